@@ -1,0 +1,1 @@
+"""Photos, tags and (for evaluation only) boxes, read from the formats people have."""

@@ -1,0 +1,1 @@
+"""Training: one batch, the loop around it, and what it leaves on disk."""

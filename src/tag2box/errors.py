@@ -1,0 +1,7 @@
+"""Mistakes a user can mend: one line that says what, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input. The command line prints its one line and exits with code 2; there is never a traceback."""

@@ -1,0 +1,1 @@
+"""Metrics over detections and truth. Nothing here is ever seen by training."""

@@ -1,0 +1,1 @@
+"""Networks: trunk, RoI maps, neck and heads."""

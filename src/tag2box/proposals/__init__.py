@@ -1,0 +1,1 @@
+"""Candidate boxes: made here, and kept in a store."""

@@ -1,0 +1,246 @@
+"""The notation, and the types that cross borders.
+
+Letters, used in every signature and shape comment:
+
+    N  images in a batch            C  foreground classes, 0 .. C-1; background is index C, the last
+    R  proposals in the batch       K  refinement stages
+    D  embedding size               F  feature-vector size
+    M  exemplars                    S  seeds (pseudo ground-truth boxes)
+
+Boxes are xyxy float pixels with exclusive right and bottom edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+# ---------------------------------------------------------------- training data: tags, never boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """One photo on disk, by name. ``width`` and ``height`` are those after EXIF rotation."""
+
+    id: str
+    path: Path
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedPhotos:
+    """What training may see of a dataset: photos and image-level tags. It has no room for boxes."""
+
+    classes: tuple[str, ...]
+    photos: tuple[Photo, ...]
+    tags: Bool[Tensor, "N C"]
+
+    def __post_init__(self) -> None:
+        if self.tags.shape != (len(self.photos), len(self.classes)):
+            raise ValueError(f"tags {tuple(self.tags.shape)} do not match {len(self.photos)} photos x {len(self.classes)} classes")
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Candidate boxes of a batch, packed image after image."""
+
+    boxes: Float[Tensor, "R 4"]
+    sizes: tuple[int, ...]  # proposals per image; sums to R
+
+    def __post_init__(self) -> None:
+        if self.boxes.shape != (sum(self.sizes), 4):
+            raise ValueError(f"boxes {tuple(self.boxes.shape)} do not match sizes {self.sizes}")
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Cut any (R, ...) tensor back into images."""
+        return x.split(self.sizes)
+
+    def spans(self) -> tuple[range, ...]:
+        """The rows of each image."""
+        ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
+        return tuple(range(a, b) for a, b in zip(ends, ends[1:], strict=False))
+
+    def image_ids(self) -> Int[Tensor, " R"]:
+        """The image each row belongs to."""
+        sizes = torch.tensor(self.sizes, device=self.boxes.device)
+        return torch.repeat_interleave(torch.arange(len(self.sizes), device=self.boxes.device), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One training batch. Its pixels are ``images``, or ``maps`` where frozen RoI maps are read from the cache."""
+
+    ids: tuple[str, ...]
+    tags: Bool[Tensor, "N C"]
+    proposals: Proposals
+    images: Float[Tensor, "N 3 H W"] | None = None
+    maps: Float[Tensor, "R ch h w"] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.images is None) == (self.maps is None):
+            raise ValueError("a batch carries either images or maps")
+
+
+# ---------------------------------------------------------------- what the network says
+
+
+@dataclass(frozen=True, slots=True)
+class StageScores:
+    """Head outputs of R proposals, all before any softmax. The MIL columns are C, or C+1 with a background column."""
+
+    mil_cls: Float[Tensor, "R c"]
+    mil_det: Float[Tensor, "R c"]
+    refine: tuple[Float[Tensor, "R c1"], ...]  # K x (R, C+1)
+    deltas: tuple[Float[Tensor, "R c4"], ...]  # K x (R, 4C), or () without box regression
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """V augmented copies of m chosen proposals, as the heads see them."""
+
+    embed: Float[Tensor, "V m D"]
+    probs: tuple[Float[Tensor, "V m C"], ...]  # teacher scores of the copies, K stages, detached
+
+
+ViewMaker = Callable[[Int[Tensor, " m"]], Views]
+"""Proposal rows in, augmented copies out: all that a labeler ever learns about the network."""
+
+
+# ---------------------------------------------------------------- what the objective decides
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplars:
+    """The set S (eq. 6): embeddings believed to show class ``cls``. M rows."""
+
+    embed: Float[Tensor, "M D"]
+    cls: Int[Tensor, " M"]
+    weight: Float[Tensor, " M"]  # instance difficulty omega (eq. 10), detached
+    rows: Int[Tensor, " M"]  # the proposal each one shows
+    probs: tuple[Float[Tensor, " M"], ...] = ()  # K x teacher score of its class on this very view, detached
+
+    def __len__(self) -> int:
+        return int(self.cls.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a labeler sees of a batch: scores, embeddings and exemplars, never the network."""
+
+    proposals: Proposals
+    tags: Bool[Tensor, "N C"]
+    probs: tuple[Float[Tensor, "R C"], ...]  # K teachers: MIL scores, then softmax of stage 1 .. K-1; detached
+    embed: Float[Tensor, "R D"]  # unit length
+    exemplars: Exemplars
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Pseudo ground truth of one stage: S proposals taken for objects."""
+
+    rows: Int[Tensor, " S"]
+    cls: Int[Tensor, " S"]
+    score: Float[Tensor, " S"]  # teacher score, becomes the loss weight of what is assigned to the seed
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoLabels:
+    """Instance-level supervision of one stage. A weight of zero takes a proposal out of the loss."""
+
+    cls: Int[Tensor, " R"]  # 0 .. C-1, or C for background
+    weight: Float[Tensor, " R"]
+    boxes: Float[Tensor, "R 4"]  # the pseudo box each proposal should regress to
+    seeds: Seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Labeling:
+    """A labeler's answer: K stages of pseudo labels, and the thresholds it used, for the curves."""
+
+    stages: tuple[PseudoLabels, ...]
+    thresholds: tuple[Float[Tensor, " t"], ...] = ()  # tau per stage, one entry per (image, class)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The terms of eq. (11), unweighted."""
+
+    mil: Float[Tensor, ""]
+    refine: Float[Tensor, ""]
+    box: Float[Tensor, ""]
+    contrast: Float[Tensor, ""]
+
+
+# ---------------------------------------------------------------- detections and truth, for evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """Detected boxes of one image, checked on construction."""
+
+    boxes: Float[Tensor, "B 4"]
+    scores: Float[Tensor, " B"]
+    labels: Int[Tensor, " B"]
+
+    def __post_init__(self) -> None:
+        n = len(self.boxes)
+        if self.boxes.shape != (n, 4) or self.scores.shape != (n,) or self.labels.shape != (n,):
+            raise ValueError(
+                f"boxes {tuple(self.boxes.shape)}, scores {tuple(self.scores.shape)} and labels {tuple(self.labels.shape)} disagree"
+            )
+
+    @classmethod
+    def empty(cls) -> Detections:
+        return cls(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: Tensor) -> Detections:
+        """Keep the rows of a mask or an index tensor."""
+        return Detections(self.boxes[index], self.scores[index], self.labels[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """True objects of one image: for evaluation and pictures only."""
+
+    boxes: Float[Tensor, "B 4"]
+    labels: Int[Tensor, " B"]
+    difficult: Bool[Tensor, " B"]  # VOC: neither rewards nor punishes
+    crowd: Bool[Tensor, " B"]  # COCO: a region, not an object
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @classmethod
+    def of(cls, boxes: Sequence[Sequence[float]] | Tensor, labels: Sequence[int] | Tensor) -> Objects:
+        """Plain objects, none of them difficult or a crowd."""
+        b = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+        none = torch.zeros(len(b), dtype=torch.bool)
+        return cls(b, torch.as_tensor(labels, dtype=torch.long).reshape(-1), none, none)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Ground truth of an evaluation set. Training code never receives one."""
+
+    classes: tuple[str, ...]
+    ids: tuple[str, ...]  # image ids, in order
+    sizes: tuple[tuple[int, int], ...]  # (width, height)
+    objects: tuple[Objects, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
