@@ -1,0 +1,1 @@
+"""tag2box: object detectors from image-level tags alone."""

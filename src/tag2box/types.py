@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -43,7 +44,9 @@ class TaggedPhotos:
 
     def __post_init__(self) -> None:
         if self.tags.shape != (len(self.photos), len(self.classes)):
-            raise ValueError(f"tags {tuple(self.tags.shape)} do not match {len(self.photos)} photos x {len(self.classes)} classes")
+            raise ValueError(
+                f"tags {tuple(self.tags.shape)} do not match {len(self.photos)} photos x {len(self.classes)} classes"
+            )
 
     def __len__(self) -> int:
         return len(self.photos)
@@ -67,7 +70,7 @@ class Proposals:
     def spans(self) -> tuple[range, ...]:
         """The rows of each image."""
         ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
-        return tuple(range(a, b) for a, b in zip(ends, ends[1:], strict=False))
+        return tuple(range(a, b) for a, b in pairwise(ends))
 
     def image_ids(self) -> Int[Tensor, " R"]:
         """The image each row belongs to."""
@@ -197,12 +200,12 @@ class Detections:
     def __post_init__(self) -> None:
         n = len(self.boxes)
         if self.boxes.shape != (n, 4) or self.scores.shape != (n,) or self.labels.shape != (n,):
-            raise ValueError(
-                f"boxes {tuple(self.boxes.shape)}, scores {tuple(self.scores.shape)} and labels {tuple(self.labels.shape)} disagree"
-            )
+            shapes = [tuple(x.shape) for x in (self.boxes, self.scores, self.labels)]
+            raise ValueError(f"shapes of boxes, scores and labels disagree: {shapes}")
 
     @classmethod
     def empty(cls) -> Detections:
+        """Nothing detected."""
         return cls(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
 
     def __len__(self) -> int:

@@ -1,1 +1,31 @@
+"""Labelers: strategies that turn teacher scores into instance-level pseudo labels. One file a strategy.
 
+A labeler is a frozen dataclass whose fields are its settings and whose ``__call__`` does the work.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tag2box.labelers.discovery import Discovery
+from tag2box.labelers.oicr import Oicr
+from tag2box.types import Labeling, Scene
+
+
+class Labeler(Protocol):
+    """What the objective asks of a labeler."""
+
+    @property
+    def uses_exemplars(self) -> bool:
+        """Whether ``Scene.exemplars`` and ``Scene.embed`` are read at all."""
+        ...
+
+    def __call__(self, scene: Scene) -> Labeling:
+        """Pseudo labels of K stages for a whole batch."""
+        ...
+
+
+LABELERS = {"oicr": Oicr, "discovery": Discovery}
+"""Built-in labelers by the name used in settings."""
+
+__all__ = ["LABELERS", "Discovery", "Labeler", "Oicr"]

@@ -1,0 +1,87 @@
+"""Object discovery: every proposal that resembles the best one is an object too (OD-WSCL, section 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from tag2box.labelers.oicr import argmax_seeds
+from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
+from tag2box.maths.refine import assign
+from tag2box.types import Exemplars, Labeling, Scene, Seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery:
+    """Candidates above an adaptive similarity threshold, thinned by NMS, are the pseudo ground truth (eq. 7-8)."""
+
+    kind: Literal["discovery"] = "discovery"
+    criterion: Literal["similarity", "score_fixed", "score_adaptive"] = "similarity"
+    """What a candidate is judged by: similarity to the top proposal, or (appendix C) its classification score."""
+    score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """The fixed threshold of ``criterion = "score_fixed"``; the paper's best is 0.4."""
+    exclusive: bool = True
+    """A candidate must resemble its own top proposal more than those of the other classes in the image."""
+    nms_iou: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """tau_nms: pseudo boxes of one class overlap no more than this."""
+    foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """A proposal joins its nearest seed above this IoU; others are background."""
+
+    @property
+    def uses_exemplars(self) -> bool:
+        """A fixed score threshold needs no exemplars; the two adaptive ones do."""
+        return self.criterion != "score_fixed"
+
+    def __call__(self, scene: Scene) -> Labeling:
+        """Seeds, labels and thresholds of every stage."""
+        num_classes = scene.tags.shape[1]
+        found = [self.find(scene, stage) for stage in range(len(scene.probs))]
+        return Labeling(
+            stages=tuple(assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds, _ in found),
+            thresholds=tuple(tau for _, tau in found),
+        )
+
+    def find(self, scene: Scene, stage: int) -> tuple[Seeds, Float[Tensor, " t"]]:
+        """Pseudo ground truth of one stage, and tau of each (image, class) it was found with."""
+        tops = argmax_seeds(scene, stage)
+        probs, boxes = scene.probs[stage], scene.proposals.boxes
+        image_of_top = scene.proposals.image_ids()[tops.rows]
+        spans = scene.proposals.spans()
+        seeds, thresholds = [tops.rows.new_zeros(0, 2)], [probs.new_zeros(0)]
+        for i, (top, c) in enumerate(zip(tops.rows.tolist(), tops.cls.tolist(), strict=True)):
+            span = spans[int(image_of_top[i])]
+            inside = slice(span.start, span.stop)
+            rivals = tops.rows[(image_of_top == image_of_top[i]) & (tops.cls != c)]
+            closeness, tau = self._closeness(scene, stage, top, c)
+            others = (
+                scene.embed[inside] @ scene.embed[rivals].T if self._judges_rivals else probs.new_zeros(len(span), 0)
+            )
+            candidate = is_candidate(closeness[inside], tau, others.detach())
+            rows = keep_apart(boxes[inside], probs[inside, c], candidate, top - span.start, self.nms_iou) + span.start
+            seeds.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
+            thresholds.append(tau.reshape(1))
+        row, cls = torch.cat(seeds).unbind(dim=1)
+        return Seeds(row, cls, probs[row, cls]), torch.cat(thresholds)
+
+    @property
+    def _judges_rivals(self) -> bool:
+        return self.exclusive and self.criterion == "similarity"
+
+    def _closeness(self, scene: Scene, stage: int, top: int, c: int) -> tuple[Float[Tensor, " R"], Float[Tensor, ""]]:
+        """How strongly every proposal looks like an object of class c, and the threshold to beat."""
+        if self.criterion == "similarity":
+            embed = scene.embed.detach()
+            return embed @ embed[top], adaptive_threshold(embed[top], _of_class(scene.exemplars, c))
+        scores = scene.probs[stage][:, c]
+        if self.criterion == "score_fixed":
+            return scores, scores.new_tensor(self.score_threshold)
+        return scores, scene.exemplars.probs[stage][scene.exemplars.cls == c].mean()
+
+
+def _of_class(exemplars: Exemplars, c: int) -> Float[Tensor, "m D"]:
+    return exemplars.embed.detach()[exemplars.cls == c]

@@ -1,0 +1,64 @@
+"""Boxes: areas, overlaps and the regression code. xyxy, exclusive right and bottom edges, so a width is x2 - x1."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+CODE_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+"""Scale of (dx, dy, dw, dh): spreads of about 0.1, 0.1, 0.2 and 0.2 become one."""
+
+MAX_LOG_SIZE = math.log(1000.0 / 16)
+"""Predicted log-sizes are clipped here, before exp() can overflow."""
+
+
+def areas(boxes: Float[Tensor, "A 4"]) -> Float[Tensor, " A"]:
+    """Area of each box; zero for an empty one."""
+    return (boxes[:, 2] - boxes[:, 0]).clamp(min=0) * (boxes[:, 3] - boxes[:, 1]).clamp(min=0)
+
+
+def intersections(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
+    """Area shared by every box of ``a`` with every box of ``b``."""
+    top_left = torch.maximum(a[:, None, :2], b[None, :, :2])  # (A, B, 2)
+    bottom_right = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    sides = (bottom_right - top_left).clamp(min=0)
+    return sides[..., 0] * sides[..., 1]
+
+
+def iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
+    """Intersection over union of all pairs; zero where both boxes are empty."""
+    shared = intersections(a, b)
+    union = areas(a)[:, None] + areas(b)[None, :] - shared
+    return torch.where(union > 0, shared / union.clamp(min=torch.finfo(union.dtype).tiny), shared.new_zeros(()))
+
+
+def clip(boxes: Float[Tensor, "A 4"], width: float, height: float) -> Float[Tensor, "A 4"]:
+    """Boxes cut at the borders of an image."""
+    limit = boxes.new_tensor([width, height, width, height])
+    return torch.minimum(boxes.clamp(min=0), limit)
+
+
+def _centres(boxes: Float[Tensor, "A 4"]) -> tuple[Float[Tensor, "A 2"], Float[Tensor, "A 2"]]:
+    size = boxes[:, 2:] - boxes[:, :2]
+    return boxes[:, :2] + 0.5 * size, size
+
+
+def encode(targets: Float[Tensor, "A 4"], proposals: Float[Tensor, "A 4"]) -> Float[Tensor, "A 4"]:
+    """The deltas that move each proposal onto its target."""
+    to_centre, to_size = _centres(targets)
+    centre, size = _centres(proposals)
+    deltas = torch.cat([(to_centre - centre) / size, (to_size / size).log()], dim=1)
+    return deltas * deltas.new_tensor(CODE_WEIGHTS)
+
+
+def decode(deltas: Float[Tensor, "A c4"], proposals: Float[Tensor, "A 4"]) -> Float[Tensor, "A c4"]:
+    """Proposals moved by their deltas; several classes side by side give as many boxes side by side."""
+    count = deltas.shape[1] // 4
+    centre, size = _centres(proposals)
+    codes = deltas.reshape(len(deltas), count, 4) / deltas.new_tensor(CODE_WEIGHTS)
+    new_centre = codes[..., :2] * size[:, None] + centre[:, None]  # (A, count, 2)
+    new_size = codes[..., 2:].clamp(max=MAX_LOG_SIZE).exp() * size[:, None]
+    return torch.cat([new_centre - 0.5 * new_size, new_centre + 0.5 * new_size], dim=2).reshape(deltas.shape)

@@ -1,0 +1,74 @@
+"""The detector: a backbone and the heads on it, as the few steps a batch goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from tag2box.model.backbone import Backbone
+from tag2box.model.heads import MilHead, RefineHead, SimilarityHead
+from tag2box.types import Batch, StageScores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What stands on the backbone."""
+
+    stages: Annotated[int, Field(ge=1)] = 3
+    """K, the number of refinement stages."""
+    regress: bool = True
+    """Class-specific box regression in every stage."""
+    embed_dim: Annotated[int, Field(ge=1)] = 128
+    """D, the size of the similarity embedding."""
+    mil_background: bool = False
+    """A background column in both MIL softmaxes (the published code has one, the paper has none)."""
+
+
+class Detector(nn.Module):
+    """Trunk, RoI maps, neck and heads. Each step is a method; nothing here knows about losses or labels."""
+
+    def __init__(self, backbone: Backbone, num_classes: int, heads: Heads) -> None:
+        super().__init__()
+        features = backbone.vector_size
+        self.num_classes = num_classes
+        self.backbone = backbone
+        self.mil = MilHead(features, num_classes + int(heads.mil_background))
+        self.refine = nn.ModuleList(
+            RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
+        )
+        self.similarity = SimilarityHead(features, heads.embed_dim)
+
+    def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
+        """f: one small map a proposal; read from the batch where frozen maps were cached."""
+        if batch.maps is not None:
+            return batch.maps
+        assert batch.images is not None  # a Batch carries one or the other
+        trunk = self.backbone.trunk(self.backbone.preprocess(batch.images))
+        return self.backbone.roi_maps(trunk, batch.proposals)
+
+    def neck(self, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R F"]:
+        """v = eta(f): the feature vector of each proposal."""
+        return self.backbone.neck(maps)
+
+    def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
+        """Logits and deltas of all stages."""
+        return StageScores(
+            mil_cls=self.mil.cls(vector),
+            mil_det=self.mil.det(vector),
+            refine=tuple(stage.cls(vector) for stage in self.refine),
+            deltas=tuple(stage.box(vector) for stage in self.refine if stage.box is not None),
+        )
+
+    def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
+        """z = phi(v): unit-length embeddings."""
+        embedding: Tensor = self.similarity(vector)
+        return embedding
+
+    def no_embedding(self, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R 0"]:
+        """Stands in for ``embed`` where nothing reads it."""
+        return torch.zeros(len(maps), 0, dtype=maps.dtype, device=maps.device)

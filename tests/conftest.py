@@ -1,0 +1,30 @@
+"""What many tests need: golden vectors from independent reference implementations, and tiny worlds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def load_golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / name, allow_pickle=False) as data:
+        return {key: data[key] for key in data.files}
+
+
+def golden_names(pattern: str) -> list[str]:
+    return sorted(path.name for path in GOLDEN.glob(pattern))
+
+
+def background_last(x: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    """The references keep background in column 0; ours is the last."""
+    return torch.roll(x, -1, dims=dim)
