@@ -65,7 +65,7 @@ class Proposals:
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Cut any (R, ...) tensor back into images."""
-        return x.split(self.sizes)
+        return torch.split(x, list(self.sizes))
 
     def spans(self) -> tuple[range, ...]:
         """The rows of each image."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _EXACT = 3  # windows up to this side have a table of their own; larger ones are covered by powers of two
-_CHUNK = 1 << 23  # elements looked up at a time: bounds the memory beyond the result itself
+_CHUNK = 1 << 20  # elements looked up at a time: bounds the memory beyond the result itself
 _LOW = (1 << 32) - 1
 
 
@@ -60,6 +60,45 @@ def roi_pool_inclusive(
     )
     rows = _window_max(features, windows)  # (R * size * size, ch)
     return rows.view(*shape, features.shape[1]).permute(0, 3, 1, 2)
+
+
+def roi_align(
+    features: Float[Tensor, "N ch H W"],
+    boxes: Float[Tensor, "R 4"],
+    image_ids: Int[Tensor, " R"],
+    *,
+    size: int,
+    scale: float,
+) -> Float[Tensor, "R ch size size"]:
+    """RoIAlign (He et al., "Mask R-CNN", 2017) with one bilinear sample a bin, at its centre.
+
+    Cell i of the map is centred on pixel (i + 1/2) / scale; samples beyond the outer cells take the border's values.
+    Convolutions that follow see values of the kind they were trained on, where a maximum over cells is biased upwards.
+    """
+    table = features.permute(0, 2, 3, 1)  # (N, H, W, ch)
+    _, height, width, channels = table.shape
+    left, right, across = _between(boxes[:, 0], boxes[:, 2], size=size, scale=scale, limit=width)
+    top, bottom, down = _between(boxes[:, 1], boxes[:, 3], size=size, scale=scale, limit=height)
+    rows = table.reshape(-1, channels)
+    shape = (len(boxes), size, size)
+
+    def cells(y: Tensor, x: Tensor) -> Tensor:
+        index = (image_ids.view(-1, 1, 1) * height + y[:, :, None]) * width + x[:, None, :]
+        return rows.index_select(0, index.reshape(-1)).view(*shape, channels)
+
+    weight = across.to(rows.dtype).view(-1, 1, size, 1)
+    upper = torch.lerp(cells(top, left), cells(top, right), weight)
+    lower = torch.lerp(cells(bottom, left), cells(bottom, right), weight)
+    return torch.lerp(upper, lower, down.to(rows.dtype).view(-1, size, 1, 1)).permute(0, 3, 1, 2)
+
+
+def _between(start: Tensor, end: Tensor, *, size: int, scale: float, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The two cells around each bin centre along one axis, and how far from the first to the second; (R, size) each."""
+    share = (torch.arange(size, device=start.device, dtype=start.dtype) + 0.5) / size
+    place = (start[:, None] + share * (end - start)[:, None]) * scale - 0.5
+    place = place.detach().clamp(0, limit - 1)
+    first = place.floor().long()
+    return first, (first + 1).clamp(max=limit - 1), place - first
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,14 @@ class Heads:
     embed_dim: Annotated[int, Field(ge=1)] = 128
     """D, the size of the similarity embedding."""
     mil_background: bool = False
-    """A background column in both MIL softmaxes (the published code has one, the paper has none)."""
+    """A background column in both MIL softmaxes (the published code has one, the paper has none).
+
+    A single class always gets one: a softmax over one column is 1 whatever the photo shows, and nothing would learn.
+    """
+
+    def mil_columns(self, num_classes: int) -> int:
+        """Width of the MIL head."""
+        return num_classes + int(self.mil_background or num_classes == 1)
 
 
 class Detector(nn.Module):
@@ -37,7 +44,7 @@ class Detector(nn.Module):
         features = backbone.vector_size
         self.num_classes = num_classes
         self.backbone = backbone
-        self.mil = MilHead(features, num_classes + int(heads.mil_background))
+        self.mil = MilHead(features, heads.mil_columns(num_classes))
         self.refine = nn.ModuleList(
             RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
         )
@@ -48,7 +55,7 @@ class Detector(nn.Module):
         if batch.maps is not None:
             return batch.maps
         assert batch.images is not None  # a Batch carries one or the other
-        trunk = self.backbone.trunk(self.backbone.preprocess(batch.images))
+        trunk = self.backbone.trunk(batch.images)
         return self.backbone.roi_maps(trunk, batch.proposals)
 
     def neck(self, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R F"]:
@@ -57,11 +64,12 @@ class Detector(nn.Module):
 
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
         """Logits and deltas of all stages."""
+        stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
         return StageScores(
             mil_cls=self.mil.cls(vector),
             mil_det=self.mil.det(vector),
-            refine=tuple(stage.cls(vector) for stage in self.refine),
-            deltas=tuple(stage.box(vector) for stage in self.refine if stage.box is not None),
+            refine=tuple(stage.cls(vector) for stage in stages),
+            deltas=tuple(stage.box(vector) for stage in stages if stage.box is not None),
         )
 
     def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:

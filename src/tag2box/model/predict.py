@@ -65,6 +65,7 @@ def unflip(passed: Scored, width: float) -> Scored:
     return Scored(passed.probs, mirrored.reshape(passed.boxes.shape))
 
 
-def rescale(passed: Scored, factor: float) -> Scored:
+def rescale(passed: Scored, across: float, down: float) -> Scored:
     """A pass over a resized image, its boxes brought back to the photo's pixels."""
-    return Scored(passed.probs, passed.boxes * factor)
+    factors = passed.boxes.new_tensor([across, down, across, down]).repeat(passed.boxes.shape[1] // 4)
+    return Scored(passed.probs, passed.boxes * factors)

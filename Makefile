@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint check clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv and install tag2box into it, at the versions in constraints.txt
+
+# torch goes first, alone: it is by far the largest download, and a failure should name it.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11: make setup PYTHON=/path/to/a/newer/python"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## train and evaluate on generated scenes; the report lands in runs/demo
+	$(BIN)/tag2box demo --out runs/demo
+
+test: setup ## run all tests
+	$(BIN)/pytest
+
+lint: setup ## style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+check: lint ## lint, types and the direction of imports
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## remove caches and build output; .venv and runs stay
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

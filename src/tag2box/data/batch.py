@@ -1,0 +1,111 @@
+"""From photos on disk to a training batch: which photos, in which order, and how they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor
+
+from tag2box.data.photos import read_photo
+from tag2box.data.transforms import View, apply
+from tag2box.types import Batch, Proposals, TaggedPhotos
+
+
+@runtime_checkable
+class BoxSource(Protocol):
+    """What holds the proposals of photos: a proposal store, or a stand-in."""
+
+    def boxes(self, photo_id: str, /) -> Float32[Tensor, "P 4"]:
+        """The boxes of a photo, in its own pixels; possibly none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One photo as training sees it. Its boxes are proposals: there is no room for true ones."""
+
+    id: str
+    image: Float[Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
+    tags: Bool[Tensor, " C"]
+    boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in the endless sequence of shuffled epochs: the photo, and the epoch it is met in."""
+
+    epoch: int
+    index: int
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The n photos in the order of one epoch."""
+    return tuple(np.random.default_rng([seed, epoch]).permutation(n).tolist())
+
+
+def batch_slots(n: int, batch: int, seed: int, iteration: int) -> tuple[Slot, ...]:
+    """What iteration ``iteration`` (from 0) trains on: a function of its number, so that a resumed run goes on alike.
+
+    Batches are always full: one may span two epochs, or several where photos are fewer than the batch.
+    """
+    if n < 1:
+        raise ValueError("no photos to draw a batch from")
+    places = range(iteration * batch, (iteration + 1) * batch)
+    orders = {epoch: epoch_order(n, seed, epoch) for epoch in {place // n for place in places}}
+    return tuple(Slot(place // n, orders[place // n][place % n]) for place in places)
+
+
+def batch_indices(n: int, batch: int, seed: int, iteration: int) -> tuple[int, ...]:
+    """The photos of an iteration, for those who need no epoch."""
+    return tuple(slot.index for slot in batch_slots(n, batch, seed, iteration))
+
+
+def draw_boxes(boxes: Float[Tensor, "P 4"], most: int | None, seed: Sequence[int]) -> Float[Tensor, "p 4"]:
+    """A random subset of at most ``most`` boxes (None: all), in their order."""
+    if most is None or len(boxes) <= most:
+        return boxes
+    rows = np.random.default_rng(list(seed)).choice(len(boxes), most, replace=False)
+    return boxes[torch.from_numpy(np.sort(rows))]
+
+
+def load_sample(
+    photos: TaggedPhotos,
+    source: BoxSource,
+    index: int,
+    view: View,
+    *,
+    max_proposals: int | None = None,
+    seed: Sequence[int] = (0,),
+) -> Sample:
+    """Read a photo, its tags and its proposals, and show them in a view.
+
+    Args:
+        max_proposals: of more proposals, a random subset is taken; for training only.
+        seed: numbers that decide the subset, such as (seed, epoch, index).
+    """
+    photo = photos.photos[index]
+    boxes = draw_boxes(source.boxes(photo.id), max_proposals, seed)
+    image, boxes = apply(view, read_photo(photo.path).float(), boxes)
+    return Sample(photo.id, image, photos.tags[index], boxes)
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Put samples together: photos padded with zeros on the right and below to a common size, proposals packed."""
+    height = max(sample.image.shape[1] for sample in samples)
+    width = max(sample.image.shape[2] for sample in samples)
+    images = samples[0].image.new_zeros(len(samples), 3, height, width)
+    for padded, sample in zip(images, samples, strict=True):
+        padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image
+    return Batch(
+        ids=tuple(sample.id for sample in samples),
+        tags=torch.stack([sample.tags for sample in samples]),
+        proposals=Proposals(
+            torch.cat([sample.boxes for sample in samples]), tuple(len(sample.boxes) for sample in samples)
+        ),
+        images=images,
+    )

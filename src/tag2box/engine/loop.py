@@ -1,0 +1,141 @@
+"""The training loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.optim import Optimizer
+
+from tag2box.engine import checkpoint
+from tag2box.engine.events import EventLog
+from tag2box.engine.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.engine.progress import Progress, silent
+from tag2box.engine.source import Source
+from tag2box.engine.step import Step
+from tag2box.engine.watch import gallery_event, pseudo_event, step_event
+from tag2box.errors import UserError
+
+GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
+"""Shares of the run at which the pseudo ground truth of a few photos is recorded for the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long to train, how, and what to leave on disk on the way."""
+
+    iterations: Annotated[int, Field(ge=1)] = 30_000
+    seed: int = 0
+    optimiser: Sgd | Adam = Sgd()
+    schedule: Schedule = Schedule()
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Iterations between two lines of the curves."""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 500
+    gallery: Annotated[int, Field(ge=0)] = 8
+    """Training photos whose pseudo ground truth is kept for the report."""
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C; the run is saved and can be resumed."""
+
+
+def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
+    """Train from wherever the run stands to the end of the plan; resuming gives the weights of an unbroken run."""
+    detector, events = step.detector, EventLog(run)
+    optimiser = plan.optimiser.build(detector)
+    first, seconds = _restore(run, step, optimiser, events)
+    detector.train()
+    began = time.monotonic() - seconds
+    with _graceful_stop() as stop, progress("training", plan.iterations, first) as bar:
+        for iteration in range(first, plan.iterations):
+            torch.manual_seed(_seed_of(plan.seed, iteration))
+            _set_pace(optimiser, plan, iteration)
+            batch = source.batch(iteration)
+            outcome = step(batch)
+            total = outcome.total.item()
+            if not math.isfinite(total):
+                raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
+            optimiser.zero_grad(set_to_none=True)
+            outcome.total.backward()
+            optimiser.step()
+
+            done = iteration + 1
+            bar.advance(f"loss {total:.3f}")
+            if done % plan.log_every == 0 or done == plan.iterations:
+                lr = plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations)
+                events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
+                events.write("pseudo", pseudo_event(done, outcome.labeling, batch.tags, source.classes))
+            if done in _moments(plan.iterations) and plan.gallery:
+                events.write("gallery", gallery_event(done, step, source, plan.gallery))
+            if done % plan.checkpoint_every == 0 or done == plan.iterations or stop():
+                _save(run, step, optimiser, source, done, time.monotonic() - began)
+            if stop() and done < plan.iterations:
+                raise Interrupted(f"{run}: stopped after {done} of {plan.iterations} iterations and saved")
+    events.write(
+        "end", {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": _peak_mb()}
+    )
+
+
+def _seed_of(seed: int, iteration: int) -> int:
+    """Each iteration draws from its own seed, so a resumed run draws what the unbroken one would have."""
+    return (seed * 1_000_003 + iteration) % 2**63
+
+
+def _set_pace(optimiser: Optimizer, plan: Plan, iteration: int) -> None:
+    set_lr(optimiser, plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations))
+    cuts = plan.schedule.cuts(iteration, plan.iterations) - plan.schedule.cuts(iteration - 1, plan.iterations)
+    if cuts and iteration and isinstance(plan.optimiser, Sgd) and plan.optimiser.rescale_momentum:
+        scale_momentum(optimiser, plan.schedule.gamma**cuts)
+
+
+def _moments(iterations: int) -> set[int]:
+    return {max(1, round(share * iterations)) for share in GALLERY_MOMENTS}
+
+
+def _restore(run: Path, step: Step, optimiser: Optimizer, events: EventLog) -> tuple[int, float]:
+    """Where to go on from: iterations done and seconds spent."""
+    if not checkpoint.has_checkpoint(run):
+        return 0, 0.0
+    state = checkpoint.read_state(run)
+    checkpoint.load_model(run, state, step.detector)
+    checkpoint.load_optimiser(run, state, optimiser)
+    events.write("resume", {"iteration": state.iteration})
+    return state.iteration, state.seconds
+
+
+def _save(run: Path, step: Step, optimiser: Optimizer, source: Source, done: int, seconds: float) -> None:
+    checkpoint.save(run, step.detector, optimiser, iteration=done, classes=source.classes, seconds=seconds)
+
+
+@contextmanager
+def _graceful_stop() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the loop to stop after the iteration; the second stops at once."""
+    asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not the main thread: somebody else handles signals
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

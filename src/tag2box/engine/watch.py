@@ -1,0 +1,70 @@
+"""What a run tells about itself while it learns: losses, pseudo boxes, thresholds, and a few photos for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tag2box.engine.source import Source
+from tag2box.engine.step import Step
+from tag2box.objective import Outcome
+from tag2box.types import Labeling, Seeds
+
+
+def step_event(iteration: int, outcome: Outcome, lr: float, seconds: float) -> dict[str, object]:
+    """Losses of one batch."""
+    losses = outcome.losses
+    return {
+        "iteration": iteration,
+        "losses": {
+            "mil": losses.mil.item(),
+            "refine": losses.refine.item(),
+            "box": losses.box.item(),
+            "contrast": losses.contrast.item(),
+            "total": outcome.total.item(),
+        },
+        "lr": lr,
+        "seconds": seconds,
+    }
+
+
+def pseudo_event(iteration: int, labeling: Labeling, tags: Tensor, classes: Sequence[str]) -> dict[str, object]:
+    """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
+    pairs = tags.sum(dim=0)  # (C,)
+    none = [None] * len(labeling.stages)
+    last = torch.bincount(labeling.stages[-1].seeds.cls, minlength=len(classes))
+    return {
+        "iteration": iteration,
+        "boxes_per_class": [_ratio(len(stage.seeds), int(pairs.sum())) for stage in labeling.stages],
+        "threshold": [t.mean().item() if len(t) else None for t in labeling.thresholds]
+        or [None] * len(labeling.stages),
+        "per_class": {name: _ratio(int(n), int(p)) for name, n, p in zip(classes, last, pairs, strict=True) if p},
+    }
+
+
+def _ratio(count: int, of: int) -> float | None:
+    return count / of if of else None
+
+
+def gallery_event(iteration: int, step: Step, source: Source, count: int) -> dict[str, object]:
+    """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
+    batch = source.still(count)
+    with torch.no_grad():
+        seeds = step(batch).labeling.stages[-1].seeds
+    photos = [
+        _photo(photo, span, seeds, source.photo_boxes(photo))
+        for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)
+    ]
+    return {"iteration": iteration, "photos": photos}
+
+
+def _photo(photo: str, span: range, seeds: Seeds, boxes: Tensor) -> dict[str, object]:
+    inside = (seeds.rows >= span.start) & (seeds.rows < span.stop)
+    return {
+        "id": photo,
+        "boxes": [[round(v, 1) for v in row] for row in boxes[seeds.rows[inside] - span.start].tolist()],
+        "labels": seeds.cls[inside].tolist(),
+        "scores": [round(v, 4) for v in seeds.score[inside].tolist()],
+    }

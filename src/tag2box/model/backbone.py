@@ -1,0 +1,81 @@
+"""What the detector asks of a backbone: a map of each photo, a map of each proposal, a vector of each proposal map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tag2box.types import Proposals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """How a network wants its pixels: ``(x * scale - mean) / std`` per channel, after ordering the channels.
+
+    It belongs to the weights and is saved with them; there is no separate flag that could disagree.
+    """
+
+    order: Literal["rgb", "bgr"]
+    scale: float
+    mean: tuple[float, float, float]  # in the network's channel order
+    std: tuple[float, float, float]
+
+    def __call__(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 H W"]:
+        """Raw RGB pixels 0 .. 255 in, the network's input out."""
+        ordered = images.flip(1) if self.order == "bgr" else images
+        mean = ordered.new_tensor(self.mean).view(1, 3, 1, 1)
+        std = ordered.new_tensor(self.std).view(1, 3, 1, 1)
+        return (ordered * self.scale - mean) / std
+
+    def neutral(self) -> tuple[float, float, float]:
+        """The raw RGB colour that becomes zero: what to pad photos with."""
+        raw = tuple(m / self.scale for m in self.mean)
+        r, g, b = raw if self.order == "rgb" else raw[::-1]
+        return (r, g, b)
+
+
+class Backbone(nn.Module):
+    """A pretrained network cut in three: ``trunk`` (photo), ``roi_maps`` (proposal map f), ``neck`` (vector, eta).
+
+    DropBlock, masking and noise act between ``roi_maps`` and ``neck``. Parts that do not learn have no trainable
+    parameter and no state that training mode could change.
+    """
+
+    preprocess: Preprocess
+    stride: int  # photo pixels per cell of the trunk's map
+    channels: int  # of the proposal map f
+    map_size: int  # side of f
+    vector_size: int  # F
+
+    def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        """The map of each photo. Takes raw RGB 0 .. 255: the preprocessing of the weights is applied here."""
+        raise NotImplementedError
+
+    def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R ch s s"]:
+        """The map f of each proposal, from the trunk's maps."""
+        raise NotImplementedError
+
+    def neck(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R F"]:
+        """The feature vector of each proposal map."""
+        raise NotImplementedError
+
+    def map_parts(self) -> tuple[nn.Module, ...]:
+        """The modules that ``trunk`` and ``roi_maps`` run."""
+        raise NotImplementedError
+
+    @property
+    def frozen_maps(self) -> bool:
+        """Whether f of a proposal never changes, so that it can be computed once and kept."""
+        return not any(p.requires_grad for part in self.map_parts() for p in part.parameters())
+
+
+def normal_init(module: nn.Module, std: float) -> None:
+    """Weights N(0, std) and biases 0, for every linear layer in ``module``."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=std)
+            torch.nn.init.zeros_(layer.bias)

@@ -1,0 +1,70 @@
+"""Random changes of proposal maps: DropBlock for the heads, masking and noise for the exemplars' views.
+
+All are pure functions of the map and of the random numbers they are handed, so that a step can be replayed exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropBlock:
+    """DropBlock (Ghiasi et al., 2018) as MIST and OD-WSCL use it on proposal maps; training only."""
+
+    block: Annotated[int, Field(ge=1)] = 3
+    """Side of a dropped square, in cells."""
+    drop: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Share of cells to drop, roughly: squares start at a rate of drop / block^2."""
+
+    def __call__(
+        self, x: Float[Tensor, "R ch h w"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "R ch h w"]:
+        """Drop squares drawn from ``generator``, or from torch's own."""
+        rand = torch.rand(len(x), *x.shape[2:], generator=generator, device=x.device, dtype=x.dtype)
+        return drop_block(x, rand, block=self.block, drop=self.drop)
+
+
+def drop_block(
+    x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R h w"], *, block: int, drop: float
+) -> Float[Tensor, "R ch h w"]:
+    """Proposal maps with squares set to zero, one mask per proposal; kept values grow by cells / kept of the batch."""
+    return _apply(x, block_mask(rand, block=block, gamma=drop / block**2)[:, None], rescale=True)
+
+
+def block_mask(rand: Float[Tensor, "R h w"], *, block: int, gamma: float) -> Float[Tensor, "R h w"]:
+    """1 where a cell is kept, 0 in the block x block square around every cell whose number is below ``gamma``."""
+    centres = (rand < gamma).to(rand.dtype)
+    if not len(rand):
+        return 1 - centres  # max_pool2d refuses an empty batch
+    dropped = F.max_pool2d(centres[:, None], kernel_size=block, stride=1, padding=block // 2)[:, 0]
+    # an even block reaches one cell further after its centre than before, and its pooling yields a row too many
+    return 1 - dropped[:, : rand.shape[1], : rand.shape[2]]
+
+
+def random_mask(
+    x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False
+) -> Float[Tensor, "R ch h w"]:
+    """The masked view (eq. 4): cells whose number is below ``drop`` become zero.
+
+    ``drop`` is tau_drop. ``rescale`` is the published code's variant: what is kept grows by cells / kept of the batch.
+    """
+    return _apply(x, (rand >= drop).to(x.dtype), rescale=rescale)
+
+
+def noise(x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R ch h w"]:
+    """The noised view, f + f * N(0, 1) (eq. 5): c = 1, one number per cell (paper), or c = ch (published code)."""
+    return x + x * rand
+
+
+def _apply(x: Tensor, mask: Tensor, *, rescale: bool) -> Tensor:
+    kept = x * mask
+    # at least one kept cell in the divisor: a batch that lost every cell is zero, not NaN
+    return kept * (mask.numel() / mask.sum().clamp(min=1)) if rescale else kept

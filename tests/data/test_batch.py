@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tag2box.data.batch import Sample, batch_indices, batch_slots, collate, draw_boxes, epoch_order, load_sample
+from tag2box.data.transforms import View
+from tag2box.types import Photo, TaggedPhotos
+
+
+def _boxes(count: int) -> torch.Tensor:
+    return torch.arange(count * 4, dtype=torch.float32).reshape(count, 4)
+
+
+class Fixed:
+    """Proposals by photo id, without a store."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+
+    def boxes(self, photo_id: str) -> torch.Tensor:
+        return _boxes(self.counts[photo_id])
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_an_epoch_holds_every_photo_once(n: int) -> None:
+    assert sorted(epoch_order(n, 0, 3)) == list(range(n))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {epoch_order(50, seed, epoch) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(orders) == 4
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 5), st.integers(1, 8))
+def test_iterations_together_are_the_endless_sequence_of_epochs(n: int, batch: int, seed: int, iterations: int) -> None:
+    endless = [i for epoch in range(batch * iterations // n + 1) for i in epoch_order(n, seed, epoch)]
+    drawn = [i for it in range(iterations) for i in batch_indices(n, batch, seed, it)]
+    assert drawn == endless[: batch * iterations]
+
+
+def test_slots_tell_apart_one_photo_met_twice_in_a_batch() -> None:
+    slots = batch_slots(2, 6, 0, 1)
+    assert [slot.epoch for slot in slots] == [3, 3, 4, 4, 5, 5] and len(set(slots)) == 6
+
+
+def test_no_photos_give_no_batch() -> None:
+    with pytest.raises(ValueError, match="no photos"):
+        batch_slots(0, 2, 0, 0)
+
+
+@pytest.mark.parametrize(("count", "most", "kept"), [(0, 3, 0), (1, 1, 1), (5, None, 5), (5, 9, 5), (9, 4, 4)])
+def test_drawn_boxes_are_a_subset_in_order(count: int, most: int | None, kept: int) -> None:
+    drawn = draw_boxes(_boxes(count), most, (0, 1, 2))
+    starts = drawn[:, 0].tolist()
+    assert len(drawn) == kept and starts == sorted(set(starts)) and set(starts) <= set(_boxes(count)[:, 0].tolist())
+    assert torch.equal(drawn, draw_boxes(_boxes(count), most, (0, 1, 2)))
+
+
+def test_another_seed_draws_other_boxes() -> None:
+    assert not torch.equal(draw_boxes(_boxes(99), 9, (0, 1)), draw_boxes(_boxes(99), 9, (0, 2)))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> TaggedPhotos:
+    sizes = {"a": (40, 30), "b": (20, 50), "c": (25, 25)}
+    found = []
+    for name, (width, height) in sizes.items():
+        Image.new("RGB", (width, height), (10, 20, 255)).save(tmp_path / f"{name}.png")
+        found.append(Photo(name, tmp_path / f"{name}.png", width, height))
+    return TaggedPhotos(("x", "y"), tuple(found), torch.tensor([[True, False], [False, False], [True, True]]))
+
+
+def test_no_proposals_one_proposal_and_no_tags_pass_through(photos: TaggedPhotos) -> None:
+    source = Fixed({"a": 0, "b": 1, "c": 5})
+    samples = [load_sample(photos, source, i, View(20, i == 2, 40), max_proposals=3, seed=(0, 0, i)) for i in range(3)]
+    batch = collate(samples)
+    assert batch.images is not None and batch.images.shape == (3, 3, 40, 27)
+    assert batch.ids == ("a", "b", "c") and batch.proposals.sizes == (0, 1, 3)
+    assert batch.tags.tolist() == photos.tags.tolist()
+    assert batch.images[0, :, 0, 0].tolist() == pytest.approx([10, 20, 255], abs=1e-3)  # raw RGB
+    assert batch.images[0, :, 20:].abs().sum() == 0 and batch.images[1, :, :, 16:].abs().sum() == 0  # zero padding
+    assert torch.allclose(batch.images[1, :, :40, :16].mean((1, 2)), torch.tensor([10.0, 20.0, 255.0]), atol=1e-3)
+
+
+def test_boxes_are_in_pixels_of_the_view(photos: TaggedPhotos) -> None:
+    sample = load_sample(photos, Fixed({"a": 2}), 0, View(60))
+    assert sample.image.shape == (3, 60, 80) and torch.allclose(sample.boxes, _boxes(2) * 2)
+
+
+def test_a_batch_of_photos_without_any_proposal() -> None:
+    empty = Sample("e", torch.ones(3, 4, 5), torch.zeros(2, dtype=torch.bool), torch.zeros(0, 4))
+    batch = collate([empty, empty])
+    assert batch.proposals.boxes.shape == (0, 4) and batch.proposals.sizes == (0, 0)
+
+
+def test_a_sample_has_no_room_for_truth() -> None:
+    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes"}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import golden_names, load_golden
+from hypothesis import given
+from strategies import box_sets
+
+from tag2box.maths.boxes import areas, clip, decode, encode, intersections, iou
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([], [], []),
+        ([], [[0, 0, 1, 1]], []),
+        ([[0, 0, 2, 2]], [[0, 0, 2, 2]], [[1.0]]),
+        ([[0, 0, 2, 2]], [[2, 0, 4, 2]], [[0.0]]),  # exclusive edges: touching boxes share nothing
+        ([[0, 0, 2, 2]], [[1, 0, 3, 2]], [[1 / 3]]),
+        ([[5, 5, 5, 5]], [[5, 5, 5, 5]], [[0.0]]),  # an empty box overlaps nothing, not even itself
+    ],
+)
+def test_iou_table(a: list, b: list, expected: list) -> None:
+    got = iou(torch.tensor(a).reshape(-1, 4).float(), torch.tensor(b).reshape(-1, 4).float())
+    assert got.shape == (len(a), len(b))
+    torch.testing.assert_close(got, torch.tensor(expected).reshape(len(a), len(b)))
+
+
+@given(box_sets(), box_sets())
+def test_iou_is_symmetric_within_zero_and_one_and_counts_pixels(a: torch.Tensor, b: torch.Tensor) -> None:
+    got = iou(a, b)
+    torch.testing.assert_close(got, iou(b, a).T)
+    assert ((got >= 0) & (got <= 1)).all()
+    for i, box in enumerate(a.tolist()):
+        for j, other in enumerate(b.tolist()):
+            pixels = [{(x, y) for x in range(int(r[0]), int(r[2])) for y in range(int(r[1]), int(r[3]))} for r in (box, other)]
+            assert got[i, j] == pytest.approx(len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1]))
+            assert intersections(a, b)[i, j] == len(pixels[0] & pixels[1])
+            assert areas(a)[i] == len(pixels[0])
+
+
+@given(box_sets())
+def test_decode_undoes_encode(boxes: torch.Tensor) -> None:
+    shifted = boxes + torch.tensor([1.0, -2.0, 3.0, 0.5])
+    torch.testing.assert_close(decode(encode(shifted, boxes), boxes), shifted, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", golden_names("boxcoder_*.npz"))
+def test_coder_matches_the_reference(name: str) -> None:
+    """The reference counts pixels inclusively: its x2 + 1 is our exclusive edge. Tolerance: float32 rounding."""
+    g = {k: torch.as_tensor(v) for k, v in load_golden(name).items()}
+    if g["in_weights"].tolist() != [10, 10, 5, 5]:
+        pytest.skip("the reference case uses other code weights")
+    edge = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    proposals = g["in_proposals"] + edge
+    torch.testing.assert_close(encode(g["in_reference"] + edge, proposals), g["out_encode"], atol=1e-4, rtol=1e-4)
+    expected = g["out_decode"] + edge.repeat(g["out_decode"].shape[1] // 4)
+    torch.testing.assert_close(decode(g["in_codes"], proposals), expected, atol=1e-2, rtol=1e-4)
+
+
+def test_clip_cuts_at_the_border() -> None:
+    got = clip(torch.tensor([[-5.0, 2.0, 30.0, 40.0]]), width=20, height=10)
+    assert got.tolist() == [[0.0, 2.0, 20.0, 10.0]]

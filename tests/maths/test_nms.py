@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import golden_names, load_golden
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import box_sets
+
+from tag2box.maths.boxes import iou
+from tag2box.maths.nms import class_nms, nms
+
+
+def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
+    """The definition, one box at a time."""
+    kept: list[int] = []
+    for i in scores.argsort(descending=True, stable=True).tolist():
+        if all((iou(boxes[i : i + 1], boxes[j : j + 1]) <= threshold).item() for j in kept):
+            kept.append(i)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "expected"),
+    [
+        ([], [], []),
+        ([[0, 0, 4, 4]], [0.5], [0]),
+        ([[0, 0, 4, 4], [0, 0, 4, 4]], [0.5, 0.5], [0]),  # equal scores: the first stays
+        ([[0, 0, 4, 4], [0, 0, 4, 3], [9, 9, 12, 12]], [0.1, 0.9, 0.5], [1, 2]),
+    ],
+)
+def test_nms_table(boxes: list, scores: list, expected: list) -> None:
+    got = nms(torch.tensor(boxes).reshape(-1, 4).float(), torch.tensor(scores), 0.4)
+    assert got.tolist() == expected
+
+
+@given(box_sets(), st.integers(0, 3), st.sampled_from([0.0, 0.1, 0.4, 1.0]), st.randoms(use_true_random=False))
+def test_nms_is_greedy_suppression(boxes: torch.Tensor, levels: int, threshold: float, random: object) -> None:
+    scores = torch.tensor([random.randint(0, levels) / 3 for _ in range(len(boxes))])  # type: ignore[attr-defined]
+    assert nms(boxes, scores, threshold).tolist() == greedy(boxes, scores, threshold)
+
+
+def test_a_long_chain_of_overlaps_settles() -> None:
+    boxes = torch.tensor([[i, 0.0, i + 3.0, 3.0] for i in range(60)])
+    scores = torch.linspace(1, 0.1, 60)
+    assert nms(boxes, scores, 0.3).tolist() == greedy(boxes, scores, 0.3)
+
+
+@given(box_sets(low=1))
+def test_classes_do_not_suppress_each_other(boxes: torch.Tensor) -> None:
+    labels = torch.arange(len(boxes))
+    assert sorted(class_nms(boxes, torch.ones(len(boxes)), labels, 0.1).tolist()) == labels.tolist()
+
+
+@pytest.mark.parametrize("name", golden_names("easy_nms_*.npz"))
+@pytest.mark.parametrize("percent", [10, 40])
+def test_kept_set_matches_the_reference(name: str, percent: int) -> None:
+    g = {k: torch.as_tensor(v) for k, v in load_golden(name).items()}
+    cluster = g["in_cluster"]  # the rows that take part
+    kept = cluster[nms(g["in_boxes"][cluster], g["in_scores"][cluster], percent / 100)]
+    assert kept.tolist() == g[f"out_easy_nms_tv_{percent}"].tolist()

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AfterValidator, Field
+
+from tag2box.errors import UserError
+from tag2box.settings import describe, dump, load
+from tag2box.settings.write import toml
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def no_spaces(text: str) -> str:
+    if " " in text:
+        raise ValueError("must not contain spaces")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oicr:
+    kind: Literal["oicr"] = "oicr"
+    fg_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """A proposal joins its nearest seed
+    above this IoU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    kind: Literal["discovery"] = "discovery"
+    nms_iou: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    fg_iou: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mist:
+    kind: Literal["mist"] = "mist"
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    iterations: Annotated[int, Field(ge=1)] = 100
+    """How long."""
+    rate: Annotated[float | None, Field(gt=0)] = 0.01
+    scales: tuple[int, ...] = (480, 576)
+    window: tuple[float, float] = (0.0, 1.0)
+    amp: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window[0] > self.window[1]:
+            raise ValueError("window must not end before it begins")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    name: Annotated[str, AfterValidator(no_spaces)] = "run"
+    """What the run is called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Base):
+    labeler: Oicr | Discovery | Mist = Discovery(nms_iou=0.4)
+    """How pseudo boxes are chosen."""
+    train: Train = field(default_factory=Train)
+    weights: Path | None = None
+    mode: Literal["fast", "exact"] = "fast"
+    colour: Colour = Colour.RED
+    seed: int | Literal["random"] = 0
+    extra: Mist | None = None
+    parts: tuple[Oicr | Discovery, ...] = ()
+    names: dict[str, int] = field(default_factory=dict)
+    stamp: int = field(default=7, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy:
+    root: Path
+    train: Train
+    labeler: Oicr | Mist
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def writer(text: str, name: str = "demo.toml") -> Path:
+        Path(name).write_text(text, encoding="utf-8")
+        return Path(name)
+
+    return writer
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_nothing_given_is_the_defaults():
+    assert load(Nothing) == Nothing()
+    assert load(Settings) == Settings()
+
+
+def test_files_merge_deeply_from_left_to_right_and_overrides_come_last(write):
+    one = write("name = 'one'\n[train]\niterations = 5\nrate = 1\nscales = [1, 2]", "one.toml")
+    two = write("[train]\niterations = 6\nscales = [3]", "two.toml")
+    got = load(Settings, [one, two], ["train.rate=0.5", "weights=a/b.pt"])
+    assert got == Settings(name="one", train=Train(iterations=6, rate=0.5, scales=(3,)), weights=Path("a/b.pt"))
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("weights=", "weights", None),
+        ('weights=""', "weights", None),
+        ("weights=2024", "weights", Path("2024")),
+        ("name=123", "name", "123"),
+        ("name=2024-01-01", "name", "2024-01-01"),
+        ('name="a=b"', "name", "a=b"),
+        ("name=a=b", "name", "a=b"),
+        (" mode = exact ", "mode", "exact"),
+        ("colour=blue", "colour", Colour.BLUE),
+        ("seed=random", "seed", "random"),
+        ("seed=3", "seed", 3),
+        ("names={a=1}", "names", {"a": 1}),
+        ("names.b=2", "names", {"b": 2}),
+        ("extra={share=0.25}", "extra", Mist(share=0.25)),
+        ("extra.share=1", "extra", Mist(share=1.0)),
+        ("parts=[{kind='oicr', fg_iou=0.2}]", "parts", (Oicr(fg_iou=0.2),)),
+        ("train.scales=[]", "train", Train(scales=())),
+        ("train.rate=", "train", Train(rate=None)),
+        ("train.rate=1e-3", "train", Train(rate=0.001)),
+        ("train.rate=inf", "train", Train(rate=float("inf"))),
+        ("train={amp=true}", "train", Train(amp=True)),
+    ],
+)
+def test_an_override_is_toml_or_else_a_string(override, key, value):
+    got = getattr(load(Settings, [], [override]), key)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_a_float_written_without_a_point_is_a_float():
+    rate = load(Settings, [], ["train.rate=1"]).train.rate
+    assert isinstance(rate, float)
+
+
+def test_a_partial_table_keeps_the_rest_of_the_default_instance_and_of_the_base():
+    assert load(Settings, [], ["labeler.fg_iou=0.9"]).labeler == Discovery(nms_iou=0.4, fg_iou=0.9)
+    base = Settings(name="base", labeler=Oicr(fg_iou=0.1), train=Train(rate=None))
+    got = load(Settings, [], ["labeler.fg_iou=0.2", "train.amp=true"], base=base)
+    assert got == Settings(name="base", labeler=Oicr(fg_iou=0.2), train=Train(rate=None, amp=True))
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides", "expected"),
+    [
+        ([], ["labeler.kind=oicr"], Oicr()),
+        (["[labeler]\nnms_iou = 0.2"], ["labeler.kind=oicr"], Oicr()),
+        (["[labeler]\nnms_iou = 0.2"], ["labeler.kind=discovery"], Discovery(nms_iou=0.2)),
+        (["[labeler]\nkind = 'oicr'\nfg_iou = 0.2"], ["labeler.kind=discovery"], Discovery(nms_iou=0.4)),
+        (["[labeler]\nkind = 'oicr'\nfg_iou = 0.2", "[labeler]\nkind = 'mist'\nshare = 1"], [], Mist(share=1.0)),
+        (["[labeler]\nkind = 'oicr'", "[labeler]\nfg_iou = 0.2"], [], Oicr(fg_iou=0.2)),
+        ([], ["labeler.fg_iou=0.2", "labeler.kind=oicr"], Oicr(fg_iou=0.2)),
+        ([], ["labeler.kind=oicr", "labeler.fg_iou=0.2"], Oicr(fg_iou=0.2)),
+    ],
+)
+def test_another_kind_starts_from_its_own_defaults(write, files, overrides, expected):
+    paths = [write(text, f"{i}.toml") for i, text in enumerate(files)]
+    assert load(Settings, paths, overrides).labeler == expected
+
+
+def test_required_tables_take_their_own_defaults():
+    got = load(Needy, [], ["root=x", "labeler.kind=oicr"])
+    assert got == Needy(root=Path("x"), train=Train(), labeler=Oicr())
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[train]\niteratons = 1", "demo.toml: unknown key train.iteratons; did you mean train.iterations?"),
+        ("iterations = 1", "demo.toml: unknown key iterations; did you mean train.iterations?"),
+        ("[trian]\namp = true", "demo.toml: unknown key trian; did you mean train?"),
+        ("stamp = 1", "demo.toml: unknown key stamp; valid keys here: name, labeler, train, weights, mode, colour, "
+         "seed, extra, parts, names"),
+        ("[train]\niterations = 'ten'", 'demo.toml: train.iterations = "ten": must be a valid integer'),
+        ("[train]\niterations = '3'", 'demo.toml: train.iterations = "3": must be a valid integer'),
+        ("[train]\niterations = 3.0", "demo.toml: train.iterations = 3.0: must be a valid integer"),
+        ("[train]\niterations = true", "demo.toml: train.iterations = true: must be a valid integer"),
+        ("[train]\niterations = 0", "demo.toml: train.iterations = 0: must be greater than or equal to 1"),
+        ("[train]\nscales = [1, 'b']", 'demo.toml: train.scales = [1, "b"]: item 2: must be a valid integer'),
+        ("[train]\nwindow = [2, 1]", "demo.toml: train: window must not end before it begins"),
+        ('name = "a\\n b"', 'demo.toml: name = "a\\n b": must not contain spaces'),
+        ("seed = 'x'", "demo.toml: seed = \"x\": must be a valid integer or must be 'random'"),
+        ("mode = 'slow'", "demo.toml: mode = \"slow\": must be 'fast' or 'exact'"),
+        ("labeler = 'oicr'", 'demo.toml: labeler = "oicr": expected a table; set its keys one by one, such as '
+         "labeler.kind"),
+        ("[labeler]\nkind = 'oicrr'", 'demo.toml: labeler.kind = "oicrr": must be "oicr" or "discovery" or "mist"; '
+         "did you mean oicr?"),
+        ("[labeler]\nkind = 'oicr'\nnms_iou = 0.5", "demo.toml: labeler.nms_iou is a setting of kind discovery, but "
+         "labeler.kind is oicr"),
+        ("[labeler]\nkind = 'mist'", "demo.toml: missing key labeler.share: float; set it in a file, or with --set "
+         "labeler.share=..."),
+        ("[[parts]]\nkind = 'oicr'\nfg_ious = 1", "demo.toml: unknown key parts.0.fg_ious; did you mean "
+         "parts.0.fg_iou?"),
+        ("[[parts]]\nfg_iou = 1", 'demo.toml: parts.0: missing key parts.0.kind: "oicr" or "discovery"'),
+        ("a = 1\nb = = 2", "demo.toml: not valid TOML (line 2, column 5: invalid value)"),
+        ("a = ", "demo.toml: not valid TOML (end of document: invalid value)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_one_line(write, text, line):
+    path = write(text)
+    with pytest.raises(UserError) as caught:
+        load(Settings, [path])
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("", "--set : expected key=value, such as --set train.iterations=500"),
+        ("train.amp", "--set train.amp: expected key=value, such as --set train.iterations=500"),
+        ("train..amp=1", "--set train..amp=1: expected key=value, such as --set train.iterations=500"),
+        ("labeler.nms_iou=2", "--set labeler.nms_iou=2: must be less than 1"),
+        ("labeler={nms_iou=2}", "--set labeler={nms_iou=2}: labeler.nms_iou = 2: must be less than 1"),
+        ("train.amp=True", "--set train.amp=True: must be a valid boolean"),
+        ("train.rate=0", "--set train.rate=0: must be greater than 0"),
+        ("train.window=[2,1]", "--set train.window=[2,1]: train: window must not end before it begins"),
+        ("train.epochs=3", "--set train.epochs=3: unknown key train.epochs; valid keys here: iterations, rate, scales, "
+         "window, amp"),
+        ("labeler=oicr", "--set labeler=oicr: expected a table; set its keys one by one, such as labeler.kind"),
+        ("train.iterations=1\nname=2", "--set train.iterations=1 name=2: must be a valid integer"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_override_is_one_line(override, line):
+    with pytest.raises(UserError) as caught:
+        load(Settings, [], [override])
+    assert str(caught.value) == line
+
+
+def test_the_last_to_write_is_blamed(write):
+    path = write("[train]\nwindow = [0.5, 0.6]\namp = false")
+    with pytest.raises(UserError, match=r"^--set train.window=\[2,1\]: train: window"):
+        load(Settings, [path], ["train.window=[2,1]"])
+
+
+def test_missing_files_and_keys_are_named(tmp_path, write):
+    with pytest.raises(UserError, match=r"^none\.toml: no such file; expected a TOML settings file$"):
+        load(Settings, [Path("none.toml")])
+    with pytest.raises(UserError, match="not readable as a TOML settings file"):
+        load(Settings, [tmp_path])
+    Path("latin.toml").write_bytes(b"name = '\xe9'")
+    with pytest.raises(UserError, match="not readable as a TOML settings file"):
+        load(Settings, [Path("latin.toml")])
+    with pytest.raises(UserError, match=r"^settings: missing key root: path; set it in a file, or with --set root="):
+        load(Needy)
+    with pytest.raises(UserError, match=r"^settings: missing key labeler"):
+        load(Needy, [], ["root=x"])
+
+
+def test_a_union_of_tables_and_leaves_is_a_programming_error():
+    @dataclass(frozen=True)
+    class Bad:
+        both: Oicr | int = 1
+
+    Bad.__annotations__ = {"both": Oicr | int}
+    with pytest.raises(TypeError, match="not both"):
+        load(Bad, [], ["both=2"])
+
+
+# ---------------------------------------------------------------- what is written
+
+
+numbers = st.floats(allow_nan=False)
+words = st.text(st.characters(exclude_categories=["Cs"]))
+unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
+labelers = st.one_of(
+    st.builds(Oicr, fg_iou=unit), st.builds(Discovery, nms_iou=unit, fg_iou=numbers), st.builds(Mist, share=numbers)
+)
+trains = st.builds(
+    Train,
+    iterations=st.integers(1, 2**80),
+    rate=st.none() | st.floats(min_value=0, exclude_min=True),
+    scales=st.lists(st.integers()).map(tuple),
+    window=st.tuples(numbers, numbers).map(lambda pair: tuple(sorted(pair))),
+    amp=st.booleans(),
+)
+everything = st.builds(
+    Settings,
+    name=words.map(lambda text: text.replace(" ", "")),
+    labeler=labelers,
+    train=trains,
+    weights=st.none() | words.filter(lambda text: "\0" not in text).map(Path),
+    mode=st.sampled_from(["fast", "exact"]),
+    colour=st.sampled_from(Colour),
+    seed=st.integers() | st.just("random"),
+    extra=st.none() | st.builds(Mist, share=numbers),
+    parts=st.lists(st.builds(Oicr, fg_iou=unit) | st.builds(Discovery, nms_iou=unit)).map(tuple),
+    names=st.dictionaries(words, st.integers()),
+)
+
+
+@given(everything)
+def test_what_is_dumped_loads_to_an_equal_value(tmp_path_factory, settings):
+    path = tmp_path_factory.getbasetemp() / "round.toml"
+    path.write_text(dump(settings), encoding="utf-8")
+    assert load(Settings, [path]) == settings
+    other = Settings(labeler=Mist(share=9.0), extra=Mist(share=9.0), weights=Path("x"), train=Train(rate=9.0))
+    loaded = load(Settings, [path], base=other)
+    assert loaded.labeler == settings.labeler
+    assert (loaded.train, loaded.weights, loaded.extra) == (settings.train, settings.weights, settings.extra)
+
+
+def test_a_dump_is_toml_with_the_documentation_above_each_field():
+    text = dump(Settings())
+    assert '# What the run is called.\nname = "run"\n' in text
+    assert '\n\n# How pseudo boxes are chosen.\n[labeler]\nkind = "discovery"\n' in text
+    assert 'weights = ""\n' in text
+    assert tomllib.loads(text)["train"]["scales"] == [480, 576]
+    assert "stamp" not in text
+    assert dump(Nothing()) == "\n"
+
+
+def test_a_value_without_a_form_in_toml_is_refused():
+    with pytest.raises(TypeError, match="complex has no form in TOML"):
+        toml(1j)
+
+
+# ---------------------------------------------------------------- what is described
+
+
+def test_every_setting_is_described_with_type_default_and_documentation():
+    table = {(s.key, s.kind): (s.type, s.default, s.doc) for s in describe(Settings)}
+    assert list(table)[:3] == [("name", ""), ("labeler.kind", "oicr"), ("labeler.fg_iou", "oicr")]
+    assert table["name", ""] == ("string", '"run"', "What the run is called.")
+    assert table["labeler.fg_iou", "oicr"][0] == "float > 0, < 1"
+    assert table["labeler.fg_iou", "oicr"][2] == "A proposal joins its nearest seed above this IoU."
+    assert table["labeler.nms_iou", "discovery"][1] == "0.4"
+    assert table["labeler.share", "mist"] == ("float", None, "")
+    assert table["train.iterations", ""] == ("int >= 1", "100", "How long.")
+    assert table["train.rate", ""][0] == 'float > 0 or "" for none'
+    assert table["train.scales", ""][:2] == ("list of int", "[480, 576]")
+    assert table["train.window", ""][0] == "[float, float]"
+    assert table["weights", ""] == ('path or "" for none', '""', "")
+    assert table["mode", ""][0] == '"fast" or "exact"'
+    assert table["train.amp", ""][:2] == ("true or false", "false")
+    assert describe(Nothing) == []
+
+
+defaults = [s for s in describe(Settings) if s.kind in {"", "discovery"} and s.default and s.key != "extra.kind"]
+
+
+@pytest.mark.parametrize("setting", defaults, ids=lambda setting: setting.key)
+def test_setting_any_key_to_its_own_default_changes_nothing(setting):
+    assert load(Settings, [], [f"{setting.key}={setting.default}"]) == Settings()
