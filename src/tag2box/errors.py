@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class UserError(Exception):
     """Bad input. The command line prints its one line and exits with code 2; there is never a traceback."""
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C during work that was saved and can go on later. Exit code 130."""

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
 from torch import Tensor
 
+from tag2box.data.photos import distinct_names
 from tag2box.errors import UserError
 from tag2box.files import read_json, write_json
 from tag2box.types import Objects, Truth
@@ -176,12 +177,10 @@ def _refuse_repeats(path: Path, field: str, numbers: list[int]) -> None:
 
 def _image_names(path: Path, images: list[_Image]) -> dict[int, str]:
     files = [PurePosixPath((image.file_name or str(image.id)).replace("\\", "/")) for image in images]
-    whole = [file.as_posix() for file in files]
-    candidates = ([file.stem for file in files], [file.with_suffix("").as_posix() for file in files], whole)
-    names = next((names for names in candidates if len(set(names)) == len(names)), None)
-    if names is None:
-        name, count = Counter(whole).most_common(1)[0]
+    name, count = Counter(file.as_posix() for file in files).most_common(1)[0] if files else ("", 0)
+    if count > 1:
         raise UserError(f"{path}: images: file_name {name!r} is used {count} times; every image needs its own")
+    names = distinct_names(files)
     return {image.id: name for image, name in zip(images, names, strict=True)}
 
 

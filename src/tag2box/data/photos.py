@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from tag2box.errors import UserError
+from tag2box.types import Photo
 
 # What Pillow raises on files that are not (whole) images; SyntaxError is how it reports a broken PNG chunk.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _ORIENTATION = 0x0112  # the EXIF tag; values 5 to 8 swap width and height
 
 
@@ -31,6 +33,25 @@ def photo_size(path: Path) -> tuple[int, int]:
     with _opened(path) as image:
         width, height = image.size
         return (height, width) if image.getexif().get(_ORIENTATION, 1) in {5, 6, 7, 8} else (width, height)
+
+
+def find_photos(places: Sequence[Path]) -> tuple[Photo, ...]:
+    """The photos among files and folders, folders searched to their depths, in the order of their names."""
+    files: list[Path] = []
+    for place in places:
+        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES) if place.is_dir() else [place]
+        if not inside:
+            raise UserError(f"{place}: no photos in this folder; expected {', '.join(sorted(SUFFIXES))} files")
+        files += [file for file in inside if file not in files]
+    names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
+    return tuple(Photo(name, file, *photo_size(file)) for name, file in zip(names, files, strict=True))
+
+
+def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
+    """The shortest of stem, path without suffix and whole path that tells all photos apart: their ids everywhere."""
+    whole = [path.as_posix() for path in paths]
+    candidates = ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in paths], whole)
+    return next((names for names in candidates if len(set(names)) == len(names)), whole)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tag2box.data.photos import photo_size
+from tag2box.data.photos import distinct_names, photo_size
 from tag2box.errors import UserError
 from tag2box.files import write_text
 from tag2box.types import Photo, TaggedPhotos
@@ -116,17 +116,10 @@ def _photos(rows: Sequence[TagRow], folder: Path) -> tuple[Photo, ...]:
         if path in first:
             raise UserError(f"{row.where}: {row.image} was already listed at {first[path]}; keep one row per photo")
         first[path] = row.where
-    stems = _distinct_names(relative)
+    stems = distinct_names(relative)
     return tuple(
         Photo(stem, folder / path, *photo_size(folder / path)) for stem, path in zip(stems, relative, strict=True)
     )
-
-
-def _distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
-    """The shortest of stem, path without suffix and whole path that tells all photos apart."""
-    whole = [path.as_posix() for path in paths]
-    candidates = ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in paths], whole)
-    return next((names for names in candidates if len(set(names)) == len(names)), whole)
 
 
 def _repeated(names: Sequence[str]) -> str:

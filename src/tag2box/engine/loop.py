@@ -23,7 +23,7 @@ from tag2box.engine.progress import Progress, silent
 from tag2box.engine.source import Source
 from tag2box.engine.step import Step
 from tag2box.engine.watch import gallery_event, pseudo_event, step_event
-from tag2box.errors import UserError
+from tag2box.errors import Interrupted, UserError
 
 GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
 """Shares of the run at which the pseudo ground truth of a few photos is recorded for the report."""
@@ -42,10 +42,6 @@ class Plan:
     checkpoint_every: Annotated[int, Field(ge=1)] = 500
     gallery: Annotated[int, Field(ge=0)] = 8
     """Training photos whose pseudo ground truth is kept for the report."""
-
-
-class Interrupted(Exception):
-    """The user pressed Ctrl-C; the run is saved and can be resumed."""
 
 
 def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
@@ -79,7 +75,9 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stop():
                 _save(run, step, optimiser, source, done, time.monotonic() - began)
             if stop() and done < plan.iterations:
-                raise Interrupted(f"{run}: stopped after {done} of {plan.iterations} iterations and saved")
+                raise Interrupted(
+                    f"{run}: stopped after {done} of {plan.iterations} iterations and saved; go on with --resume"
+                )
     events.write(
         "end", {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": _peak_mb()}
     )

@@ -104,7 +104,7 @@ class CachedMaps:
 def _identity(live: LiveMaps) -> str:
     """A digest of the frozen weights, the photos and the proposals."""
     digest = hashlib.sha256()
-    digest.update(f"{type(live.backbone).__name__} {live.backbone.map_size}".encode())
+    digest.update(live.backbone.map_recipe().encode())
     for part in live.backbone.map_parts():
         for name, value in part.state_dict().items():
             digest.update(name.encode())

@@ -33,7 +33,6 @@ def step_event(iteration: int, outcome: Outcome, lr: float, seconds: float) -> d
 def pseudo_event(iteration: int, labeling: Labeling, tags: Tensor, classes: Sequence[str]) -> dict[str, object]:
     """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
     pairs = tags.sum(dim=0)  # (C,)
-    none = [None] * len(labeling.stages)
     last = torch.bincount(labeling.stages[-1].seeds.cls, minlength=len(classes))
     return {
         "iteration": iteration,

@@ -67,6 +67,10 @@ class Backbone(nn.Module):
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError
 
+    def map_recipe(self) -> str:
+        """All that the maps depend on besides weights and pixels; kept maps are named by it."""
+        return f"{type(self).__name__} stride {self.stride} side {self.map_size}"
+
     @property
     def frozen_maps(self) -> bool:
         """Whether f of a proposal never changes, so that it can be computed once and kept."""

@@ -103,6 +103,10 @@ class Lite0Backbone(Backbone):
         x: Tensor = self.dropout(self.head(maps).mean(dim=(2, 3)))
         return x
 
+    def map_recipe(self) -> str:
+        """Also the way proposals are pooled."""
+        return f"{super().map_recipe()} {self.pool.__name__}"
+
     def map_parts(self) -> tuple[nn.Module, ...]:
         """Stem, body and tail."""
         return (self.stem, self.body, self.tail)

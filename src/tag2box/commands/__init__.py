@@ -1,0 +1,1 @@
+"""What the command line does, as Python calls: each command is one function here."""

@@ -1,0 +1,63 @@
+"""``tag2box detect``: photos in, boxes out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tag2box.commands.runs import TrainedRun, load_run, proposals_of
+from tag2box.data.photos import find_photos, read_photo
+from tag2box.engine.infer import detect as detect_with
+from tag2box.engine.maps import LiveMaps
+from tag2box.engine.progress import Progress, silent
+from tag2box.errors import UserError
+from tag2box.evaluate.results import write_coco_detections
+from tag2box.files import replacing
+from tag2box.report.draw import draw_detections
+from tag2box.types import Detections, Photo
+
+
+def detect(
+    run: Path,
+    photos: Sequence[Path],
+    out: Path | None = None,
+    *,
+    draw: Path | None = None,
+    min_score: float = 0.3,
+    progress: Progress = silent,
+) -> dict[str, Detections]:
+    """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
+
+    Writes a COCO JSON to ``out`` and pictures with the boxes drawn to the folder ``draw``, where given.
+    """
+    if not photos:
+        raise UserError("no photos given; name files or folders after the run")
+    trained = load_run(run)
+    found_photos = find_photos(photos)
+    found = detect_photos(trained, found_photos, progress=progress)
+    kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
+    if out is not None:
+        write_coco_detections(out, kept, trained.classes, found_photos)
+    if draw is not None:
+        _draw(found_photos, kept, trained.classes, draw)
+    return kept
+
+
+def detect_photos(
+    trained: TrainedRun, photos: Sequence[Photo], *, progress: Progress = silent
+) -> dict[str, Detections]:
+    """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = proposals_of(photos, trained.config, Path(folder), progress)
+        maps = LiveMaps(trained.detector.backbone, photos, store)
+        return detect_with(
+            trained.detector, photos, store, maps=maps, inference=trained.config.inference, progress=progress
+        )
+
+
+def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
+    for photo in photos:
+        picture = draw_detections(read_photo(photo.path), found[photo.id], classes)
+        with replacing(folder / f"{photo.id.replace('/', '_')}.jpg") as temporary:
+            picture.save(temporary, format="JPEG", quality=92)

@@ -1,0 +1,49 @@
+"""``tag2box evaluate``: score detections, ours or anybody's, against truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tag2box.data.coco import read_coco
+from tag2box.data.voc import read_voc_truth
+from tag2box.evaluate.challenges import MIN_SCORE
+from tag2box.evaluate.detections import read_detections
+from tag2box.evaluate.run import EvaluationResult
+from tag2box.evaluate.run import evaluate as score
+from tag2box.files import write_json
+from tag2box.types import Truth
+
+
+def evaluate(
+    truth: Path,
+    detections: Path,
+    *,
+    metrics: Sequence[str] = ("voc07", "voc12", "corloc", "coco", "challenges"),
+    split: str = "test",
+    classes: Sequence[str] | None = None,
+    min_score: float = MIN_SCORE,
+    json: Path | None = None,
+) -> EvaluationResult:
+    """Score a COCO results file or a folder of VOC result files against a COCO file or a VOC folder.
+
+    Args:
+        split: image list of a VOC folder, in ``ImageSets/Main``.
+        min_score: detections below it do not count for ``challenges``.
+        json: where to write the numbers, in full precision.
+    """
+    if truth.is_dir():
+        known = read_voc_truth(truth, split=split, classes=classes)
+        result = score(known, read_detections(detections, known), metrics, min_score=min_score)
+    else:
+        own = read_coco(truth, classes)
+        found = read_detections(detections, own.truth, images=own.images, categories=own.categories)
+        result = score(own.truth, found, metrics, min_score=min_score, areas=own.areas)
+    if json is not None:
+        write_json(json, result.to_json())
+    return result
+
+
+def read_truth(path: Path, *, split: str = "test", classes: Sequence[str] | None = None) -> Truth:
+    """Truth from a COCO file or a VOC folder."""
+    return read_voc_truth(path, split=split, classes=classes) if path.is_dir() else read_coco(path, classes).truth

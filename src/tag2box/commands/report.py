@@ -1,0 +1,107 @@
+"""``tag2box report``: runs in, one self-contained HTML page out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
+from tag2box.commands.evaluate import read_truth
+from tag2box.commands.runs import read_config
+from tag2box.commands.train import read_training
+from tag2box.data.photos import find_photos
+from tag2box.engine.progress import Progress, silent
+from tag2box.errors import UserError
+from tag2box.evaluate.detections import read_detections
+from tag2box.proposals.recall import recall
+from tag2box.proposals.store import ProposalStore
+from tag2box.report import ProposalRecall, ReportInputs, RunRecord, read_run, write_report
+from tag2box.types import Photo, Truth
+
+
+def report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "tag2box report",
+    test_photos: Path | None = None,
+    test_truth: Path | None = None,
+    train_truth: Path | None = None,
+    split: str = "test",
+    train_split: str = "train",
+    commands: Sequence[str] = (),
+    progress: Progress = silent,
+) -> None:
+    """Write a page about one or several runs, the baseline first; runs not yet assessed are, where truth is given.
+
+    Args:
+        test_photos: folder of the photos ``test_truth`` speaks of.
+        train_truth: for CorLoc and for pictures; never seen by training.
+        split: image list of a VOC folder given as ``test_truth``; ``train_split`` likewise.
+    """
+    if not runs:
+        raise UserError("no runs given; name at least one run folder")
+    config = read_config(runs[0])
+    training = read_training(config)
+    test = train = None
+    if test_truth is not None and test_photos is not None:
+        test = exam(
+            read_truth(test_truth, split=split, classes=training.classes), test_photos, out.parent / "test-proposals"
+        )
+    if train_truth is not None and config.data.photos is not None and config.data.proposals is not None:
+        truth = read_truth(train_truth, split=train_split, classes=training.classes)
+        train = Exam(training.photos, in_order(truth, training.photos, train_truth), config.data.proposals)
+    for run in runs:
+        if test is not None and not (run / METRICS).exists():
+            assess(run, test=test, train=train, progress=progress)
+    inputs = ReportInputs(
+        title=title,
+        runs=[_record(run, test) for run in runs],
+        commands=commands,
+        train_photos={photo.id: photo.path for photo in training.photos},
+        test_photos={photo.id: photo.path for photo in test.photos} if test else {},
+        train_truth=train.truth if train else None,
+        test_truth=test.truth if test else None,
+        proposal_recall={name: _reach(e) for name, e in (("train", train), ("test", test)) if e is not None},
+    )
+    write_report(inputs, out)
+
+
+def exam(truth: Truth, folder: Path, proposals: Path) -> Exam:
+    """The photos of a folder that a truth speaks of, with it."""
+    photos = {photo.id: photo for photo in find_photos([folder])}
+    missing = [name for name in truth.ids if name not in photos]
+    if missing:
+        raise UserError(f"{folder}: no photo {missing[0]}, which the truth names ({len(missing)} missing)")
+    return Exam(tuple(photos[name] for name in truth.ids), truth, proposals)
+
+
+def in_order(truth: Truth, photos: Sequence[Photo], where: Path) -> Truth:
+    """The truth of some photos, in their order."""
+    index = {name: i for i, name in enumerate(truth.ids)}
+    missing = [photo.id for photo in photos if photo.id not in index]
+    if missing:
+        raise UserError(f"{where}: says nothing about photo {missing[0]} ({len(missing)} missing)")
+    rows = [index[photo.id] for photo in photos]
+    return Truth(
+        truth.classes,
+        tuple(truth.ids[i] for i in rows),
+        tuple(truth.sizes[i] for i in rows),
+        tuple(truth.objects[i] for i in rows),
+    )
+
+
+def _record(run: Path, test: Exam | None) -> RunRecord:
+    if test is None or not (run / DETECTIONS).exists():
+        return read_run(run)
+    return read_run(run, test_detections=read_detections(run / DETECTIONS, test.truth))
+
+
+def _reach(exam: Exam) -> ProposalRecall:
+    store = ProposalStore.open(exam.proposals)
+    got = recall([store.boxes(name) for name in exam.truth.ids], exam.truth)
+    return ProposalRecall(
+        {str(t): r for t, r in zip(got.thresholds, got.recall, strict=True)},
+        got.mean_best_overlap,
+        got.boxes_per_image,
+    )

@@ -1,0 +1,118 @@
+"""Run folders: opened for training, or loaded for use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from tag2box import settings
+from tag2box.data.photos import read_photo
+from tag2box.engine import checkpoint
+from tag2box.engine.events import FILE as EVENTS
+from tag2box.engine.maps import CachedMaps, LiveMaps, RoiMaps
+from tag2box.engine.progress import Progress
+from tag2box.errors import UserError
+from tag2box.files import write_text
+from tag2box.model.detector import Detector
+from tag2box.proposals.store import ProposalStore, make_proposals
+from tag2box.recipes import Config
+from tag2box.types import Photo
+
+CONFIG = "config.toml"
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that can be used: its settings, its classes and its detector."""
+
+    folder: Path
+    config: Config
+    classes: tuple[str, ...]
+    detector: Detector
+
+
+def start_run(config: Config, folder: Path) -> None:
+    """Claim a folder for a new run; whatever is there already is never overwritten."""
+    if any((folder / name).exists() for name in (CONFIG, EVENTS, checkpoint.STATE)):
+        raise UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
+    write_text(folder / CONFIG, settings.dump(config))
+
+
+def read_config(folder: Path) -> Config:
+    """The settings a run was started with."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise UserError(f"{folder}: no run here ({CONFIG} is missing); train one with `tag2box train --out {folder}`")
+    return settings.load(Config, [path])
+
+
+def load_run(folder: Path) -> TrainedRun:
+    """The detector of a run, as its last checkpoint left it."""
+    config = read_config(folder)
+    if not checkpoint.has_checkpoint(folder):
+        raise UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
+    state = checkpoint.read_state(folder)
+    detector = build_detector(config, len(state.classes), pretrained=False)
+    checkpoint.load_model(folder, state, detector)
+    return TrainedRun(folder, config, state.classes, detector.eval())
+
+
+def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Detector:
+    """Backbone and heads, freshly seeded."""
+    torch.manual_seed(config.plan.seed)
+    return Detector(config.backbone.build(pretrained=pretrained), num_classes, config.heads)
+
+
+def proposals_of(photos: Sequence[Photo], config: Config, folder: Path, progress: Progress) -> ProposalStore:
+    """The proposal store of some photos, made where it is missing."""
+    with progress("proposals", len(photos)) as bar:
+        store = make_proposals(photos, config.proposals, folder, read=read_photo, on_progress=lambda *_: bar.advance())
+    store.check(photos)
+    return store
+
+
+def roi_maps(
+    detector: Detector, photos: Sequence[Photo], store: ProposalStore, *, keep: Path, progress: Progress
+) -> RoiMaps:
+    """Maps of the photos' proposals, kept on disk where the network that makes them never changes."""
+    live = LiveMaps(detector.backbone, photos, store)
+    return CachedMaps(live, keep, progress) if detector.backbone.frozen_maps else live
+
+
+def with_paths(config: Config, folder: Path) -> Config:
+    """The settings with every path absolute, and the ones left open inside the run."""
+    data = config.data
+    if data.photos is None or data.tags is None:
+        missing = "data.photos" if data.photos is None else "data.tags"
+        raise UserError(f"{missing}: not set; say where with --photos DIR --tags FILE.csv, or in the config file")
+    return replace(
+        config,
+        data=replace(
+            data,
+            photos=data.photos.absolute(),
+            tags=data.tags.absolute(),
+            proposals=(data.proposals or folder / "proposals").absolute(),
+        ),
+        maps=(config.maps or folder / "maps").absolute(),
+    )
+
+
+def machine() -> dict[str, str]:
+    """Where a run happens, for the report."""
+    return {
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "system": platform.system(),
+        "processor": platform.machine(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a run happens with."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "tag2box": version("tag2box")}

@@ -1,0 +1,89 @@
+"""``tag2box train``: photos and tags in, a trained detector out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tag2box.commands.runs import (
+    build_detector,
+    machine,
+    proposals_of,
+    read_config,
+    roi_maps,
+    start_run,
+    versions,
+    with_paths,
+)
+from tag2box.data.tags import read_tags
+from tag2box.engine.events import EventLog
+from tag2box.engine.loop import fit
+from tag2box.engine.progress import Progress, silent
+from tag2box.engine.source import MapSource, PhotoSource, Source
+from tag2box.engine.step import Step
+from tag2box.errors import UserError
+from tag2box.model.detector import Detector
+from tag2box.proposals.store import ProposalStore
+from tag2box.recipes import Config
+from tag2box.types import TaggedPhotos
+
+
+def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
+    """Train a detector into a new run folder."""
+    config = with_paths(config, out)
+    photos = read_training(config)
+    start_run(config, out)
+    store = _proposals(config, photos, progress)
+    EventLog(out).write(
+        "start",
+        {
+            "name": config.name,
+            "classes": photos.classes,
+            "train_photos": len(photos),
+            "iterations": config.plan.iterations,
+            "seed": config.plan.seed,
+            "proposals_per_photo": sum(len(store.boxes(p.id)) for p in photos.photos) / len(photos),
+            "machine": machine(),
+            "versions": versions(),
+        },
+    )
+    _fit(config, out, photos, store, progress=progress)
+
+
+def resume(out: Path, *, progress: Progress = silent) -> None:
+    """Continue a run where its last checkpoint left it, with the settings it was started with."""
+    config = read_config(out)
+    photos = read_training(config)
+    _fit(config, out, photos, _proposals(config, photos, progress), progress=progress)
+
+
+def read_training(config: Config) -> TaggedPhotos:
+    """The photos and tags of a run."""
+    data = config.data
+    assert data.photos is not None and data.tags is not None  # with_paths saw to it
+    photos = read_tags(data.tags, data.photos, data.classes)
+    if not photos.classes:
+        raise UserError(f"{data.tags}: no photo has a tag; at least one class is needed to learn")
+    return photos
+
+
+def _proposals(config: Config, photos: TaggedPhotos, progress: Progress) -> ProposalStore:
+    assert config.data.proposals is not None
+    return proposals_of(photos.photos, config, config.data.proposals, progress)
+
+
+def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:
+    detector = build_detector(config, len(photos.classes), pretrained=True)
+    step = Step(detector, config.objective, config.drop_block, config.augment)
+    fit(step, _source(config, detector, photos, store, progress), config.plan, run=out, progress=progress)
+
+
+def _source(
+    config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore, progress: Progress
+) -> Source:
+    """Kept maps where the network that makes them is frozen, else pixels."""
+    seed = config.plan.seed
+    if not detector.backbone.frozen_maps:
+        return PhotoSource(photos, store, config.feed, seed)
+    assert config.maps is not None
+    maps = roi_maps(detector, photos.photos, store, keep=config.maps, progress=progress)
+    return MapSource(photos, store, config.feed, seed, maps)

@@ -1,0 +1,97 @@
+"""A whole run as one typed value, and named recipes: functions that return a complete one, every number visible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tag2box.data.transforms import Resize
+from tag2box.engine.infer import Inference
+from tag2box.engine.loop import Plan
+from tag2box.engine.optim import Adam, Schedule
+from tag2box.engine.source import Feed
+from tag2box.labelers import Discovery, Oicr
+from tag2box.model.detector import Heads
+from tag2box.model.lite0 import Lite0
+from tag2box.model.regularise import DropBlock
+from tag2box.model.vgg16 import Vgg16
+from tag2box.model.views import Augment
+from tag2box.objective import Contrast, Objective
+from tag2box.proposals.selective_search import SelectiveSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What to learn from: photos and tags. There is no key for boxes."""
+
+    photos: Path | None = None
+    """Folder of the photos."""
+    tags: Path | None = None
+    """CSV with the columns image,tags."""
+    classes: tuple[str, ...] | None = None
+    """Class names in order; without them, the tags seen, sorted."""
+    proposals: Path | None = None
+    """Proposal store of these photos; made on first use where it does not exist. Default: inside the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything a run depends on. Defaults are the paper's, on the light backbone."""
+
+    name: str = "OD-WSCL"
+    """What the report calls the run."""
+    data: Data = Data()
+    proposals: SelectiveSearch = SelectiveSearch()
+    backbone: Lite0 | Vgg16 = Lite0()
+    heads: Heads = Heads()
+    drop_block: DropBlock = DropBlock()
+    augment: Augment = Augment()
+    objective: Objective = Objective()
+    feed: Feed = Feed()
+    plan: Plan = Plan()
+    inference: Inference = Inference()
+    maps: Path | None = None
+    """Where RoI maps of a frozen network are kept. Default: inside the run."""
+
+
+def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:
+    """One row of the paper's table 3a: object discovery and WSCL, each on or off. Off and off is OICR+."""
+    name = {(0, 0): "OICR+", (1, 0): "OICR+ with OD", (0, 1): "OICR+ with WSCL", (1, 1): "OD-WSCL"}
+    objective = replace(
+        config.objective,
+        labeler=Discovery() if discovery else Oicr(),
+        contrast=replace(config.objective.contrast, enabled=contrast),
+    )
+    return replace(config, name=name[discovery, contrast], objective=objective)
+
+
+def od_wscl() -> Config:
+    """OD-WSCL with the paper's settings and schedule, on EfficientNet-lite0."""
+    return Config()
+
+
+def oicr_plus() -> Config:
+    """OICR with box regression and DropBlock: the paper's baseline."""
+    return table_3a(Config(), discovery=False, contrast=False)
+
+
+def scenes() -> Config:
+    """A small schedule for the generated scenes: minutes on two cores."""
+    return Config(
+        proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
+        backbone=Lite0(pool_size=8),
+        objective=Objective(contrast=Contrast()),
+        feed=Feed(batch=8, resize=Resize(scales=(384,), flip=0.0)),
+        plan=Plan(
+            iterations=300,
+            optimiser=Adam(lr=1e-3),
+            schedule=Schedule(warmup=20),
+            checkpoint_every=100,
+        ),
+        inference=Inference(scales=(384,), mirror=False),
+    )
+
+
+RECIPES: dict[str, Callable[[], Config]] = {"od-wscl": od_wscl, "oicr-plus": oicr_plus, "scenes": scenes}
+"""Where a config file or ``--set`` may start from."""
