@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from conftest import background_last, golden_names, load_golden
-from strategies import make_scene, plain_views
 from torch import Tensor
 from torch.nn import functional
 
+from conftest import background_last, golden_names, load_golden
+from strategies import make_scene, plain_views
 from tag2box.labelers import Discovery, Oicr
 from tag2box.maths.mil import mil_scores
 from tag2box.maths.refine import assign
@@ -39,18 +39,26 @@ class Golden:
 
         deltas = [torch.as_tensor(g[f"in_bbox_pred{k}"])[:, 4:].clone().requires_grad_() for k in range(3)]
         self.scores = StageScores(
-            leaf("in_cls_logits"), leaf("in_det_logits"), tuple(leaf(f"in_ref_logits{k}") for k in range(3)), tuple(deltas)
+            leaf("in_cls_logits"),
+            leaf("in_det_logits"),
+            tuple(leaf(f"in_ref_logits{k}") for k in range(3)),
+            tuple(deltas),
         )
         self.embed = torch.as_tensor(g["in_z"]).requires_grad_()
 
     def views(self, rows: Tensor) -> Views:
         """The reference's own masks and noise, through its own neck and similarity head."""
         g, pooled = self.g, torch.as_tensor(self.g["in_pooled"])
-        copies = [pooled[rows] * torch.as_tensor(g["aug_drop_mask"]), pooled[rows] * (1 + torch.as_tensor(g["aug_noise"]))]
+        copies = [
+            pooled[rows] * torch.as_tensor(g["aug_drop_mask"]),
+            pooled[rows] * (1 + torch.as_tensor(g["aug_noise"])),
+        ]
         embeds = []
         for copy in copies:
             v = torch.relu(copy.flatten(1) @ torch.as_tensor(g["in_neck_W"]).T + torch.as_tensor(g["in_neck_b"]))
-            embeds.append(functional.normalize(v @ torch.as_tensor(g["in_sim_W"]).T + torch.as_tensor(g["in_sim_b"]), dim=1))
+            embeds.append(
+                functional.normalize(v @ torch.as_tensor(g["in_sim_W"]).T + torch.as_tensor(g["in_sim_b"]), dim=1)
+            )
         return Views(torch.stack(embeds), tuple(torch.zeros(2, len(rows), self.classes) for _ in range(3)))
 
     def scene(self) -> Scene:
@@ -99,14 +107,17 @@ def test_sampled_exemplars_and_their_weights_match_the_reference(name: str) -> N
     image = golden.proposals.image_ids()[got.rows]
     local = got.rows - torch.as_tensor(golden.starts)[image]
     ours = {
-        key: i for i, key in enumerate(zip(got.cls.tolist(), image.tolist(), local.tolist(), kinds.tolist(), strict=True))
+        key: i
+        for i, key in enumerate(zip(got.cls.tolist(), image.tolist(), local.tolist(), kinds.tolist(), strict=True))
     }
     ids = [tuple(int(x) for x in row) for row in golden.g["contra_row_ids"]]
     sampled = [(i, key) for i, key in enumerate(ids) if key[3] < 3]
     assert sorted(key for _, key in sampled) == sorted(ours)
     order = [ours[key] for _, key in sampled]
     rows = [i for i, _ in sampled]
-    torch.testing.assert_close(got.embed[order], torch.as_tensor(golden.g["contra_features"])[rows], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        got.embed[order], torch.as_tensor(golden.g["contra_features"])[rows], atol=1e-5, rtol=1e-5
+    )
     aligned = torch.as_tensor(golden.g["instance_weights_aligned"])[rows]
     torch.testing.assert_close(got.weight[order], aligned, atol=1e-5, rtol=1e-5)
 
@@ -161,7 +172,9 @@ def test_losses_labels_and_gradients_match_the_reference(name: str) -> None:
     out.total.backward()
     stages = [(f"ref{k}", golden.scores.refine[k]) for k in range(3)]
     for key, leaf in [("cls", golden.scores.mil_cls), ("det", golden.scores.mil_det), *stages]:
-        torch.testing.assert_close(leaf.grad, background_last(torch.as_tensor(g[f"grad_supconv2_{key}"])), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            leaf.grad, background_last(torch.as_tensor(g[f"grad_supconv2_{key}"])), atol=1e-6, rtol=1e-4
+        )
     for k, leaf in enumerate(golden.scores.deltas):
         torch.testing.assert_close(leaf.grad, torch.as_tensor(g[f"grad_supconv2_bbox{k}"])[:, 4:], atol=1e-6, rtol=1e-4)
 
@@ -204,7 +217,9 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
 def test_every_objective_survives_and_back_propagates(objective: Objective, sizes: tuple, tags: list) -> None:
     scene = make_scene(sizes, tags)
     total, classes = sum(sizes), len(tags[0])
-    leaves = [torch.randn(total, width, requires_grad=True) for width in [classes] * 2 + [classes + 1] * 3 + [4 * classes] * 3]
+    leaves = [
+        torch.randn(total, width, requires_grad=True) for width in [classes] * 2 + [classes + 1] * 3 + [4 * classes] * 3
+    ]
     embed = functional.normalize(torch.randn(total, 8, requires_grad=True), dim=1)
     scores = StageScores(leaves[0], leaves[1], tuple(leaves[2:5]), tuple(leaves[5:]))
     views = plain_views(replace(scene, embed=embed))

@@ -28,7 +28,7 @@ Out = Annotated[Path, typer.Option(help="Where to write.")]
 @app.command(epilog="Example: `tag2box demo --out runs/demo`")
 def demo(
     out: Out = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Of scenes and training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of scenes and training.")] = 0,
     keep_maps: Annotated[bool, typer.Option(help="Keep the cached RoI maps (about half a gigabyte).")] = False,
     override: Set = [],  # noqa: B006 - typer reads it
 ) -> None:

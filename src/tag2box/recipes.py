@@ -17,7 +17,7 @@ from tag2box.model.lite0 import Lite0
 from tag2box.model.regularise import DropBlock
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
-from tag2box.objective import Contrast, Objective
+from tag2box.objective import Objective
 from tag2box.proposals.selective_search import SelectiveSearch
 
 
@@ -77,17 +77,20 @@ def oicr_plus() -> Config:
 
 
 def scenes() -> Config:
-    """A small schedule for the generated scenes: minutes on two cores."""
+    """A small schedule for the generated scenes: minutes on two cores.
+
+    Learning rate, dropout and length were chosen on other scenes (seed 123), never on the test split of the demo.
+    """
     return Config(
         proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
-        backbone=Lite0(pool_size=8),
-        objective=Objective(contrast=Contrast()),
+        backbone=Lite0(pool_size=8, dropout=0.5),
         feed=Feed(batch=8, resize=Resize(scales=(384,), flip=0.0)),
         plan=Plan(
-            iterations=300,
-            optimiser=Adam(lr=1e-3),
+            iterations=150,
+            optimiser=Adam(lr=3e-4),
             schedule=Schedule(warmup=20),
-            checkpoint_every=100,
+            log_every=5,
+            checkpoint_every=50,
         ),
         inference=Inference(scales=(384,), mirror=False),
     )

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import golden_names, load_golden
 from hypothesis import given
-from strategies import box_sets
 
+from conftest import golden_names, load_golden
+from strategies import box_sets
 from tag2box.maths.boxes import areas, clip, decode, encode, intersections, iou
 
 
@@ -33,7 +33,9 @@ def test_iou_is_symmetric_within_zero_and_one_and_counts_pixels(a: torch.Tensor,
     assert ((got >= 0) & (got <= 1)).all()
     for i, box in enumerate(a.tolist()):
         for j, other in enumerate(b.tolist()):
-            pixels = [{(x, y) for x in range(int(r[0]), int(r[2])) for y in range(int(r[1]), int(r[3]))} for r in (box, other)]
+            pixels = [
+                {(x, y) for x in range(int(r[0]), int(r[2])) for y in range(int(r[1]), int(r[3]))} for r in (box, other)
+            ]
             assert got[i, j] == pytest.approx(len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1]))
             assert intersections(a, b)[i, j] == len(pixels[0] & pixels[1])
             assert areas(a)[i] == len(pixels[0])

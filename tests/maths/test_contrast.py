@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from conftest import golden_names, load_golden
 
+from conftest import golden_names, load_golden
 from tag2box.maths.contrast import wscl
 
 

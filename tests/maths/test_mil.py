@@ -27,7 +27,9 @@ def test_scores_and_loss_match_the_definition_written_with_loops(sizes: tuple[in
     cls, det = torch.randn(2, sum(sizes), classes, dtype=torch.float64)
     tags = torch.rand(len(sizes), classes) > 0.5
     got = mil_scores(cls, det, sizes)
-    expected = torch.tensor(scores_with_loops(cls.tolist(), det.tolist(), sizes), dtype=torch.float64).reshape(-1, classes)
+    expected = torch.tensor(scores_with_loops(cls.tolist(), det.tolist(), sizes), dtype=torch.float64).reshape(
+        -1, classes
+    )
     torch.testing.assert_close(got, expected)
 
     loss, start = 0.0, 0
@@ -60,7 +62,9 @@ def test_no_copies_no_scores() -> None:
 
 
 def test_loss_and_gradient_stay_finite_at_certainty() -> None:
-    cls = torch.full((2, 2), 0.0).index_put((torch.tensor([0]), torch.tensor([0])), torch.tensor(200.0)).requires_grad_()
+    cls = (
+        torch.full((2, 2), 0.0).index_put((torch.tensor([0]), torch.tensor([0])), torch.tensor(200.0)).requires_grad_()
+    )
     det = (torch.eye(2) * 200).requires_grad_()
     loss = mil_loss(mil_scores(cls, det, (2,)), torch.tensor([[False, True]]), (2,))
     loss.backward()

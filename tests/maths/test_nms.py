@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import golden_names, load_golden
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import box_sets
 
+from conftest import golden_names, load_golden
+from strategies import box_sets
 from tag2box.maths.boxes import iou
 from tag2box.maths.nms import class_nms, nms
 

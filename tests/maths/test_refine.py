@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
-
 from tag2box.maths.boxes import encode, iou
 from tag2box.maths.discovery import top_rows
 from tag2box.maths.refine import assign, box_loss, first_argmax, refine_loss
@@ -20,7 +20,9 @@ def seeds_of(rows: list[int], cls: list[int], score: list[float]) -> Seeds:
     return Seeds(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), torch.tensor(score))
 
 
-def assign_with_loops(proposals: Proposals, seeds: Seeds, classes: int, threshold: float) -> list[tuple[int, float, int]]:
+def assign_with_loops(
+    proposals: Proposals, seeds: Seeds, classes: int, threshold: float
+) -> list[tuple[int, float, int]]:
     """Class, weight and seed row of every proposal, by the definition."""
     out = []
     image = proposals.image_ids().tolist()

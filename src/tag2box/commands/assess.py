@@ -28,7 +28,7 @@ class Exam:
 
 
 def assess(run: Path, *, test: Exam, train: Exam | None = None, progress: Progress = silent) -> None:
-    """Write ``detections.json`` (test) and ``metrics.json`` into a run: AP, COCO, challenges; CorLoc on training photos."""
+    """Write ``detections.json`` (test) and ``metrics.json`` into a run; CorLoc is of the training photos."""
     trained = load_run(run)
     found = _detect(trained, test, progress)
     report: dict[str, object] = {"test": score(test.truth, found, ["voc07", "voc12", "coco", "challenges"]).to_json()}

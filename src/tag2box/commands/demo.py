@@ -1,11 +1,11 @@
-"""``tag2box demo``: generated scenes, two methods trained from tags alone, one report."""
+"""``tag2box demo``: generated scenes, methods trained from their tags alone, one report."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tag2box import settings
@@ -22,78 +22,84 @@ from tag2box.files import read_json, write_json
 from tag2box.recipes import Config, Data, scenes, table_3a
 
 SUMMARY = "summary.json"
-BOTH = ("oicr-plus", "od-wscl")
 TABLE_3A = {
     "oicr-plus": (False, False),
     "od": (True, False),
     "wscl": (False, True),
     "od-wscl": (True, True),
 }
-"""Run name -> (discovery, contrast): the four rows of the paper's table 3a."""
+"""Method -> (discovery, contrast): the four rows of the paper's table 3a."""
 
 
 def demo(
     out: Path,
     *,
     seed: int = 0,
-    methods: Sequence[str] = BOTH,
     world: Scenes | None = None,
     overrides: Sequence[str] = (),
     keep_maps: bool = False,
     progress: Progress = silent,
 ) -> dict[str, object]:
-    """Write scenes, train each method, assess it, and write ``report.html`` and ``summary.json``; returns the summary.
+    """Write scenes, train OICR+ and OD-WSCL, assess both, write ``report.html`` and ``summary.json``; gives the latter.
 
     What is already there is kept: a second call continues an interrupted one.
     """
     began = time.monotonic()
-    data = out / "scenes"
-    world = world or Scenes(seed=seed)
-    with progress("scenes", world.train + world.test) as bar:
-        world.write(data, on_progress=lambda *_: bar.advance())
-    base = settings.load(Config, [], overrides, base=_config(data, out, world, seed))
-    exams = {split: _exam(data, split) for split in ("train", "test")}
-    for method in methods:
-        _run(method, base, out, progress=progress)
-        if not (out / method / METRICS).exists():
-            assess(out / method, test=exams["test"], train=exams["train"], progress=progress)
-    summary = {method: read_json(out / method / METRICS, "the metrics of a run") for method in methods}
-    write_json(out / SUMMARY, {"seed": seed, "seconds": time.monotonic() - began, "methods": summary})
+    studio = open_studio(out, world or Scenes(seed=seed), overrides, progress=progress)
+    folders = {method: out / method for method in ("oicr-plus", "od-wscl")}
+    metrics = {m: studio.measure(folder, m, seed, progress=progress) for m, folder in folders.items()}
     report(
-        [out / method for method in methods],
+        list(folders.values()),
         out / "report.html",
         title="Boxes from tags alone: generated scenes",
-        test_photos=data / "test" / "photos",
-        test_truth=data / "test" / "truth.json",
-        train_truth=data / "train" / "truth.json",
-        commands=_commands(out, seed, overrides),
+        test_photos=studio.data / "test" / "photos",
+        test_truth=studio.data / "test" / "truth.json",
+        train_truth=studio.data / "train" / "truth.json",
+        test_proposals=studio.test.proposals,
+        commands=[f"tag2box demo --out {out} --seed {seed}" + "".join(f" --set {o}" for o in overrides)],
         progress=progress,
     )
+    summary: dict[str, object] = {"seed": seed, "seconds": time.monotonic() - began, "methods": metrics}
+    write_json(out / SUMMARY, summary)
     if not keep_maps:
         shutil.rmtree(out / "maps", ignore_errors=True)
-    return {"seed": seed, "methods": summary}
+    return summary
 
 
-def _config(data: Path, out: Path, world: Scenes, seed: int) -> Config:
-    base = scenes()
-    train_data = data / "train"
-    return replace(
-        base,
-        data=Data(
-            photos=train_data / "photos",
-            tags=train_data / "tags.csv",
-            classes=world.classes,
-            proposals=train_data / "proposals",
-        ),
-        maps=out / "maps",
-        plan=replace(base.plan, seed=seed),
+@dataclass(frozen=True)
+class Studio:
+    """A folder of scenes with all that is needed to train methods on them and to measure what they learnt."""
+
+    data: Path
+    config: Config
+    train: Exam
+    test: Exam
+
+    def measure(self, folder: Path, method: str, seed: int, *, progress: Progress) -> object:
+        """The metrics of one row of table 3a, trained into ``folder`` unless that was done before."""
+        discovery, contrast = TABLE_3A[method]
+        config = table_3a(self.config, discovery=discovery, contrast=contrast)
+        _finish(replace(config, plan=replace(config.plan, seed=seed)), folder, progress)
+        if not (folder / METRICS).exists():
+            assess(folder, test=self.test, train=self.train, progress=progress)
+        return read_json(folder / METRICS, "the metrics of a run")
+
+
+def open_studio(out: Path, world: Scenes, overrides: Sequence[str] = (), *, progress: Progress = silent) -> Studio:
+    """Write the scenes, where they are not there yet, and set up the settings to train on them."""
+    data = out / "scenes"
+    with progress("scenes", world.train + world.test) as bar:
+        world.write(data, on_progress=lambda *_: bar.advance())
+    learn = data / "train"
+    source = Data(
+        photos=learn / "photos", tags=learn / "tags.csv", classes=world.classes, proposals=learn / "proposals"
     )
+    config = settings.load(Config, [], overrides, base=replace(scenes(), data=source, maps=out / "maps"))
+    return Studio(data, config, _exam(learn), _exam(data / "test"))
 
 
-def _run(method: str, base: Config, out: Path, *, progress: Progress) -> None:
-    """Train a method, or go on with it; settings other than those it was started with are refused."""
-    discovery, contrast = TABLE_3A[method]
-    config, folder = table_3a(base, discovery=discovery, contrast=contrast), out / method
+def _finish(config: Config, folder: Path, progress: Progress) -> None:
+    """Train, or go on training; settings other than those a run was started with are refused."""
     if not (folder / CONFIG).exists():
         train(config, folder, progress=progress)
         return
@@ -102,12 +108,7 @@ def _run(method: str, base: Config, out: Path, *, progress: Progress) -> None:
     resume(folder, progress=progress)
 
 
-def _exam(data: Path, split: str) -> Exam:
-    truth = read_coco_truth(data / split / "truth.json")
-    photos = read_tags(data / split / "tags.csv", data / split / "photos", truth.classes).photos
-    return Exam(photos, truth, data / split / "proposals")
-
-
-def _commands(out: Path, seed: int, overrides: Sequence[str]) -> list[str]:
-    extra = "".join(f" --set {o}" for o in overrides)
-    return [f"tag2box demo --out {out} --seed {seed}{extra}"]
+def _exam(folder: Path) -> Exam:
+    truth = read_coco_truth(folder / "truth.json")
+    photos = read_tags(folder / "tags.csv", folder / "photos", truth.classes).photos
+    return Exam(photos, truth, folder / "proposals")

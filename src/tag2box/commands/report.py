@@ -7,19 +7,19 @@ from pathlib import Path
 
 from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
 from tag2box.commands.evaluate import read_truth
-from tag2box.commands.runs import read_config
+from tag2box.commands.runs import proposals_of, read_config
 from tag2box.commands.train import read_training
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
 from tag2box.evaluate.detections import read_detections
 from tag2box.proposals.recall import recall
-from tag2box.proposals.store import ProposalStore
+from tag2box.recipes import Config
 from tag2box.report import ProposalRecall, ReportInputs, RunRecord, read_run, write_report
 from tag2box.types import Photo, Truth
 
 
-def report(
+def report(  # noqa: PLR0913 - one keyword an option of the command
     runs: Sequence[Path],
     out: Path,
     *,
@@ -29,6 +29,7 @@ def report(
     train_truth: Path | None = None,
     split: str = "test",
     train_split: str = "train",
+    test_proposals: Path | None = None,
     commands: Sequence[str] = (),
     progress: Progress = silent,
 ) -> None:
@@ -38,6 +39,7 @@ def report(
         test_photos: folder of the photos ``test_truth`` speaks of.
         train_truth: for CorLoc and for pictures; never seen by training.
         split: image list of a VOC folder given as ``test_truth``; ``train_split`` likewise.
+        test_proposals: where the proposals of the test photos are or shall be kept; default: beside ``out``.
     """
     if not runs:
         raise UserError("no runs given; name at least one run folder")
@@ -45,9 +47,8 @@ def report(
     training = read_training(config)
     test = train = None
     if test_truth is not None and test_photos is not None:
-        test = exam(
-            read_truth(test_truth, split=split, classes=training.classes), test_photos, out.parent / "test-proposals"
-        )
+        truth = read_truth(test_truth, split=split, classes=training.classes)
+        test = exam(truth, test_photos, test_proposals or out.parent / "test-proposals")
     if train_truth is not None and config.data.photos is not None and config.data.proposals is not None:
         truth = read_truth(train_truth, split=train_split, classes=training.classes)
         train = Exam(training.photos, in_order(truth, training.photos, train_truth), config.data.proposals)
@@ -62,7 +63,9 @@ def report(
         test_photos={photo.id: photo.path for photo in test.photos} if test else {},
         train_truth=train.truth if train else None,
         test_truth=test.truth if test else None,
-        proposal_recall={name: _reach(e) for name, e in (("train", train), ("test", test)) if e is not None},
+        proposal_recall={
+            name: _reach(e, config, progress) for name, e in (("train", train), ("test", test)) if e is not None
+        },
     )
     write_report(inputs, out)
 
@@ -97,8 +100,8 @@ def _record(run: Path, test: Exam | None) -> RunRecord:
     return read_run(run, test_detections=read_detections(run / DETECTIONS, test.truth))
 
 
-def _reach(exam: Exam) -> ProposalRecall:
-    store = ProposalStore.open(exam.proposals)
+def _reach(exam: Exam, config: Config, progress: Progress) -> ProposalRecall:
+    store = proposals_of(exam.photos, config, exam.proposals, progress)
     got = recall([store.boxes(name) for name in exam.truth.ids], exam.truth)
     return ProposalRecall(
         {str(t): r for t, r in zip(got.thresholds, got.recall, strict=True)},

@@ -37,10 +37,17 @@ class TrainedRun:
     detector: Detector
 
 
-def start_run(config: Config, folder: Path) -> None:
-    """Claim a folder for a new run; whatever is there already is never overwritten."""
+def check_free(folder: Path) -> None:
+    """Raise if a folder cannot take a new run."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; expected a folder for the run, choose another --out")
     if any((folder / name).exists() for name in (CONFIG, EVENTS, checkpoint.STATE)):
         raise UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
+
+
+def start_run(config: Config, folder: Path) -> None:
+    """Claim a folder for a new run; whatever is there already is never overwritten."""
+    check_free(folder)
     write_text(folder / CONFIG, settings.dump(config))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tag2box.commands.runs import (
     build_detector,
+    check_free,
     machine,
     proposals_of,
     read_config,
@@ -30,9 +31,10 @@ from tag2box.types import TaggedPhotos
 def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
     """Train a detector into a new run folder."""
     config = with_paths(config, out)
+    check_free(out)
     photos = read_training(config)
+    store = _proposals(config, photos, progress)  # before the run is begun: a photo that cannot be read leaves none
     start_run(config, out)
-    store = _proposals(config, photos, progress)
     EventLog(out).write(
         "start",
         {

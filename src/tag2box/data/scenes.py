@@ -43,7 +43,7 @@ class Scenes:
     """Settings of a generated dataset; every photo is a function of them, its split and its number."""
 
     kind: Literal["scenes"] = "scenes"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     train: Annotated[int, Field(ge=1)] = 300
     """Photos to learn from."""
     test: Annotated[int, Field(ge=0)] = 100

@@ -86,10 +86,11 @@ def load_optimiser(run: Path, state: State, optimiser: Optimizer) -> None:
     path = run / state.folder / OPTIMISER
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     for name, value in _tensors(path).items():
-        index, key = name.split(".", 1)
-        if int(index) >= len(parameters):
-            raise UserError(f"{path}: {name} belongs to no parameter of this model; {_REMEDY}")
-        optimiser.state[parameters[int(index)]][key] = value
+        index, _, key = name.partition(".")
+        parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
+        if parameter is None or (value.dim() and value.shape != parameter.shape):
+            raise UserError(f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}")
+        optimiser.state[parameter][key] = value
 
 
 def _optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:

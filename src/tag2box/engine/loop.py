@@ -17,7 +17,7 @@ from pydantic import Field
 from torch.optim import Optimizer
 
 from tag2box.engine import checkpoint
-from tag2box.engine.events import EventLog
+from tag2box.engine.events import EventLog, read_events
 from tag2box.engine.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
 from tag2box.engine.progress import Progress, silent
 from tag2box.engine.source import Source
@@ -34,7 +34,7 @@ class Plan:
     """How long to train, how, and what to leave on disk on the way."""
 
     iterations: Annotated[int, Field(ge=1)] = 30_000
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     optimiser: Sgd | Adam = Sgd()
     schedule: Schedule = Schedule()
     log_every: Annotated[int, Field(ge=1)] = 10
@@ -48,7 +48,11 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
     """Train from wherever the run stands to the end of the plan; resuming gives the weights of an unbroken run."""
     detector, events = step.detector, EventLog(run)
     optimiser = plan.optimiser.build(detector)
-    first, seconds = _restore(run, step, optimiser, events)
+    first, seconds = _restore(run, step, optimiser)
+    if first >= plan.iterations and _has_ended(run):
+        return
+    if first:
+        events.write("resume", {"iteration": first})
     detector.train()
     began = time.monotonic() - seconds
     with _graceful_stop() as stop, progress("training", plan.iterations, first) as bar:
@@ -99,15 +103,19 @@ def _moments(iterations: int) -> set[int]:
     return {max(1, round(share * iterations)) for share in GALLERY_MOMENTS}
 
 
-def _restore(run: Path, step: Step, optimiser: Optimizer, events: EventLog) -> tuple[int, float]:
+def _restore(run: Path, step: Step, optimiser: Optimizer) -> tuple[int, float]:
     """Where to go on from: iterations done and seconds spent."""
     if not checkpoint.has_checkpoint(run):
         return 0, 0.0
     state = checkpoint.read_state(run)
     checkpoint.load_model(run, state, step.detector)
     checkpoint.load_optimiser(run, state, optimiser)
-    events.write("resume", {"iteration": state.iteration})
     return state.iteration, state.seconds
+
+
+def _has_ended(run: Path) -> bool:
+    """Whether the run has said so: a finished run that is resumed has nothing to add, not even the memory it took."""
+    return [event["event"] for event in read_events(run)][-1:] == ["end"]
 
 
 def _save(run: Path, step: Step, optimiser: Optimizer, source: Source, done: int, seconds: float) -> None:

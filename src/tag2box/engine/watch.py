@@ -60,7 +60,7 @@ def gallery_event(iteration: int, step: Step, source: Source, count: int) -> dic
 
 
 def _photo(photo: str, span: range, seeds: Seeds, boxes: Tensor) -> dict[str, object]:
-    inside = (seeds.rows >= span.start) & (seeds.rows < span.stop)
+    inside = (seeds.rows >= span.start) & (seeds.rows < span.stop) & seeds.score.isfinite()
     return {
         "id": photo,
         "boxes": [[round(v, 1) for v in row] for row in boxes[seeds.rows[inside] - span.start].tolist()],

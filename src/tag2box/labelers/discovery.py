@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
 from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
 from tag2box.maths.refine import assign
-from tag2box.types import Exemplars, Labeling, Scene, Seeds
+from tag2box.types import Labeling, Scene, Seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +49,19 @@ class Discovery:
     def find(self, scene: Scene, stage: int) -> tuple[Seeds, Float[Tensor, " t"]]:
         """Pseudo ground truth of one stage, and tau of each (image, class) it was found with."""
         tops = argmax_seeds(scene, stage)
-        probs, boxes = scene.probs[stage], scene.proposals.boxes
-        image_of_top = scene.proposals.image_ids()[tops.rows]
-        spans = scene.proposals.spans()
+        probs, spans = scene.probs[stage], scene.proposals.spans()
+        images = scene.proposals.image_ids()[tops.rows].tolist()
+        exemplars = {c: scene.exemplars.cls == c for c in set(tops.cls.tolist())}
         seeds, thresholds = [tops.rows.new_zeros(0, 2)], [probs.new_zeros(0)]
-        for i, (top, c) in enumerate(zip(tops.rows.tolist(), tops.cls.tolist(), strict=True)):
-            span = spans[int(image_of_top[i])]
-            inside = slice(span.start, span.stop)
-            rivals = tops.rows[(image_of_top == image_of_top[i]) & (tops.cls != c)]
-            closeness, tau = self._closeness(scene, stage, top, c)
-            others = (
-                scene.embed[inside] @ scene.embed[rivals].T if self._judges_rivals else probs.new_zeros(len(span), 0)
-            )
-            candidate = is_candidate(closeness[inside], tau, others.detach())
-            rows = keep_apart(boxes[inside], probs[inside, c], candidate, top - span.start, self.nms_iou) + span.start
+        for i, (top, c, image) in enumerate(zip(tops.rows.tolist(), tops.cls.tolist(), images, strict=True)):
+            inside = slice(spans[image].start, spans[image].stop)
+            rivals = [row for j, row in enumerate(tops.rows.tolist()) if images[j] == image and j != i]
+            closeness = self._closeness(scene, stage, top, c)[inside]
+            tau = self._threshold(scene, stage, top, exemplars[c])
+            to_rivals = scene.embed[inside] @ scene.embed[rivals if self._judges_rivals else []].T
+            candidate = is_candidate(closeness, tau, to_rivals)
+            boxes = scene.proposals.boxes[inside]
+            rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou) + inside.start
             seeds.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
             thresholds.append(tau.reshape(1))
         row, cls = torch.cat(seeds).unbind(dim=1)
@@ -72,16 +71,14 @@ class Discovery:
     def _judges_rivals(self) -> bool:
         return self.exclusive and self.criterion == "similarity"
 
-    def _closeness(self, scene: Scene, stage: int, top: int, c: int) -> tuple[Float[Tensor, " R"], Float[Tensor, ""]]:
-        """How strongly every proposal looks like an object of class c, and the threshold to beat."""
+    def _closeness(self, scene: Scene, stage: int, top: int, c: int) -> Float[Tensor, " R"]:
+        """How strongly every proposal looks like an object of class c."""
+        return scene.embed @ scene.embed[top] if self.criterion == "similarity" else scene.probs[stage][:, c]
+
+    def _threshold(self, scene: Scene, stage: int, top: int, of_class: Bool[Tensor, " M"]) -> Float[Tensor, ""]:
+        """What a candidate has to beat."""
         if self.criterion == "similarity":
-            embed = scene.embed.detach()
-            return embed @ embed[top], adaptive_threshold(embed[top], _of_class(scene.exemplars, c))
-        scores = scene.probs[stage][:, c]
-        if self.criterion == "score_fixed":
-            return scores, scores.new_tensor(self.score_threshold)
-        return scores, scene.exemplars.probs[stage][scene.exemplars.cls == c].mean()
-
-
-def _of_class(exemplars: Exemplars, c: int) -> Float[Tensor, "m D"]:
-    return exemplars.embed.detach()[exemplars.cls == c]
+            return adaptive_threshold(scene.embed[top], scene.exemplars.embed[of_class])
+        if self.criterion == "score_adaptive":
+            return scene.exemplars.probs[stage][of_class].mean()
+        return scene.probs[stage].new_tensor(self.score_threshold)

@@ -21,6 +21,7 @@ def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Ten
     for c in present:
         scores = left[:, c]
         top = torch.where(scores == scores.max(), torch.arange(len(scores), device=scores.device), len(scores)).min()
+        top = top.clamp(max=len(scores) - 1)  # nan equals nothing: any row will do, and the loss will tell
         tops.append(top)
         left[top] = -1.0  # below every probability
     return torch.stack(tops) if tops else present.new_zeros(0)

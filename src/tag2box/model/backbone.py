@@ -69,7 +69,7 @@ class Backbone(nn.Module):
 
     def map_recipe(self) -> str:
         """All that the maps depend on besides weights and pixels; kept maps are named by it."""
-        return f"{type(self).__name__} stride {self.stride} side {self.map_size}"
+        return f"{type(self).__name__} stride {self.stride} side {self.map_size} {self.preprocess}"
 
     @property
     def frozen_maps(self) -> bool:

@@ -28,7 +28,7 @@ class Predict:
     def __call__(self, scored: Scored, width: int, height: int) -> Detections:
         """Detections of one image from the merged pass over it."""
         rows, labels = (scored.probs > self.score_threshold).nonzero(as_tuple=True)
-        boxes = clip(scored.boxes.reshape(len(scored.probs), -1, 4)[rows, labels], width, height)
+        boxes = clip(scored.boxes.reshape(*scored.probs.shape, 4)[rows, labels], width, height)
         scores = scored.probs[rows, labels]
         kept = class_nms(boxes, scores, labels, self.nms_iou)[: self.max_detections]
         return Detections(boxes[kept], scores[kept], labels[kept])
@@ -60,7 +60,7 @@ def merge(passes: Sequence[Scored]) -> Scored:
 
 def unflip(passed: Scored, width: float) -> Scored:
     """A pass over the mirror image, its boxes put back the right way round."""
-    boxes = passed.boxes.reshape(len(passed.boxes), -1, 4)
+    boxes = passed.boxes.reshape(*passed.probs.shape, 4)
     mirrored = torch.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], dim=2)
     return Scored(passed.probs, mirrored.reshape(passed.boxes.shape))
 

@@ -58,7 +58,7 @@ class ProposalStore:
     @classmethod
     def open(cls, path: Path) -> ProposalStore:
         """Open the store in a folder."""
-        index = read_json(path / "index.json", "the index of a proposal store; make one with `tag2box proposals`")
+        index = read_json(path / "index.json", "the index of a proposal store")
         try:
             if index["format"] != _FORMAT:
                 raise UserError(f"{path / 'index.json'}: format {index['format']}, expected {_FORMAT}; make it anew")

@@ -1,0 +1,63 @@
+"""Table 3a of the paper on the generated scenes: OICR+, + OD, + WSCL, + both, over several training seeds.
+
+    python benchmarks/scenes_table.py --seeds 0 1 2 --out runs/table
+
+Photos, proposals and test split are those of ``tag2box demo`` (scenes of seed 0); the seed is that of training.
+Interrupted, the same command goes on; finished cells are not run again. The figures land in OUT/table.json and,
+as Markdown, on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from tag2box.commands.demo import TABLE_3A, open_studio
+from tag2box.data.scenes import Scenes
+from tag2box.engine.progress import Terminal
+from tag2box.files import write_json
+
+NAMES = {"oicr-plus": "OICR+", "od": "+ OD", "wscl": "+ WSCL", "od-wscl": "+ both (OD-WSCL)"}
+COLUMNS = {
+    "mAP50": ("test", "voc12", "mAP"),
+    "mAP50 (11 points)": ("test", "voc07", "mAP"),
+    "CorLoc": ("train", "corloc", "mean"),
+    "found": ("test", "challenges", "found"),
+    "part": ("test", "challenges", "part"),
+    "grouped": ("test", "challenges", "grouped"),
+    "missed": ("test", "challenges", "missed"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--scenes-seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/table"))
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
+    args = parser.parse_args()
+    progress = Terminal()
+    studio = open_studio(args.out, Scenes(seed=args.scenes_seed), args.overrides, progress=progress)
+    cells: dict[str, dict[str, Any]] = {method: {} for method in TABLE_3A}
+    for seed in args.seeds:
+        for method in TABLE_3A:
+            folder = args.out / f"{method}-seed{seed}"
+            cells[method][str(seed)] = studio.measure(folder, method, seed, progress=progress)
+            write_json(args.out / "table.json", {"scenes_seed": args.scenes_seed, "cells": cells})
+    print(markdown(cells))
+
+
+def markdown(cells: dict[str, dict[str, Any]]) -> str:
+    """Mean and spread (smallest to largest) of each column, in per cent."""
+    lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for method, by_seed in cells.items():
+        figures = [[100 * metrics[a][b][c] for metrics in by_seed.values()] for a, b, c in COLUMNS.values()]
+        row = [f"{statistics.mean(f):.1f} ({min(f):.1f} to {max(f):.1f})" for f in figures]
+        lines.append(f"| {NAMES[method]} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Write docs/settings.md from the settings classes themselves: ``python docs/make_settings.py``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tag2box import settings
+from tag2box.recipes import RECIPES, Config
+from tag2box.settings.write import toml
+
+PAGE = Path(__file__).parent / "settings.md"
+HEAD = """\
+# Settings
+
+This page is generated: `python docs/make_settings.py` writes it, and a test fails where it is out of date.
+
+Every run is described by one nested value, `tag2box.Config`. You change it in three places, and the later one wins:
+
+1. a recipe, `--recipe od-wscl` (the default), `oicr-plus` or `scenes`: a function in `src/tag2box/recipes.py` that
+   returns a complete value;
+2. TOML files, `--config mine.toml`, as many as you like;
+3. `--set key=value` on the command line, as often as you like. Quotes around a string may be left out.
+
+```toml
+# mine.toml
+[plan]
+iterations = 2000
+
+[objective.labeler]
+kind = "discovery"
+nms_iou = 0.2
+```
+
+```
+tag2box train --config mine.toml --set plan.seed=1 --photos photos --tags tags.csv --out runs/mine
+```
+
+TOML has no null: in a field that may be empty, `""` stands for none. Where a table has a `kind`, changing the kind
+starts that table afresh. A wrong key, type or bound is answered in one line that names the place and the nearest valid
+key. The whole of what a run used, comments included, is in its `config.toml`, which is itself a valid `--config` file.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, *_tables(), "## What the recipes change\n", _recipes()]
+    return "\n".join(parts)
+
+
+def _tables() -> Iterator[str]:
+    """A table for each group of keys; members of a choice have tables of their own."""
+    groups: dict[tuple[str, str], list[settings.Setting]] = {}
+    for setting in settings.describe(Config):
+        groups.setdefault((setting.key.rpartition(".")[0], setting.kind), []).append(setting)
+    for (prefix, kind), group in groups.items():
+        title = f"`{prefix}`" if prefix else "The run itself"
+        yield f"## {title}" + (f', `kind = "{kind}"`' if kind else "") + "\n"
+        yield "| key | type | default | what it is |\n|---|---|---|---|"
+        for setting in group:
+            cells = (f"`{setting.key}`", setting.type, _default(setting.default), setting.doc.replace("``", "`"))
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield ""
+
+
+def _default(text: str | None) -> str:
+    if text is None:
+        return "required"
+    return "none" if text == '""' else f"`{text}`"
+
+
+def _recipes() -> str:
+    """Where each recipe differs from the defaults, which are those of ``od-wscl``."""
+    plain = _leaves(Config())
+    lines = ["| recipe | key | value |", "|---|---|---|"]
+    for name, recipe in RECIPES.items():
+        own = _leaves(recipe())
+        changed = [key for key in sorted(own) if own[key] != plain.get(key)]
+        lines += [f"| `{name}` | `{key}` | `{toml(own[key])}` |" for key in changed]
+        lines += [] if changed else [f"| `{name}` | nothing | |"]
+    return "\n".join(lines) + "\n"
+
+
+def _leaves(config: Config) -> dict[str, object]:
+    """Dotted keys and values."""
+    found: dict[str, object] = {}
+    pending: list[tuple[str, object]] = [("", tomllib.loads(settings.dump(config)))]
+    while pending:
+        prefix, value = pending.pop(0)
+        if isinstance(value, dict):
+            pending += [(f"{prefix}.{name}".lstrip("."), item) for name, item in value.items()]
+        else:
+            found[prefix] = value
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

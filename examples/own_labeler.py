@@ -1,0 +1,59 @@
+"""A labeler of your own: ``python examples/own_labeler.py runs/new``. To join the package, see docs/architecture.md."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+
+from tag2box import RECIPES, train
+from tag2box.data.scenes import Scenes
+from tag2box.engine.events import read_events
+from tag2box.maths.nms import nms
+from tag2box.maths.refine import assign
+from tag2box.types import Labeling, Scene, Seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopApart:
+    """The best proposals of each present class that hardly overlap seed its clusters; fields are settings."""
+
+    kind: Literal["top_apart"] = "top_apart"
+    count: int = 2
+    uses_exemplars: ClassVar[bool] = False  # it looks at scores alone
+
+    def __call__(self, scene: Scene) -> Labeling:
+        """Pseudo labels of every stage."""
+        return Labeling(tuple(assign(scene.proposals, self.find(scene, p), scene.tags.shape[1]) for p in scene.probs))
+
+    def find(self, scene: Scene, probs: torch.Tensor) -> Seeds:
+        """The seeds one teacher gives, image after image, class after class."""
+        picks = [torch.zeros(0, 2, dtype=torch.long)]
+        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+            inside = slice(span.start, span.stop)
+            for c in tags.nonzero().flatten().tolist():
+                best = nms(scene.proposals.boxes[inside], probs[inside, c], 0.1)[: self.count] + span.start
+                picks.append(torch.stack([best, torch.full_like(best, c)], dim=1))
+        rows, cls = torch.cat(picks).T
+        return Seeds(rows, cls, probs[rows, cls])
+
+
+def main(out: Path, iterations: int = 20) -> None:
+    """Train with the labeler, and say how many boxes it taught for each tag, stage by stage."""
+    Scenes(train=24, test=0, classes=("car", "fish", "flower")).write(out / "scenes")
+    base = RECIPES["scenes"]()
+    config = replace(
+        base,
+        data=replace(base.data, photos=out / "scenes/train/photos", tags=out / "scenes/train/tags.csv"),
+        objective=replace(base.objective, labeler=TopApart(), contrast=replace(base.objective.contrast, enabled=False)),
+        plan=replace(base.plan, iterations=iterations),
+    )
+    train(config, out / "run")
+    print(*(e["boxes_per_class"] for e in read_events(out / "run") if e["event"] == "pseudo"), sep="\n")
+
+
+if __name__ == "__main__":  # several processes make proposals, and import this file
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:3]))

@@ -1,0 +1,118 @@
+"""``report`` as a call: what it gathers, what it makes where it is missing, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tag2box.commands.report import exam, in_order, report
+from tag2box.commands.train import train
+from tag2box.data.coco import write_coco_truth
+from tag2box.data.photos import find_photos
+from tag2box.errors import UserError
+from tag2box.types import Objects, Photo, Truth
+from tiny_world import small_config, small_data, small_network, tree
+
+CLASSES = ("bar", "box", "disc")
+
+
+def truth_of(ids: list[str], classes: tuple[str, ...] = CLASSES) -> Truth:
+    objects = tuple(Objects.of([[4, 6, 21, 27 + i]], [i % len(classes)]) for i in range(len(ids)))
+    return Truth(classes, tuple(ids), ((64, 44),) * len(ids), objects)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> Path:
+    """Two runs of the tiny network; their training photos also serve as test photos."""
+    small_network(monkeypatch)
+    small_data(tmp_path)
+    truth = truth_of([f"photo{i}" for i in range(4)])
+    write_coco_truth(tmp_path / "truth.json", truth, {name: f"{name}.jpg" for name in truth.ids})
+    train(small_config(tmp_path, "name=First", f"data.proposals={tmp_path / 'store'}"), tmp_path / "one")
+    train(small_config(tmp_path, "name=Second", f"data.proposals={tmp_path / 'store'}"), tmp_path / "two")
+    return tmp_path
+
+
+def test_without_truth_the_page_tells_of_training_alone(small):
+    before = tree(small / "one")
+    report([small / "one"], small / "page.html", title="Only <training>")
+    page = (small / "page.html").read_text()
+    assert "Only &lt;training&gt;" in page
+    assert "First" in page
+    assert tree(small / "one") == before
+
+
+def test_runs_are_assessed_once(small):
+    given = {"test_photos": small / "photos", "test_truth": small / "truth.json", "train_truth": small / "truth.json"}
+    report([small / "one", small / "two"], small / "page" / "page.html", **given)
+    page = (small / "page" / "page.html").read_text()
+    assert all(word in page for word in ("First", "Second", *CLASSES))
+    metrics = json.loads((small / "two" / "metrics.json").read_text())
+    assert set(metrics) == {"test", "train", "truth_boxes_per_class"}
+    before = tree(small / "one", small / "two")
+    report([small / "one", small / "two"], small / "page" / "page.html", **given)
+    assert tree(small / "one", small / "two") == before
+
+
+def test_proposals_of_test_photos_are_kept_where_asked_or_beside_the_page(small):
+    given = {"test_photos": small / "photos", "test_truth": small / "truth.json"}
+    report([small / "one"], small / "a" / "page.html", **given)
+    assert (small / "a" / "test-proposals" / "index.json").exists()
+    report([small / "one"], small / "b" / "page.html", test_proposals=small / "mine", **given)
+    assert (small / "mine" / "index.json").exists()
+    assert [path.name for path in (small / "b").iterdir()] == ["page.html"]
+
+
+def test_the_command_that_repeats_it_is_on_the_page(small):
+    report([small / "one"], small / "page.html", commands=["tag2box report one --title 'A & B'"])
+    assert "A &amp; B" in (small / "page.html").read_text()
+
+
+def test_no_runs_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="no runs given"):
+        report([], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_is_not_half_written(small):
+    (small / "page.html").write_text("the old page")
+    (small / "two" / "metrics.json").write_text("{")
+    with pytest.raises(UserError, match=r"metrics\.json"):
+        report([small / "one", small / "two"], small / "page.html")
+    assert (small / "page.html").read_text() == "the old page"
+
+
+# ---------------------------------------------------------------- photos and truth brought together
+
+
+def photo(name: str) -> Photo:
+    return Photo(name, Path(f"{name}.jpg"), 64, 44)
+
+
+@pytest.mark.parametrize("order", [[], ["b"], ["c", "a"], ["b", "c", "a"]])
+def test_truth_is_put_in_the_photos_order(order):
+    truth = truth_of(["a", "b", "c"])
+    sorted_truth = in_order(truth, [photo(name) for name in order], Path("truth.json"))
+    assert sorted_truth.ids == tuple(order)
+    for name, objects in zip(sorted_truth.ids, sorted_truth.objects, strict=True):
+        assert objects is truth.objects[truth.ids.index(name)]
+
+
+def test_a_photo_without_truth_is_named():
+    with pytest.raises(UserError, match=r"truth\.json: says nothing about photo x \(2 missing\)"):
+        in_order(truth_of(["a"]), [photo("a"), photo("x"), photo("y")], Path("truth.json"))
+
+
+def test_an_exam_takes_the_photos_the_truth_speaks_of(tmp_path):
+    small_data(tmp_path)
+    got = exam(truth_of(["photo2", "photo0"]), tmp_path / "photos", tmp_path / "store")
+    assert [p.id for p in got.photos] == ["photo2", "photo0"]
+    assert len(find_photos([tmp_path / "photos"])) == 4
+
+
+def test_truth_without_its_photo_is_named(tmp_path):
+    small_data(tmp_path)
+    with pytest.raises(UserError, match="no photo absent, which the truth names"):
+        exam(truth_of(["photo1", "absent"]), tmp_path / "photos", tmp_path / "store")

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tag2box.data.photos import read_photo
+from tag2box.data.transforms import View, apply, resized
+from tag2box.engine.infer import Inference, detect
+from tag2box.engine.maps import CachedMaps, LiveMaps
+from tag2box.engine.progress import Bar
+from tag2box.maths.boxes import decode
+from tag2box.model.detector import Detector, Heads
+from tag2box.model.predict import Predict
+from tag2box.types import Detections, Photo, Proposals
+from tiny import tiny_detector, tiny_photos, tiny_store
+
+ALL = Predict(nms_iou=1.0, max_detections=10_000)  # keeps every box of every class
+COUNTS = (5, 0, 1)
+
+
+class Boxes:
+    """Proposals handed in."""
+
+    def __init__(self, boxes: Tensor) -> None:
+        self.given = boxes
+
+    def boxes(self, photo_id: str) -> Tensor:
+        return self.given
+
+
+def run(folder: Path, inference: Inference, detector: Detector | None = None) -> tuple[dict[str, Detections], LiveMaps]:
+    photos = tiny_photos(folder, len(COUNTS)).photos
+    network = detector or tiny_detector(3)
+    live = LiveMaps(network.backbone, photos, tiny_store(folder, photos, counts=COUNTS))
+    return detect(network, photos, live.store, maps=live, inference=inference), live
+
+
+def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
+    """Mean scores (P, C) and mean boxes (P, C, 4) in the photo's pixels, one view and one corner at a time."""
+    all_probs, all_boxes = [], []
+    for short, flip in views:
+        image, seen = apply(View(short, flip, 2000), read_photo(photo.path).float(), boxes)
+        maps = detector.backbone.roi_maps(detector.backbone.trunk(image[None]), Proposals(seen, (len(seen),)))
+        out = detector.score(detector.neck(maps))
+        all_probs.append(sum(x.softmax(dim=1)[:, :-1] for x in out.refine) / len(out.refine))
+        moved = decode(sum(out.deltas) / len(out.deltas), seen).reshape(len(boxes), -1, 4)  # type: ignore[arg-type]
+        height, width = resized((photo.height, photo.width), short, 2000)
+        if flip:
+            moved = torch.stack([width - moved[..., 2], moved[..., 1], width - moved[..., 0], moved[..., 3]], dim=2)
+        across, down = photo.width / width, photo.height / height
+        all_boxes.append(moved * torch.tensor([across, down, across, down]))
+    return torch.stack(all_probs).mean(dim=0), torch.stack(all_boxes).mean(dim=0)  # type: ignore[arg-type]
+
+
+def test_views_are_every_scale_upright_then_mirrored() -> None:
+    assert Inference(scales=(24, 32), long_max=99).views() == (
+        View(24, False, 99),
+        View(24, True, 99),
+        View(32, False, 99),
+        View(32, True, 99),
+    )
+    assert Inference(scales=(24,), mirror=False).views() == (View(24, False, 2000),)
+    assert len(Inference().views()) == 14
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("scales", [(40,), (24, 36)])
+def test_detections_are_the_mean_over_the_views(tmp_path: Path, scales: tuple[int, ...], mirror: bool) -> None:
+    detector = tiny_detector(3)
+    found, live = run(tmp_path, Inference(scales=scales, mirror=mirror, predict=ALL), detector)
+    photo = live.photos[0]
+    flips = [False, True] if mirror else [False]
+    with torch.no_grad():
+        probs, boxes = by_hand(detector, photo, live.store.boxes(photo.id), [(s, f) for s in scales for f in flips])
+    mine = found[photo.id]
+    assert len(mine) == probs.numel()
+    for score, label, box in zip(mine.scores, mine.labels, mine.boxes, strict=True):
+        row = int((probs[:, label] - score).abs().argmin())
+        assert probs[row, label].item() == pytest.approx(score.item(), abs=1e-5)
+        x1, y1, x2, y2 = boxes[row, label].tolist()
+        cut = [max(x1, 0), max(y1, 0), min(x2, photo.width), min(y2, photo.height)]
+        assert box.tolist() == pytest.approx(cut, abs=1e-2)
+
+
+@pytest.mark.parametrize("heads", [Heads(), Heads(regress=False)])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_photo_without_proposals_has_no_detections(tmp_path: Path, heads: Heads, mirror: bool) -> None:
+    found, live = run(tmp_path, Inference(scales=(24, 32), mirror=mirror), tiny_detector(3, heads=heads))
+    assert list(found) == [photo.id for photo in live.photos]
+    assert len(found["photo1"]) == 0
+    assert found["photo1"].boxes.shape == (0, 4)
+    assert len(found["photo0"]) > 0
+    assert len(found["photo2"]) == 3  # one box, three classes
+
+
+def test_no_photos_no_detections() -> None:
+    live = LiveMaps(tiny_detector(2).backbone, (), Boxes(torch.zeros(0, 4)))
+    assert detect(tiny_detector(2), (), live.store, maps=live, inference=Inference()) == {}
+
+
+def symmetric_photo(folder: Path) -> Photo:
+    """Noise and its mirror image side by side, stored without loss."""
+    half = np.random.default_rng(0).integers(0, 255, (32, 24, 3), dtype=np.uint8)
+    path = folder / "twin.png"
+    Image.fromarray(np.concatenate([half, half[:, ::-1]], axis=1)).save(path)
+    return Photo("twin", path, 48, 32)
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: Path, mirror: bool) -> None:
+    photo = symmetric_photo(tmp_path)
+    left = torch.tensor([[2.0, 3, 17, 20]])
+    right = torch.tensor([[31.0, 3, 46, 20]])
+    detector = tiny_detector(2, heads=Heads(regress=False))
+
+    def scores(boxes: Tensor) -> Tensor:
+        live = LiveMaps(detector.backbone, (photo,), Boxes(boxes))
+        inference = Inference(scales=(32, 40), mirror=mirror, predict=ALL)
+        found = detect(detector, (photo,), live.store, maps=live, inference=inference)["twin"]
+        return found.scores[found.labels.argsort()]
+
+    assert torch.allclose(scores(left), scores(right), atol=1e-4) is mirror
+
+
+def test_mirror_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
+    photo = symmetric_photo(tmp_path)
+    detector = tiny_detector(2)
+    live = LiveMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
+    found = detect(detector, (photo,), live.store, maps=live, inference=Inference(scales=(32,), predict=ALL))["twin"]
+    for label in (0, 1):
+        a, b = found.boxes[found.labels == label].tolist()
+        assert sorted([48 - b[2], 48 - b[0]]) == pytest.approx([a[0], a[2]], abs=1e-2)
+        assert (b[1], b[3]) == pytest.approx((a[1], a[3]), abs=1e-2)
+
+
+def test_kept_maps_give_nearly_the_same_detections(tmp_path: Path) -> None:
+    inference = Inference(scales=(24, 32), predict=ALL)
+    detector = tiny_detector(3)
+    found, live = run(tmp_path, inference, detector)
+    cached = CachedMaps(live, tmp_path / "maps")
+    kept = detect(detector, live.photos, live.store, maps=cached, inference=inference)
+    for name, own in found.items():
+        assert kept[name].scores.tolist() == pytest.approx(own.scores.tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_network_is_left_as_it_was(tmp_path: Path, training: bool) -> None:
+    detector = tiny_detector(3)
+    detector.train(training)
+    found, _ = run(tmp_path, Inference(scales=(24,)), detector)
+    assert detector.training is training
+    assert not any(d.scores.requires_grad for d in found.values())
+
+
+def test_settings_of_prediction_are_obeyed(tmp_path: Path) -> None:
+    base = Inference(scales=(24,), predict=ALL)
+    every, live = run(tmp_path, base)
+    few, _ = run(tmp_path, replace(base, predict=replace(ALL, max_detections=2)))
+    assert few["photo0"].scores.tolist() == every["photo0"].scores.tolist()[:2]
+    none, _ = run(tmp_path, replace(base, predict=replace(ALL, score_threshold=1.0)))
+    assert all(len(d) == 0 for d in none.values())
+    edge = torch.tensor([live.photos[0].width, live.photos[0].height] * 2)
+    boxes = every["photo0"].boxes
+    assert ((boxes >= 0) & (boxes <= edge)).all()
+
+
+def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
+    told: list[object] = []
+
+    class Counting:
+        def advance(self, note: str = "") -> None:
+            told.append(note)
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        told.append((title, total))
+        yield Counting()
+
+    photos = tiny_photos(tmp_path, 3).photos
+    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress)
+    assert told == [("detecting", 3), "", "", ""]

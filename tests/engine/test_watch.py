@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies import make_scene
+from tag2box.data.transforms import Resize
+from tag2box.engine.maps import LiveMaps
+from tag2box.engine.source import Feed, MapSource
+from tag2box.engine.step import Step
+from tag2box.engine.watch import gallery_event, pseudo_event, step_event
+from tag2box.labelers import Oicr
+from tag2box.model.regularise import DropBlock
+from tag2box.model.views import Augment
+from tag2box.objective import Objective
+from tag2box.types import Labeling, PseudoLabels, Seeds
+from tiny import tiny_detector, tiny_photos, tiny_store
+
+
+def world(
+    folder: Path, counts: tuple[int, ...] = (5, 0, 7, 1), objective: Objective | None = None
+) -> tuple[Step, MapSource]:
+    photos = tiny_photos(folder, len(counts))
+    store = tiny_store(folder, photos.photos, counts=counts)
+    detector = tiny_detector(len(photos.classes))
+    live = LiveMaps(detector.backbone, photos.photos, store)
+    feed = Feed(batch=4, resize=Resize(scales=(32,), flip=1.0), max_proposals=3)
+    return Step(detector, objective or Objective(), DropBlock(), Augment()), MapSource(photos, store, feed, 0, live)
+
+
+def stage(classes: list[int]) -> PseudoLabels:
+    """A stage of which only the classes of its seeds matter."""
+    rows = torch.arange(len(classes))
+    seeds = Seeds(rows, torch.tensor(classes, dtype=torch.long), torch.ones(len(classes)))
+    return PseudoLabels(rows, torch.ones(len(classes)), torch.zeros(len(classes), 4), seeds)
+
+
+def test_a_step_event_holds_all_losses_and_their_weighted_sum(tmp_path: Path) -> None:
+    step, source = world(tmp_path)
+    outcome = step(source.batch(0))
+    event = step_event(7, outcome, 0.01, 2.5)
+    losses = event["losses"]
+    assert isinstance(losses, dict)
+    assert (event["iteration"], event["lr"], event["seconds"]) == (7, 0.01, 2.5)
+    assert losses["total"] == pytest.approx(
+        losses["mil"] + losses["refine"] + losses["box"] + 0.03 * losses["contrast"]
+    )
+    assert all(value > 0 for value in losses.values())
+    json.dumps(event, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("stages", "tags", "per_stage", "per_class"),
+    [
+        ([[]], [[0, 0]], [None], {}),  # nothing is tagged
+        ([[]], [[1, 0]], [0.0], {"a": 0.0}),  # tagged, but without proposals
+        ([[0], [0, 0]], [[1, 0]], [1.0, 2.0], {"a": 2.0}),
+        ([[0, 1, 1], [0, 0, 1, 1, 1]], [[1, 1], [0, 1]], [1.0, 5 / 3], {"a": 2.0, "b": 1.5}),
+    ],
+)
+def test_pseudo_boxes_are_counted_per_pair_of_image_and_class(
+    stages: list[list[int]], tags: list[list[int]], per_stage: list[float | None], per_class: dict[str, float]
+) -> None:
+    labeling = Labeling(tuple(stage(s) for s in stages))
+    event = pseudo_event(3, labeling, torch.tensor(tags, dtype=torch.bool), ("a", "b"))
+    assert event["iteration"] == 3
+    assert event["boxes_per_class"] == per_stage
+    assert event["per_class"] == per_class
+    assert event["threshold"] == [None] * len(stages)
+    json.dumps(event, allow_nan=False)
+
+
+def test_the_mean_threshold_of_each_stage_or_none() -> None:
+    taus = (torch.tensor([0.25, 0.75]), torch.zeros(0))
+    event = pseudo_event(1, Labeling((stage([0]), stage([0])), taus), torch.ones(1, 1, dtype=torch.bool), ("a",))
+    assert event["threshold"] == [0.5, None]
+
+
+def test_argmax_finds_one_box_a_pair() -> None:
+    scene = make_scene((6, 4), [[1, 1], [0, 1]])
+    event = pseudo_event(1, Oicr()(scene), scene.tags, ("a", "b"))
+    assert event["boxes_per_class"] == [1.0, 1.0, 1.0]
+    assert event["per_class"] == {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("objective", [Objective(), Objective(labeler=Oicr())])
+def test_the_gallery_shows_proposals_of_the_photos_in_their_own_pixels(tmp_path: Path, objective: Objective) -> None:
+    step, source = world(tmp_path, objective=objective)
+    event = gallery_event(9, step, source, 4)
+    photos = event["photos"]
+    assert isinstance(photos, list)
+    assert event["iteration"] == 9
+    assert [photo["id"] for photo in photos] == ["photo0", "photo1", "photo2", "photo3"]
+    for index, photo in enumerate(photos):
+        own = [[round(v, 1) for v in box] for box in source.photo_boxes(photo["id"]).tolist()]
+        tagged = source.photos.tags[index].nonzero().flatten().tolist()
+        assert all(box in own for box in photo["boxes"])
+        assert len(photo["boxes"]) == len(photo["labels"]) == len(photo["scores"])
+        assert all(0 <= score <= 1 for score in photo["scores"])
+        assert set(photo["labels"]) == (set(tagged) if own else set())
+    json.dumps(event, allow_nan=False)
+
+
+def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path) -> None:
+    step, source = world(tmp_path)
+    torch.manual_seed(1)
+    photos = gallery_event(1, step, source, 4)["photos"]
+    assert isinstance(photos, list)
+    torch.manual_seed(1)
+    still = source.still(4)
+    seeds = step(still).labeling.stages[-1].seeds
+    for span, photo in zip(still.proposals.spans(), photos, strict=True):
+        own = source.photo_boxes(photo["id"]).tolist()
+        mine = [(row, c) for row, c in zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True) if row in span]
+        assert photo["boxes"] == [[round(v, 1) for v in own[row - span.start]] for row, _ in mine]
+        assert photo["labels"] == [c for _, c in mine]
+
+
+def test_looking_leaves_no_gradient_and_no_change(tmp_path: Path) -> None:
+    step, source = world(tmp_path)
+    before = [p.clone() for p in step.detector.parameters()]
+    gallery_event(1, step, source, 2)
+    assert all(p.grad is None for p in step.detector.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, step.detector.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 99])
+def test_the_gallery_has_as_many_photos_as_asked_and_there_are(tmp_path: Path, count: int) -> None:
+    step, source = world(tmp_path)
+    photos = gallery_event(1, step, source, count)["photos"]
+    assert isinstance(photos, list)
+    assert len(photos) == min(count, 4)
+
+
+def test_photos_without_proposals_show_nothing(tmp_path: Path) -> None:
+    step, source = world(tmp_path, counts=(0, 0))
+    photos = gallery_event(1, step, source, 2)["photos"]
+    assert isinstance(photos, list)
+    assert [photo["boxes"] for photo in photos] == [[], []]
+    outcome = step(source.batch(0))
+    event = step_event(1, outcome, 0.1, 0.0)
+    json.dumps([event, pseudo_event(1, outcome.labeling, source.batch(0).tags, source.classes)], allow_nan=False)
+    assert outcome.total.item() == 0.0

@@ -1,0 +1,159 @@
+"""The surface of the command line: its commands and options, help that answers at once, what options become."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import tag2box.cli as cli
+from tag2box.errors import Interrupted, UserError
+from tag2box.recipes import RECIPES
+from tiny_world import call
+
+SURFACE = {
+    "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
+    "train": ["--out", "--config", "--recipe", "--photos", "--tags", "--resume", "--set"],
+    "detect": ["run", "photos", "--out", "--draw", "--min-score"],
+    "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
+    "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
+               "--train-split"],
+    "doctor": [],
+}  # fmt: skip
+"""Every command with its arguments and options, in order. To change this list is to change what users have learnt."""
+
+
+def names(parameter) -> list[str]:
+    if parameter.param_type_name == "argument":
+        return [parameter.name]
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def test_commands_and_options_are_pinned():
+    group = typer.main.get_command(cli.app)
+    found = {name: [n for p in command.params for n in names(p)] for name, command in group.commands.items()}
+    assert found == SURFACE
+
+
+@pytest.fixture(scope="module")
+def helps() -> tuple[dict[str, str], set[str]]:
+    """The help of every command, and the modules that were needed for it, from one fresh process."""
+    script = """
+import json, sys
+from typer.testing import CliRunner
+from tag2box.cli import app
+asked = [[], *([name] for name in sys.argv[1:])]
+said = {" ".join(words): CliRunner().invoke(app, [*words, "--help"], prog_name="tag2box").output for words in asked}
+print(json.dumps([said, sorted(sys.modules)]))
+"""
+    done = subprocess.run([sys.executable, "-c", script, *SURFACE], capture_output=True, text=True, check=True)
+    said, modules = json.loads(done.stdout)
+    return said, set(modules)
+
+
+def test_help_imports_nothing_heavy(helps):
+    heavy = {"torch", "numpy", "cv2", "PIL", "safetensors", "jinja2", "faster_coco_eval", "jaxtyping"}
+    assert not helps[1] & heavy
+    assert {name for name in helps[1] if name.startswith("tag2box.")} == {"tag2box.cli", "tag2box.errors"}
+
+
+@pytest.mark.parametrize("command", SURFACE)
+def test_every_command_explains_itself_with_an_example(helps, command):
+    text = helps[0][command]
+    assert f"Usage: tag2box {command}" in text
+    assert f"tag2box {command}" in text.partition("Example:")[2]
+    assert all(option in text for option in SURFACE[command] if option.startswith("--") and len(option) < 12)
+
+
+def test_the_first_help_lists_the_commands(helps):
+    assert all(name in helps[0][""] for name in SURFACE)
+
+
+# ---------------------------------------------------------------- how commands end
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("photo.jpg: broken; mend it"), 2, "tag2box: photo.jpg: broken; mend it\n"),
+        (Interrupted("run: saved; go on with --resume"), 130, "tag2box: run: saved; go on with --resume\n"),
+    ],
+)
+def test_errors_become_a_line_and_an_exit_code(error, code, said, monkeypatch, capsys):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    done = call([], monkeypatch, capsys)
+    assert (done.code, done.err) == (code, said)
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
+    def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["train"], ["detect", "run"], ["evaluate"], ["unheard-of"], ["demo", "--seed", "-1"], ["train", "--ot", "x"]],
+)
+def test_wrong_usage_is_exit_code_2(argv, monkeypatch, capsys):
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 2
+    assert "Usage:" in done.err
+    assert "Traceback" not in done.err
+
+
+# ---------------------------------------------------------------- what options become
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[tuple, dict]]:
+    """Calls that would have reached ``train``."""
+    calls: list[tuple[tuple, dict]] = []
+    monkeypatch.setattr("tag2box.commands.train.train", lambda *args, **more: calls.append((args, more)))
+    return calls
+
+
+def test_train_starts_from_od_wscl(asked, monkeypatch, capsys):
+    assert call(["train", "--out", "run"], monkeypatch, capsys).code == 0
+    assert asked[0][0] == (RECIPES["od-wscl"](), Path("run"))
+
+
+def test_later_files_win_over_earlier_ones_and_options_over_all(asked, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.toml").write_text('name = "a"\n[plan]\niterations = 1\nseed = 1\n[data]\ntags = "a.csv"\n')
+    (tmp_path / "b.toml").write_text("[plan]\niterations = 2\nlog_every = 2\n")
+    files = ["--config", f"{tmp_path / 'a.toml'}", "--config", f"{tmp_path / 'b.toml'}"]
+    argv = ["train", "--out", "run", *files, "--set", "plan.log_every=3", "--tags", "mine.csv"]
+    assert call([*argv, "--recipe", "oicr-plus"], monkeypatch, capsys).code == 0
+    config = asked[0][0][0]
+    assert (config.name, config.plan.iterations, config.plan.seed, config.plan.log_every) == ("a", 2, 1, 3)
+    assert config.data.tags == Path("mine.csv")
+    assert config.objective == RECIPES["oicr-plus"]().objective
+
+
+def test_evaluate_reads_lists(monkeypatch, capsys):
+    seen = {}
+
+    def evaluate(truth, detections, **more):
+        seen.update(more, truth=truth)
+        raise UserError("enough")
+
+    monkeypatch.setattr("tag2box.commands.evaluate.evaluate", evaluate)
+    argv = ["evaluate", "--truth", "VOC", "--detections", "d", "--metrics", "voc07, coco,", "--classes", "cat, dog"]
+    assert call(argv, monkeypatch, capsys).code == 2
+    assert (seen["metrics"], seen["classes"], seen["split"]) == (["voc07", "coco"], ["cat", "dog"], "test")
+
+
+def test_doctor_prints_a_table_and_says_whether_all_is_well(monkeypatch, capsys):
+    done = call(["doctor"], monkeypatch, capsys)
+    assert done.code == 0
+    assert all(word in done.out for word in ("torch", "OpenCV", "lite0 weights"))

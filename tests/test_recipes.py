@@ -1,0 +1,303 @@
+"""Recipes, and no dead switches: every setting of a run is shown to change what the run does (style rule R8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from tag2box import settings
+from tag2box.commands.detect import detect
+from tag2box.commands.train import train
+from tag2box.engine import checkpoint
+from tag2box.errors import UserError
+from tag2box.labelers import Discovery, Oicr
+from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.recipes import RECIPES, Config, table_3a
+from tiny_world import small_config, small_data, small_network, story, weights
+
+# ---------------------------------------------------------------- what can be seen of a run
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where runs of the tiny network happen."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    known: dict[Config, object]
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        short = ("proposals.max_boxes=12", "plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
+        store = f"data.proposals={self.folder / 'proposals'}"
+        return small_config(self.folder, store, *short, *(o.format(bench=self.folder) for o in overrides))
+
+    def look(self, config: Config) -> object:
+        """A run, or what was seen of the same settings before."""
+        if config not in self.known:
+            self.known[config] = self.run(config)
+        return self.known[config]
+
+    def run(self, config: Config) -> object:
+        """Train and detect; everything that is then on disk or was on the way, but for the settings themselves."""
+        out = self.folder / f"run{len(list(self.folder.glob('run*')))}"
+        saves: list[int] = []
+        real = checkpoint.save
+
+        def counted(run, detector, optimiser, *, iteration, classes, seconds):
+            saves.append(iteration)
+            real(run, detector, optimiser, iteration=iteration, classes=classes, seconds=seconds)
+
+        with self.patch.context() as patch:
+            patch.setattr(checkpoint, "save", counted)
+            train(config, out)
+        echoes = {"seed", "iterations", "lr"}  # settings that a run merely repeats
+        events = [{k: v for k, v in e.items() if k not in echoes} for e in story(out)]
+        tensors = {name: value.flatten().tolist() for name, value in weights(out).items()}
+        found = detect(out, [self.folder / "photos" / "photo0.jpg"], min_score=0)
+        seen = {name: (d.boxes.tolist(), d.scores.tolist(), d.labels.tolist()) for name, d in found.items()}
+        kept = sorted(path.name for path in self.folder.glob("kept*"))
+        inside = sorted(path.name for path in out.iterdir() if path.is_dir())
+        return events, tensors, seen, saves, kept, inside
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    small_data(folder)
+    (folder / "dark").mkdir()
+    for path in (folder / "photos").iterdir():
+        with Image.open(path) as photo:
+            ImageOps.invert(photo).save(folder / "dark" / path.name)
+    rows = (folder / "tags.csv").read_text().splitlines()
+    (folder / "fewer.csv").write_text("\n".join([*rows[:-1], rows[-1].split(",")[0] + ","]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        small_network(patch)
+        yield Bench(folder, patch, {})
+
+
+def built_lite0(config: Config) -> object:
+    """What the lite0 settings make: sizes, pooling, what learns, and what dropout does to a vector."""
+    torch.manual_seed(0)
+    network = config.backbone.build(pretrained=False).train()
+    vector = network.neck(torch.ones(1, network.channels, 2, 2))
+    learns = [name for name, p in network.named_parameters() if p.requires_grad]
+    return network.pool, network.map_size, network.frozen_maps, learns, (vector == 0).sum().item()
+
+
+def built_vgg16(config: Config) -> object:
+    """Likewise, narrow: all of VGG16's fc6 would take seconds."""
+    assert isinstance(config.backbone, Vgg16)
+    torch.manual_seed(0)
+    network = Vgg16Backbone(config.backbone, vector_size=64).train()
+    vector = network.neck(torch.rand(1, network.channels, 7, 7))
+    return network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist()
+
+
+def weights_wanted(config: Config) -> object:
+    """Which file the network asks for."""
+    with pytest.raises(UserError) as error:
+        config.backbone.build(pretrained=True)
+    return str(error.value)
+
+
+def kind_of_backbone(config: Config) -> object:
+    return type(config.backbone)
+
+
+def boxes_of_a_photo(config: Config) -> object:
+    """Proposals of one picture with structure at several sizes."""
+    rows, cols = torch.meshgrid(torch.arange(80), torch.arange(100), indexing="ij")
+    image = torch.stack([(rows // 9 * 37 + cols // 13 * 51) % 256, rows * 3 % 256, cols * 2 % 256]).to(torch.uint8)
+    return config.proposals(image).tolist()
+
+
+# ---------------------------------------------------------------- the table: every setting, and a change that shows
+
+
+@dataclass(frozen=True)
+class Row:
+    """``change`` on top of ``given`` must show in ``seen`` (None: in a whole run)."""
+
+    key: str
+    change: str
+    given: tuple[str, ...] = ()
+    kind: str = ""
+    seen: Callable[[Config], object] | None = None
+
+
+LABELER, OPTIMISER = "objective.labeler", "plan.optimiser"
+FIXED = (f"{LABELER}.criterion=score_fixed",)
+STEPS = ("plan.schedule.steps=[0.5]",)
+ADAM, VGG16, LITE0 = ("plan.optimiser.kind=adam",), ("backbone.kind=vgg16",), ("backbone.pool_size=4",)
+
+
+def row(key: str, value: str, *given: str, kind: str = "", seen: Callable[[Config], object] | None = None) -> Row:
+    return Row(key, f"{key}={value}", given, kind, seen)
+
+
+TABLE = [
+    row("name", "Mine"),
+    row("data.photos", "{bench}/dark"),
+    row("data.tags", "{bench}/fewer.csv"),
+    row("data.classes", '["disc", "box", "bar", "more"]'),
+    row("data.proposals", "{bench}/kept-proposals"),
+    row("maps", "{bench}/kept-maps"),
+    row("proposals.mode", "quality", seen=boxes_of_a_photo),
+    row("proposals.short_side", "40", seen=boxes_of_a_photo),
+    row("proposals.max_boxes", "3", seen=boxes_of_a_photo),
+    row("proposals.min_side", "30", seen=boxes_of_a_photo),
+    row("proposals.seed", "1", seen=boxes_of_a_photo),
+    row("backbone.kind", "lite0", *VGG16, kind="lite0", seen=kind_of_backbone),
+    row("backbone.pooling", "max", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.pool_size", "6", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.train_tail", "true", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.train_neck", "false", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.dropout", "0.5", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.kind", "vgg16", kind="vgg16", seen=kind_of_backbone),
+    row("backbone.weights", "nowhere.safetensors", *VGG16, kind="vgg16", seen=weights_wanted),
+    row("backbone.preprocess", "caffe", *VGG16, kind="vgg16", seen=built_vgg16),
+    row("backbone.dropout", "0.1", *VGG16, kind="vgg16", seen=built_vgg16),
+    row("heads.stages", "2"),
+    row("heads.regress", "false"),
+    row("heads.embed_dim", "5"),
+    row("heads.mil_background", "true"),
+    row("drop_block.block", "1"),
+    row("drop_block.drop", "0"),
+    row("augment.mask", "false"),
+    row("augment.drop", "0.8"),
+    row("augment.rescale_mask", "true"),
+    row("augment.noise", "false"),
+    row("augment.noise_per_channel", "true"),
+    row("objective.mil.weight", "2"),
+    row("objective.mil.over_classes", "sum"),
+    row(f"{LABELER}.kind", "oicr", kind="oicr"),
+    row(f"{LABELER}.foreground_iou", "0.2", f"{LABELER}.kind=oicr", kind="oicr"),
+    row(f"{LABELER}.kind", "discovery", f"{LABELER}.kind=oicr", kind="discovery"),
+    row(f"{LABELER}.criterion", "score_adaptive", kind="discovery"),
+    row(f"{LABELER}.score_threshold", "0.05", *FIXED, kind="discovery"),
+    row(f"{LABELER}.exclusive", "false", kind="discovery"),
+    row(f"{LABELER}.nms_iou", "0.9", kind="discovery"),
+    row(f"{LABELER}.foreground_iou", "0.2", kind="discovery"),
+    row("objective.sampling.iou", "false"),
+    row("objective.sampling.iou_threshold", "0.1"),
+    row("objective.contrast.enabled", "false"),
+    row("objective.contrast.weight", "0.5"),
+    row("objective.contrast.temperature", "0.5"),
+    row("objective.contrast.positives", "inside"),
+    row("objective.refine.first_stage", "1"),
+    row("objective.refine.box_divisor", "pseudo_boxes"),
+    row("feed.batch", "3"),
+    row("feed.resize.scales", "[64]"),
+    row("feed.resize.long_max", "40"),
+    row("feed.resize.flip", "1"),
+    row("feed.max_proposals", "2"),
+    row("plan.iterations", "5"),
+    row("plan.seed", "1"),
+    row(f"{OPTIMISER}.kind", "sgd", *ADAM, kind="sgd"),
+    row(f"{OPTIMISER}.lr", "0.02", kind="sgd"),
+    row(f"{OPTIMISER}.momentum", "0.5", kind="sgd"),
+    row(f"{OPTIMISER}.weight_decay", "0.1", kind="sgd"),
+    row(f"{OPTIMISER}.bias_lr", "1", kind="sgd"),
+    row(f"{OPTIMISER}.rescale_momentum", "false", *STEPS, kind="sgd"),
+    row(f"{OPTIMISER}.kind", "adam", kind="adam"),
+    row(f"{OPTIMISER}.lr", "0.02", *ADAM, kind="adam"),
+    row(f"{OPTIMISER}.weight_decay", "0.1", *ADAM, kind="adam"),
+    row(f"{OPTIMISER}.bias_lr", "1", *ADAM, kind="adam"),
+    row("plan.schedule.warmup", "0"),
+    row("plan.schedule.warmup_from", "0.9"),
+    row("plan.schedule.steps", "[0.3]"),
+    row("plan.schedule.gamma", "0.5", *STEPS),
+    row("plan.log_every", "3"),
+    row("plan.checkpoint_every", "3"),
+    row("plan.gallery", "2"),
+    row("inference.scales", "[64]"),
+    row("inference.long_max", "40"),
+    row("inference.mirror", "false"),
+    row("inference.predict.nms_iou", "0.9"),
+    row("inference.predict.score_threshold", "0.4"),
+    row("inference.predict.max_detections", "1"),
+]
+
+SINGLE = {"proposals.kind"}
+"""Settings with one value yet: they name what a file means, and refuse every other word."""
+
+
+def test_the_table_covers_every_setting_there_is():
+    settable = [(s.key, s.kind) for s in settings.describe(Config) if s.key not in SINGLE]
+    assert sorted((r.key, r.kind) for r in TABLE) == sorted(settable)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda r: f"{r.key}[{r.kind}]" if r.kind else r.key)
+def test_changing_a_setting_changes_what_happens(bench, entry):
+    see = entry.seen or bench.look
+    before, after = bench.config(entry.given), bench.config((*entry.given, entry.change))
+    assert see(before) != see(after)
+
+
+def test_the_same_settings_look_the_same(bench):
+    """Otherwise the test above would say nothing."""
+    assert bench.run(bench.config(())) == bench.run(bench.config(()))
+    for see, given in ((built_lite0, LITE0), (built_vgg16, VGG16), (weights_wanted, VGG16), (boxes_of_a_photo, ())):
+        assert see(bench.config(given)) == see(bench.config(given))
+
+
+@pytest.mark.parametrize("key", sorted(SINGLE))
+def test_a_single_kind_refuses_other_words(key):
+    with pytest.raises(UserError, match=key):
+        settings.load(Config, [], [f"{key}=another"])
+
+
+# ---------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_its_own_file(name, tmp_path):
+    config = RECIPES[name]()
+    (tmp_path / "config.toml").write_text(settings.dump(config))
+    assert settings.load(Config, [tmp_path / "config.toml"]) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_override_starts_from_the_recipe(name):
+    base = RECIPES[name]()
+    changed = settings.load(Config, [], ["plan.iterations=7"], base=base)
+    assert changed == replace(base, plan=replace(base.plan, iterations=7))
+
+
+def test_the_defaults_are_the_papers():
+    config = Config()
+    labeler, objective = config.objective.labeler, config.objective
+    assert isinstance(labeler, Discovery)
+    assert (objective.sampling.iou_threshold, config.augment.drop, labeler.nms_iou) == (0.5, 0.3, 0.1)
+    assert (objective.contrast.weight, objective.contrast.temperature, config.heads.stages) == (0.03, 0.2, 3)
+    assert (labeler.criterion, objective.sampling.iou, config.augment.mask, config.augment.noise) == (
+        "similarity", True, True, True,
+    )  # fmt: skip
+    assert (config.drop_block.block, config.drop_block.drop, config.feed.batch) == (3, 0.3, 8)
+
+
+@pytest.mark.parametrize(
+    ("discovery", "contrast", "name", "labeler"),
+    [
+        (False, False, "OICR+", Oicr), (True, False, "OICR+ with OD", Discovery),
+        (False, True, "OICR+ with WSCL", Oicr), (True, True, "OD-WSCL", Discovery),
+    ],
+)  # fmt: skip
+def test_table_3a_is_nothing_but_settings(discovery, contrast, name, labeler):
+    config = table_3a(Config(), discovery=discovery, contrast=contrast)
+    assert (config.name, type(config.objective.labeler)) == (name, labeler)
+    assert config.objective.contrast.enabled is contrast
+    back = replace(config, name="OD-WSCL", objective=Config().objective)
+    assert back == Config()
+
+
+def test_od_wscl_is_the_last_row_and_oicr_plus_the_first():
+    assert RECIPES["od-wscl"]() == table_3a(Config(), discovery=True, contrast=True)
+    assert RECIPES["oicr-plus"]() == table_3a(Config(), discovery=False, contrast=False)
+    assert isinstance(RECIPES["scenes"]().proposals, SelectiveSearch)
