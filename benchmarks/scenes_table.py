@@ -1,8 +1,8 @@
-"""Table 3a of the paper on the generated scenes: OICR+, + OD, + WSCL, + both, over several training seeds.
+"""Table 3a of the paper on the generated scenes: OICR+, + OD, + WSCL, + both, over several seeds.
 
     python benchmarks/scenes_table.py --seeds 0 1 2 --out runs/table
 
-Photos, proposals and test split are those of ``tag2box demo`` (scenes of seed 0); the seed is that of training.
+As in ``tag2box demo --seed N``, a seed decides both the scenes, training and test photos, and the training on them.
 Interrupted, the same command goes on; finished cells are not run again. The figures land in OUT/table.json and,
 as Markdown, on standard output.
 """
@@ -34,18 +34,17 @@ COLUMNS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--scenes-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
     args = parser.parse_args()
     progress = Terminal()
-    studio = open_studio(args.out, Scenes(seed=args.scenes_seed), args.overrides, progress=progress)
     cells: dict[str, dict[str, Any]] = {method: {} for method in TABLE_3A}
     for seed in args.seeds:
+        home = args.out / f"seed{seed}"
+        studio = open_studio(home, Scenes(seed=seed), args.overrides, progress=progress)
         for method in TABLE_3A:
-            folder = args.out / f"{method}-seed{seed}"
-            cells[method][str(seed)] = studio.measure(folder, method, seed, progress=progress)
-            write_json(args.out / "table.json", {"scenes_seed": args.scenes_seed, "cells": cells})
+            cells[method][str(seed)] = studio.measure(home / method, method, seed, progress=progress)
+            write_json(args.out / "table.json", {"set": args.overrides, "cells": cells})
     print(markdown(cells))
 
 

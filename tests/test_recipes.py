@@ -33,7 +33,7 @@ class Bench:
     known: dict[Config, object]
 
     def config(self, overrides: Sequence[str]) -> Config:
-        short = ("proposals.max_boxes=12", "plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
+        short = ("plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
         store = f"data.proposals={self.folder / 'proposals'}"
         return small_config(self.folder, store, *short, *(o.format(bench=self.folder) for o in overrides))
 

@@ -234,9 +234,9 @@ def test_a_mistake_in_a_file_is_one_line(write, text, line):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("", "--set : expected key=value, such as --set train.iterations=500"),
-        ("train.amp", "--set train.amp: expected key=value, such as --set train.iterations=500"),
-        ("train..amp=1", "--set train..amp=1: expected key=value, such as --set train.iterations=500"),
+        ("", "--set : expected key=value, such as --set plan.iterations=500"),
+        ("train.amp", "--set train.amp: expected key=value, such as --set plan.iterations=500"),
+        ("train..amp=1", "--set train..amp=1: expected key=value, such as --set plan.iterations=500"),
         ("labeler.nms_iou=2", "--set labeler.nms_iou=2: must be less than 1"),
         ("labeler={nms_iou=2}", "--set labeler={nms_iou=2}: labeler.nms_iou = 2: must be less than 1"),
         ("train.amp=True", "--set train.amp=True: must be a valid boolean"),

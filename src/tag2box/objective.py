@@ -30,7 +30,7 @@ class Mil:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """IoU sampling (eq. 3): which proposals stand for their class before anything is discovered."""
+    """IoU sampling (eq. 5): which proposals stand for their class before anything is discovered."""
 
     iou: bool = True
     """Also take the neighbours of the top proposals; off, the top proposals alone."""
@@ -38,7 +38,7 @@ class Sampling:
     """tau_IoU: how much a neighbour overlaps."""
 
     def __call__(self, scene: Scene, views: ViewMaker) -> Exemplars:
-        """S (eq. 3-6): sampled proposals and their augmented copies over the whole batch, class known by the tag."""
+        """S (eq. 5-8): sampled proposals and their augmented copies over the whole batch, class known by the tag."""
         rows, cls = self._rows(scene)
         copies = views(rows)
         repeats = 1 + copies.embed.shape[0]
@@ -74,7 +74,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """The weakly supervised contrastive loss (eq. 9-10)."""
+    """The weakly supervised contrastive loss (eq. 11-12)."""
 
     enabled: bool = True
     weight: Annotated[float, Field(ge=0)] = 0.03
@@ -116,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 11), with the labeler and the sampling it rests on."""
+    """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 13), with the labeler and the sampling it rests on."""
 
     mil: Mil = Mil()
     labeler: Oicr | Discovery = field(default_factory=Discovery)
@@ -182,7 +182,7 @@ def with_background(tags: Bool[Tensor, "N C"], columns: int) -> Bool[Tensor, "N 
 
 
 def instance_difficulty(scene: Scene, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """omega (eq. 10): a proposal's MIL score over the sum of its image's, for the class it stands for."""
+    """omega (eq. 12): a proposal's MIL score over the sum of its image's, for the class it stands for."""
     mil = scene.probs[0]
     sums = torch.stack([x.sum(dim=0) for x in scene.proposals.split(mil)])  # (N, C)
     return mil[rows, cls] / sums[scene.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)

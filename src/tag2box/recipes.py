@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from tag2box.data.transforms import Resize
 from tag2box.engine.infer import Inference
@@ -53,6 +56,8 @@ class Config:
     inference: Inference = Inference()
     maps: Path | None = None
     """Where RoI maps of a frozen network are kept. Default: inside the run."""
+    maps_budget: Annotated[float, Field(ge=0)] = 8.0
+    """Gigabytes the maps of a set of photos may take on disk; where they would take more, none are kept."""
 
 
 def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:

@@ -123,11 +123,11 @@ ViewMaker = Callable[[Int[Tensor, " m"]], Views]
 
 @dataclass(frozen=True, slots=True)
 class Exemplars:
-    """The set S (eq. 6): embeddings believed to show class ``cls``. M rows."""
+    """The set S (eq. 8): embeddings believed to show class ``cls``. M rows."""
 
     embed: Float[Tensor, "M D"]
     cls: Int[Tensor, " M"]
-    weight: Float[Tensor, " M"]  # instance difficulty omega (eq. 10), detached
+    weight: Float[Tensor, " M"]  # instance difficulty omega (eq. 12), detached
     rows: Int[Tensor, " M"]  # the proposal each one shows
     probs: tuple[Float[Tensor, " M"], ...] = ()  # K x teacher score of its class on this very view, detached
 
@@ -178,7 +178,7 @@ class Labeling:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The terms of eq. (11), unweighted."""
+    """The terms of eq. 13, unweighted."""
 
     mil: Float[Tensor, ""]
     refine: Float[Tensor, ""]

@@ -2,76 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
+import mistakes
 import pytest
-import torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
+from mistakes import Argv, Desk
 
-from tiny_world import TINY, World, call, make_world, one_worker, process, tree
-
-Argv = list[str]
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Copies of the world's training data and of a trained run, to spoil."""
-
-    at: Path
-    world: World
-
-    @property
-    def out(self) -> Path:
-        return self.at / "out"
-
-    @property
-    def photos(self) -> Path:
-        return self.at / "photos"
-
-    @property
-    def tags(self) -> Path:
-        return self.at / "tags.csv"
-
-    @property
-    def run(self) -> Path:
-        return self.at / "run"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.run / "checkpoint-000004"
-
-    def photo(self, number: int = 3) -> Path:
-        return self.photos / f"train_{number:05d}.jpg"
-
-    def spoil(self, path: Path, content: bytes | str) -> None:
-        """New content for a file that is a link so far."""
-        path.unlink(missing_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    def edit(self, path: Path, old: str, new: str) -> None:
-        text = path.read_text()
-        assert text.count(old) == 1
-        self.spoil(path, text.replace(old, new))
-
-    def train(self, *more: str) -> Argv:
-        flags = [word for o in TINY for word in ("--set", o)]
-        return ["train", "--recipe", "scenes", "--photos", f"{self.photos}", "--tags", f"{self.tags}", "--out",
-                f"{self.out}", *flags, *more]  # fmt: skip
-
-    def detect(self, *photos: Path) -> Argv:
-        return ["detect", f"{self.run}", *map(str, photos or [self.photo()]), "--out", f"{self.out}", "--draw",
-                f"{self.at / 'drawn'}"]  # fmt: skip
-
-    def evaluate(self, *more: str) -> Argv:
-        return ["evaluate", "--truth", f"{self.at / 'truth.json'}", "--detections", f"{self.at / 'found.json'}", "--json",
-                f"{self.out}", *more]  # fmt: skip
+from tiny_world import World, call, make_world, one_worker, process, tree
 
 
 @pytest.fixture(scope="session")
@@ -88,300 +28,55 @@ def desk(tmp_path, world, monkeypatch) -> Desk:
     return Desk(tmp_path, world)
 
 
-# ---------------------------------------------------------------- photos and tags
-
-
-def missing_photo(desk: Desk) -> Argv:
-    desk.photo().unlink()
-    return desk.train()
-
-
-def corrupt_photo(desk: Desk) -> Argv:
-    desk.spoil(desk.photo(), b"\xff\xd8 these are not the bytes of a photo")
-    return desk.train()
-
-
-def photo_cut_short(desk: Desk) -> Argv:
-    desk.spoil(desk.photo(), desk.photo().read_bytes()[:1200])
-    with Image.open(desk.photo()) as photo:
-        assert photo.size == (96, 96)  # its header is whole: only reading it through shows
-    return desk.train()
-
-
-def empty_photo(desk: Desk) -> Argv:
-    desk.spoil(desk.photo(), b"")
-    return desk.train()
-
-
-def detect_missing_photo(desk: Desk) -> Argv:
-    desk.photo().unlink()
-    return desk.detect()
-
-
-def detect_corrupt_photo(desk: Desk) -> Argv:
-    desk.spoil(desk.photo(), "not a photo")
-    return desk.detect()
-
-
-def detect_photo_cut_short(desk: Desk) -> Argv:
-    photo_cut_short(desk)
-    return desk.detect()
-
-
-def detect_empty_folder(desk: Desk) -> Argv:
-    (desk.at / "nothing").mkdir()
-    return desk.detect(desk.at / "nothing")
-
-
-def missing_tags(desk: Desk) -> Argv:
-    desk.tags.unlink()
-    return desk.train()
-
-
-def tags_without_columns(desk: Desk) -> Argv:
-    desk.edit(desk.tags, "image,tags", "file,labels")
-    return desk.train()
-
-
-def no_tag_at_all(desk: Desk) -> Argv:
-    desk.spoil(desk.tags, "image,tags\ntrain_00000.jpg,\n")
-    return desk.train()
-
-
-def unknown_class(desk: Desk) -> Argv:
-    return desk.train("--set", 'data.classes=["balloon", "car"]')
-
-
-# ---------------------------------------------------------------- settings
-
-
-def config_not_toml(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "mine.toml", "[plan\niterations = 3\n")
-    return desk.train("--config", f"{desk.at / 'mine.toml'}")
-
-
-def config_not_text(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "mine.toml", b"\xff\xfe\x00\x01")
-    return desk.train("--config", f"{desk.at / 'mine.toml'}")
-
-
-def config_missing(desk: Desk) -> Argv:
-    return desk.train("--config", f"{desk.at / 'none.toml'}")
-
-
-def unknown_key(desk: Desk) -> Argv:
-    return desk.train("--set", "plan.iteratons=3")
-
-
-def unknown_key_in_file(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "mine.toml", "[objective.contrast]\ntemprature = 0.1\n")
-    return desk.train("--config", f"{desk.at / 'mine.toml'}")
-
-
-def mistyped_value(desk: Desk) -> Argv:
-    return desk.train("--set", "plan.iterations=many")
-
-
-def value_out_of_bounds(desk: Desk) -> Argv:
-    return desk.train("--set", "plan.seed=-1")
-
-
-def unknown_recipe(desk: Desk) -> Argv:
-    return [*desk.train(), "--recipe", "od-wslc"]
-
-
-def no_photos_given(desk: Desk) -> Argv:
-    return ["train", "--out", f"{desk.out}"]
-
-
-def settings_on_resume(desk: Desk) -> Argv:
-    return ["train", "--out", f"{desk.run}", "--resume", "--set", "plan.iterations=9"]
-
-
-# ---------------------------------------------------------------- runs
-
-
-def folder_holds_a_run(desk: Desk) -> Argv:
-    return [*desk.train(), "--out", f"{desk.run}"]
-
-
-def folder_is_a_file(desk: Desk) -> Argv:
-    return [*desk.train(), "--out", f"{desk.tags}"]
-
-
-def detect_without_run(desk: Desk) -> Argv:
-    return ["detect", f"{desk.at / 'nowhere'}", f"{desk.photo()}", "--out", f"{desk.out}"]
-
-
-def resume_without_run(desk: Desk) -> Argv:
-    return ["train", "--out", f"{desk.at / 'nowhere'}", "--resume"]
-
-
-def report_without_run(desk: Desk) -> Argv:
-    return ["report", f"{desk.at / 'nowhere'}", "--out", f"{desk.out}"]
-
-
-def run_without_checkpoint(desk: Desk) -> Argv:
-    (desk.run / "state.json").unlink()
-    return desk.detect()
-
-
-def weights_of_other_heads(desk: Desk) -> Argv:
-    desk.edit(desk.run / "config.toml", "embed_dim = 128", "embed_dim = 64")
-    return desk.detect()
-
-
-def weights_of_other_classes(desk: Desk) -> Argv:
-    state = json.loads((desk.run / "state.json").read_text())
-    desk.spoil(desk.run / "state.json", json.dumps({**state, "classes": ["balloon", "car"]}))
-    return desk.detect()
-
-
-def swapped_weights(desk: Desk) -> Argv:
-    file = desk.checkpoint / "model.safetensors"
-    tensors = load_file(file)
-    file.unlink()
-    save_file({**tensors, "mil.cls.weight": torch.zeros(5, 1280)}, file)
-    return desk.detect()
-
-
-def model_cut_short(desk: Desk) -> Argv:
-    file = desk.checkpoint / "model.safetensors"
-    desk.spoil(file, file.read_bytes()[:-1000])
-    return desk.detect()
-
-
-def optimiser_cut_short(desk: Desk) -> Argv:
-    file = desk.checkpoint / "optimiser.safetensors"
-    desk.spoil(file, file.read_bytes()[:5])
-    return ["train", "--out", f"{desk.run}", "--resume"]
-
-
-def model_missing(desk: Desk) -> Argv:
-    (desk.checkpoint / "model.safetensors").unlink()
-    return ["train", "--out", f"{desk.run}", "--resume"]
-
-
-def state_cut_short(desk: Desk) -> Argv:
-    desk.spoil(desk.run / "state.json", (desk.run / "state.json").read_bytes()[:40])
-    return desk.detect()
-
-
-def state_of_something_else(desk: Desk) -> Argv:
-    desk.spoil(desk.run / "state.json", '{"iteration": "four"}')
-    return desk.detect()
-
-
-def config_of_run_spoilt(desk: Desk) -> Argv:
-    desk.edit(desk.run / "config.toml", 'kind = "lite0"', 'kind = "lite1"')
-    return desk.detect()
-
-
-# ---------------------------------------------------------------- truth and detections
-
-
-def truth_missing(desk: Desk) -> Argv:
-    (desk.at / "truth.json").unlink()
-    return desk.evaluate()
-
-
-def truth_not_json(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "truth.json", "{")
-    return desk.evaluate()
-
-
-def truth_without_images(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "truth.json", '{"annotations": []}')
-    return desk.evaluate()
-
-
-def truth_folder_without_split(desk: Desk) -> Argv:
-    (desk.at / "VOC" / "Annotations").mkdir(parents=True)
-    return [*desk.evaluate(), "--truth", f"{desk.at / 'VOC'}"]
-
-
-def detections_not_json(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "found.json", "score 0.5")
-    return desk.evaluate()
-
-
-def detections_without_score(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "found.json", '[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]')
-    return desk.evaluate()
-
-
-def detections_of_other_photos(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "found.json", '[{"image_id": 99, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 1}]')
-    return desk.evaluate()
-
-
-def detections_of_other_classes(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "found.json", '[{"image_id": 1, "category_id": 9, "bbox": [1, 2, 3, 4], "score": 1}]')
-    return desk.evaluate()
-
-
-def unknown_metric(desk: Desk) -> Argv:
-    return desk.evaluate("--metrics", "voc08")
-
-
-def unknown_class_asked_for(desk: Desk) -> Argv:
-    return desk.evaluate("--classes", "baloon")
-
-
-def report_of_strange_truth(desk: Desk) -> Argv:
-    return ["report", f"{desk.run}", "--out", f"{desk.out}", "--test-photos", f"{desk.world.test / 'photos'}",
-            "--test-truth", f"{desk.at / 'truth.json'}"]  # fmt: skip
-
-
 MISTAKES: dict[Callable[[Desk], Argv], tuple[str, ...]] = {
-    missing_photo: ("tags.csv:5", "train_00003.jpg"),
-    corrupt_photo: ("train_00003.jpg", "not readable as a photo"),
-    photo_cut_short: ("train_00003.jpg", "truncated"),
-    empty_photo: ("train_00003.jpg", "0 bytes"),
-    detect_missing_photo: ("train_00003.jpg", "no such photo"),
-    detect_corrupt_photo: ("train_00003.jpg", "not readable"),
-    detect_photo_cut_short: ("train_00003.jpg", "truncated"),
-    detect_empty_folder: ("nothing", "no photos"),
-    missing_tags: ("tags.csv", "no such file"),
-    tags_without_columns: ("tags.csv:1", "image,tags"),
-    no_tag_at_all: ("tags.csv", "no photo has a tag"),
-    unknown_class: ("tags.csv:", "unknown class 'clock'", "balloon, car"),
-    config_not_toml: ("mine.toml", "not valid TOML", "line 1"),
-    config_not_text: ("mine.toml", "not readable"),
-    config_missing: ("none.toml", "no such file"),
-    unknown_key: ("--set plan.iteratons=3", "did you mean plan.iterations?"),
-    unknown_key_in_file: ("mine.toml", "did you mean objective.contrast.temperature?"),
-    mistyped_value: ("--set plan.iterations=many", "integer"),
-    value_out_of_bounds: ("--set plan.seed=-1", "greater than or equal to 0"),
-    unknown_recipe: ("od-wslc", "did you mean od-wscl?"),
-    no_photos_given: ("data.photos", "--photos"),
-    settings_on_resume: ("--resume", "--set"),
-    folder_holds_a_run: ("run", "already holds a run", "--resume"),
-    folder_is_a_file: ("tags.csv", "is a file"),
-    detect_without_run: ("nowhere", "no run here"),
-    resume_without_run: ("nowhere", "no run here"),
-    report_without_run: ("nowhere", "no run here"),
-    run_without_checkpoint: ("run", "no checkpoint", "--resume"),
-    weights_of_other_heads: ("model.safetensors", "similarity.out", "another model"),
-    weights_of_other_classes: ("model.safetensors", "mil.cls", "another model"),
-    swapped_weights: ("model.safetensors", "mil.cls.weight is (5, 1280)", "another model"),
-    model_cut_short: ("model.safetensors", "damaged or cut short"),
-    optimiser_cut_short: ("optimiser.safetensors", "damaged or cut short"),
-    model_missing: ("model.safetensors", "missing"),
-    state_cut_short: ("state.json", "not readable as JSON"),
-    state_of_something_else: ("state.json", "field"),
-    config_of_run_spoilt: ("config.toml", "backbone.kind", "lite0"),
-    truth_missing: ("truth.json", "no such file"),
-    truth_not_json: ("truth.json", "not readable as JSON"),
-    truth_without_images: ("truth.json", "images"),
-    truth_folder_without_split: ("VOC", "test"),
-    detections_not_json: ("found.json", "not readable as JSON"),
-    detections_without_score: ("found.json", "entry 0", "score"),
-    detections_of_other_photos: ("found.json", "entry 0", "99"),
-    detections_of_other_classes: ("found.json", "entry 0", "category_id"),
-    unknown_metric: ("voc08", "voc07"),
-    unknown_class_asked_for: ("baloon", "balloon"),
-    report_of_strange_truth: ("photos", "no photo train_00000"),
+    mistakes.missing_photo: ("tags.csv:5", "train_00003.jpg"),
+    mistakes.corrupt_photo: ("train_00003.jpg", "not readable as a photo"),
+    mistakes.photo_cut_short: ("train_00003.jpg", "truncated"),
+    mistakes.empty_photo: ("train_00003.jpg", "0 bytes"),
+    mistakes.detect_missing_photo: ("train_00003.jpg", "no such photo"),
+    mistakes.detect_corrupt_photo: ("train_00003.jpg", "not readable"),
+    mistakes.detect_photo_cut_short: ("train_00003.jpg", "truncated"),
+    mistakes.detect_empty_folder: ("nothing", "no photos"),
+    mistakes.missing_tags: ("tags.csv", "no such file"),
+    mistakes.tags_without_columns: ("tags.csv:1", "image,tags"),
+    mistakes.no_tag_at_all: ("tags.csv", "no photo has a tag"),
+    mistakes.unknown_class: ("tags.csv:", "unknown class 'clock'", "balloon, car"),
+    mistakes.config_not_toml: ("mine.toml", "not valid TOML", "line 1"),
+    mistakes.config_not_text: ("mine.toml", "not readable"),
+    mistakes.config_missing: ("none.toml", "no such file"),
+    mistakes.unknown_key: ("--set plan.iteratons=3", "did you mean plan.iterations?"),
+    mistakes.unknown_key_in_file: ("mine.toml", "did you mean objective.contrast.temperature?"),
+    mistakes.mistyped_value: ("--set plan.iterations=many", "integer"),
+    mistakes.value_out_of_bounds: ("--set plan.seed=-1", "greater than or equal to 0"),
+    mistakes.unknown_recipe: ("od-wslc", "did you mean od-wscl?"),
+    mistakes.no_photos_given: ("data.photos", "--photos"),
+    mistakes.settings_on_resume: ("--resume", "--set"),
+    mistakes.folder_holds_a_run: ("run", "already holds a run", "--resume"),
+    mistakes.folder_is_a_file: ("tags.csv", "is a file"),
+    mistakes.detect_without_run: ("nowhere", "no run here"),
+    mistakes.resume_without_run: ("nowhere", "no run here"),
+    mistakes.report_without_run: ("nowhere", "no run here"),
+    mistakes.run_without_checkpoint: ("run", "no checkpoint", "--resume"),
+    mistakes.weights_of_other_heads: ("model.safetensors", "similarity.out", "another model"),
+    mistakes.weights_of_other_classes: ("model.safetensors", "mil.cls", "another model"),
+    mistakes.swapped_weights: ("model.safetensors", "mil.cls.weight is (5, 1280)", "another model"),
+    mistakes.model_cut_short: ("model.safetensors", "damaged or cut short"),
+    mistakes.optimiser_cut_short: ("optimiser.safetensors", "damaged or cut short"),
+    mistakes.model_missing: ("model.safetensors", "missing"),
+    mistakes.state_cut_short: ("state.json", "not readable as JSON"),
+    mistakes.state_of_something_else: ("state.json", "field"),
+    mistakes.config_of_run_spoilt: ("config.toml", "backbone.kind", "lite0"),
+    mistakes.truth_missing: ("truth.json", "no such file"),
+    mistakes.truth_not_json: ("truth.json", "not readable as JSON"),
+    mistakes.truth_without_images: ("truth.json", "images"),
+    mistakes.truth_folder_without_split: ("VOC", "test"),
+    mistakes.detections_not_json: ("found.json", "not readable as JSON"),
+    mistakes.detections_without_score: ("found.json", "entry 0", "score"),
+    mistakes.detections_of_other_photos: ("found.json", "entry 0", "99"),
+    mistakes.detections_of_other_classes: ("found.json", "entry 0", "category_id"),
+    mistakes.unknown_metric: ("voc08", "voc07"),
+    mistakes.unknown_class_asked_for: ("baloon", "balloon"),
+    mistakes.report_of_strange_truth: ("photos", "no photo train_00000"),
 }
 
 
@@ -400,7 +95,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(mistake, desk, monkeypatch
     assert tree(desk.at) == before
 
 
-@pytest.mark.parametrize("mistake", [corrupt_photo, weights_of_other_heads])
+@pytest.mark.parametrize("mistake", [mistakes.corrupt_photo, mistakes.weights_of_other_heads])
 def test_so_it_is_in_a_process_of_its_own(mistake, desk):
     argv = mistake(desk)
     before = tree(desk.at)
@@ -414,7 +109,7 @@ def test_so_it_is_in_a_process_of_its_own(mistake, desk):
 def test_after_a_mended_photo_the_same_command_works(desk, monkeypatch, capsys):
     """What failed has claimed nothing: the user need not know --resume, nor clean up."""
     whole = desk.photo().read_bytes()
-    argv = photo_cut_short(desk)
+    argv = mistakes.photo_cut_short(desk)
     assert call(argv, monkeypatch, capsys).code == 2
     desk.spoil(desk.photo(), whole)
     assert call([*argv, "--set", "plan.iterations=1"], monkeypatch, capsys).code == 0

@@ -33,12 +33,15 @@ def test_iou_is_symmetric_within_zero_and_one_and_counts_pixels(a: torch.Tensor,
     assert ((got >= 0) & (got <= 1)).all()
     for i, box in enumerate(a.tolist()):
         for j, other in enumerate(b.tolist()):
-            pixels = [
-                {(x, y) for x in range(int(r[0]), int(r[2])) for y in range(int(r[1]), int(r[3]))} for r in (box, other)
-            ]
-            assert got[i, j] == pytest.approx(len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1]))
-            assert intersections(a, b)[i, j] == len(pixels[0] & pixels[1])
-            assert areas(a)[i] == len(pixels[0])
+            mine, others = pixels(box), pixels(other)
+            assert got[i, j] == pytest.approx(len(mine & others) / len(mine | others))
+            assert intersections(a, b)[i, j] == len(mine & others)
+            assert areas(a)[i] == len(mine)
+
+
+def pixels(box: list[float]) -> set[tuple[int, int]]:
+    x1, y1, x2, y2 = (int(v) for v in box)
+    return {(x, y) for x in range(x1, x2) for y in range(y1, y2)}
 
 
 @given(box_sets())

@@ -10,14 +10,14 @@ from tag2box.maths.contrast import wscl
 
 
 def with_loops(s: torch.Tensor, t: list[int], omega: list[float], eps: float, inside: bool) -> float:
-    """Eq. (9-10), a pair at a time."""
+    """Eq. (11-12), a pair at a time."""
     total, size = 0.0, len(t)
     for i in range(size):
-        others = [l for l in range(size) if l != i]
+        others = [j for j in range(size) if j != i]
         positives = [j for j in others if t[j] == t[i]]
         if not positives:
             continue
-        e = {l: math.exp(float(s[i] @ s[l]) / eps) for l in others}
+        e = {j: math.exp(float(s[i] @ s[j]) / eps) for j in others}
         if inside:
             loss = -math.log(sum(e[j] for j in positives) / sum(e.values()))
         else:

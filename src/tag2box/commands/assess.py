@@ -44,11 +44,11 @@ def assess(run: Path, *, test: Exam, train: Exam | None = None, progress: Progre
 def _detect(trained: TrainedRun, exam: Exam, progress: Progress) -> dict[str, Detections]:
     if trained.classes != exam.truth.classes:
         strange = next((c for c in exam.truth.classes if c not in trained.classes), "another order of classes")
-        raise UserError(f"{trained.folder}: the truth names {strange!r}, which the model does not know; give --classes")
+        raise UserError(f"{trained.folder}: the truth names {strange!r}, which the model was not taught; leave it out")
     store = proposals_of(exam.photos, trained.config, exam.proposals, progress)
-    keep = trained.config.maps or trained.folder / "maps"
-    maps = roi_maps(trained.detector, exam.photos, store, keep=keep, progress=progress)
-    inference = trained.config.inference
+    config = trained.config
+    inference = config.inference
+    maps = roi_maps(trained.detector, exam.photos, store, config=config, views=inference.views(), progress=progress)
     return detect_with(trained.detector, exam.photos, store, maps=maps, inference=inference, progress=progress)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tag2box import settings
 from tag2box.commands.assess import METRICS, Exam, assess
 from tag2box.commands.report import report
-from tag2box.commands.runs import CONFIG, with_paths
+from tag2box.commands.runs import CONFIG, read_config, with_paths
 from tag2box.commands.train import resume, train
 from tag2box.data.coco import read_coco_truth
 from tag2box.data.scenes import Scenes
@@ -103,7 +103,7 @@ def _finish(config: Config, folder: Path, progress: Progress) -> None:
     if not (folder / CONFIG).exists():
         train(config, folder, progress=progress)
         return
-    if (folder / CONFIG).read_text(encoding="utf-8") != settings.dump(with_paths(config, folder)):
+    if read_config(folder) != with_paths(config, folder):
         raise UserError(f"{folder}: holds a run with other settings; choose another --out, or remove it")
     resume(folder, progress=progress)
 

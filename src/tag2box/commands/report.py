@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
 from tag2box.commands.evaluate import read_truth
-from tag2box.commands.runs import proposals_of, read_config
+from tag2box.commands.runs import proposals_of, read_config, required
 from tag2box.commands.train import read_training
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import Progress, silent
@@ -43,15 +43,19 @@ def report(  # noqa: PLR0913 - one keyword an option of the command
     """
     if not runs:
         raise UserError("no runs given; name at least one run folder")
+    if (test_truth is None) != (test_photos is None):
+        raise UserError("--test-truth and --test-photos belong together; give both or neither")
+    if train_truth is not None and test_truth is None:
+        raise UserError("--train-truth needs --test-truth and --test-photos as well: a run is assessed on both at once")
     config = read_config(runs[0])
     training = read_training(config)
     test = train = None
     if test_truth is not None and test_photos is not None:
         truth = read_truth(test_truth, split=split, classes=training.classes)
         test = exam(truth, test_photos, test_proposals or out.parent / "test-proposals")
-    if train_truth is not None and config.data.photos is not None and config.data.proposals is not None:
+    if train_truth is not None:
         truth = read_truth(train_truth, split=train_split, classes=training.classes)
-        train = Exam(training.photos, in_order(truth, training.photos, train_truth), config.data.proposals)
+        train = Exam(training.photos, in_order(truth, training.photos, train_truth), required(config.data.proposals))
     for run in runs:
         if test is not None and not (run / METRICS).exists():
             assess(run, test=test, train=train, progress=progress)

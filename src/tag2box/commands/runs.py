@@ -13,9 +13,10 @@ import torch
 
 from tag2box import settings
 from tag2box.data.photos import read_photo
+from tag2box.data.transforms import View
 from tag2box.engine import checkpoint
 from tag2box.engine.events import FILE as EVENTS
-from tag2box.engine.maps import CachedMaps, LiveMaps, RoiMaps
+from tag2box.engine.maps import CachedMaps, LiveMaps, map_bytes
 from tag2box.engine.progress import Progress
 from tag2box.errors import UserError
 from tag2box.files import write_text
@@ -85,11 +86,29 @@ def proposals_of(photos: Sequence[Photo], config: Config, folder: Path, progress
 
 
 def roi_maps(
-    detector: Detector, photos: Sequence[Photo], store: ProposalStore, *, keep: Path, progress: Progress
-) -> RoiMaps:
-    """Maps of the photos' proposals, kept on disk where the network that makes them never changes."""
-    live = LiveMaps(detector.backbone, photos, store)
-    return CachedMaps(live, keep, progress) if detector.backbone.frozen_maps else live
+    detector: Detector,
+    photos: Sequence[Photo],
+    store: ProposalStore,
+    *,
+    config: Config,
+    views: Sequence[View],
+    progress: Progress,
+) -> LiveMaps | CachedMaps:
+    """Maps of the photos' proposals: kept on disk where their network is frozen and all views fit the budget."""
+    backbone = detector.backbone
+    live = LiveMaps(backbone, photos, store)
+    boxes = sum(len(store.boxes(photo.id)) for photo in photos)
+    if not backbone.frozen_maps or len(views) * boxes * map_bytes(backbone) > config.maps_budget * 1e9:
+        return live
+    kept = CachedMaps(live, required(config.maps))
+    kept.make(views, progress)
+    return kept
+
+
+def required(path: Path | None) -> Path:
+    """A path that ``with_paths`` filled in."""
+    assert path is not None
+    return path
 
 
 def with_paths(config: Config, folder: Path) -> Config:

@@ -10,6 +10,7 @@ from tag2box.commands.runs import (
     machine,
     proposals_of,
     read_config,
+    required,
     roi_maps,
     start_run,
     versions,
@@ -18,6 +19,7 @@ from tag2box.commands.runs import (
 from tag2box.data.tags import read_tags
 from tag2box.engine.events import EventLog
 from tag2box.engine.loop import fit
+from tag2box.engine.maps import CachedMaps
 from tag2box.engine.progress import Progress, silent
 from tag2box.engine.source import MapSource, PhotoSource, Source
 from tag2box.engine.step import Step
@@ -61,16 +63,14 @@ def resume(out: Path, *, progress: Progress = silent) -> None:
 def read_training(config: Config) -> TaggedPhotos:
     """The photos and tags of a run."""
     data = config.data
-    assert data.photos is not None and data.tags is not None  # with_paths saw to it
-    photos = read_tags(data.tags, data.photos, data.classes)
+    photos = read_tags(required(data.tags), required(data.photos), data.classes)
     if not photos.classes:
         raise UserError(f"{data.tags}: no photo has a tag; at least one class is needed to learn")
     return photos
 
 
 def _proposals(config: Config, photos: TaggedPhotos, progress: Progress) -> ProposalStore:
-    assert config.data.proposals is not None
-    return proposals_of(photos.photos, config, config.data.proposals, progress)
+    return proposals_of(photos.photos, config, required(config.data.proposals), progress)
 
 
 def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:
@@ -82,10 +82,9 @@ def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, 
 def _source(
     config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore, progress: Progress
 ) -> Source:
-    """Kept maps where the network that makes them is frozen, else pixels."""
-    seed = config.plan.seed
-    if not detector.backbone.frozen_maps:
-        return PhotoSource(photos, store, config.feed, seed)
-    assert config.maps is not None
-    maps = roi_maps(detector, photos.photos, store, keep=config.maps, progress=progress)
-    return MapSource(photos, store, config.feed, seed, maps)
+    """Kept maps where they can be kept, else pixels."""
+    views = config.feed.resize.views()
+    maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=progress)
+    if isinstance(maps, CachedMaps):
+        return MapSource(photos, store, config.feed, config.plan.seed, maps)
+    return PhotoSource(photos, store, config.feed, config.plan.seed)

@@ -41,6 +41,11 @@ class Resize:
         scale = self.scales[int(rng.integers(len(self.scales)))]
         return View(scale, bool(rng.random() < self.flip), self.long_max)
 
+    def views(self) -> tuple[View, ...]:
+        """Every view that can be drawn."""
+        flips = [flip for flip, chance in ((False, 1 - self.flip), (True, self.flip)) if chance > 0]
+        return tuple(View(scale, flip, self.long_max) for scale in self.scales for flip in flips)
+
 
 def resized(size: tuple[int, int], short: int, long_max: int | None) -> tuple[int, int]:
     """Height and width with the short side at ``short``, or less where the long one would pass ``long_max``."""

@@ -55,22 +55,27 @@ class CachedMaps:
     with plain reads at an offset: the process does not grow with the cache.
     """
 
-    def __init__(self, live: LiveMaps, folder: Path, progress: Progress = silent) -> None:
+    def __init__(self, live: LiveMaps, folder: Path) -> None:
         if not live.backbone.frozen_maps:
             raise ValueError("only maps of a frozen network can be kept")
-        self._live, self._folder, self._progress = live, folder, progress
+        self._live, self._folder = live, folder
         counts = [len(live.store.boxes(photo.id)) for photo in live.photos]
         self._starts = list(accumulate(counts, initial=0))
         self._files: dict[View, int] = {}
         self._identity = _identity(live)
 
     def maps(self, index: int, view: View) -> Float[Tensor, "P ch h w"]:
-        """Read from the file of the view, which is made on first use."""
-        if view not in self._files:
-            self._files[view] = os.open(self._made(view), os.O_RDONLY)
+        """Read from the file of the view, which is made on first use unless it was before."""
+        self.make([view])
         rows = self._starts[index + 1] - self._starts[index]
         raw = os.pread(self._files[view], rows * self._row_bytes, self._starts[index] * self._row_bytes)
         return torch.from_numpy(np.frombuffer(bytearray(raw), np.float16).reshape(rows, *self._shape)).float()
+
+    def make(self, views: Sequence[View], progress: Progress = silent) -> None:
+        """Make the files of some views, where they are not there yet, and open them."""
+        for view in views:
+            if view not in self._files:
+                self._files[view] = os.open(self._made(view, progress), os.O_RDONLY)
 
     def close(self) -> None:
         """Close the files."""
@@ -85,20 +90,25 @@ class CachedMaps:
 
     @property
     def _row_bytes(self) -> int:
-        return 2 * int(np.prod(self._shape))
+        return map_bytes(self._live.backbone)
 
-    def _made(self, view: View) -> Path:
+    def _made(self, view: View, progress: Progress) -> Path:
         name = hashlib.sha256(f"{self._identity} {view}".encode()).hexdigest()[:24]
         path = self._folder / f"{name}.f16"
         if path.exists() and path.stat().st_size == self._starts[-1] * self._row_bytes:
             return path
         photos = self._live.photos
         title = f"RoI maps at {view.short or 'full size'}{' mirrored' if view.flip else ''}"
-        with replacing(path) as temporary, temporary.open("wb") as file, self._progress(title, len(photos)) as bar:
+        with replacing(path) as temporary, temporary.open("wb") as file, progress(title, len(photos)) as bar:
             for index in range(len(photos)):
                 file.write(self._live.maps(index, view).half().contiguous().numpy().tobytes())
                 bar.advance()
         return path
+
+
+def map_bytes(backbone: Backbone) -> int:
+    """What one kept map takes on disk: two bytes a value."""
+    return 2 * backbone.channels * backbone.map_size**2
 
 
 def _identity(live: LiveMaps) -> str:

@@ -18,7 +18,7 @@ from tag2box.types import Labeling, Scene, Seeds
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """Candidates above an adaptive similarity threshold, thinned by NMS, are the pseudo ground truth (eq. 7-8)."""
+    """Candidates above an adaptive similarity threshold, thinned by NMS, are the pseudo ground truth (eq. 9-10)."""
 
     kind: Literal["discovery"] = "discovery"
     criterion: Literal["similarity", "score_fixed", "score_adaptive"] = "similarity"

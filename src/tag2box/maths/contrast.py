@@ -1,4 +1,4 @@
-"""The weakly supervised contrastive loss (eq. 9-10), as the paper writes it and as its published code does."""
+"""The weakly supervised contrastive loss (eq. 11-12), as the paper writes it and as its published code does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def wscl(
     temperature: float,
     positives: Literal["outside", "inside"] = "outside",
 ) -> Float[Tensor, ""]:
-    """L_wscl (eq. 9-10): pull exemplars of one class together, push other classes away, easy instances first.
+    """L_wscl (eq. 11-12): pull exemplars of one class together, push other classes away, easy instances first.
 
-    ``outside`` is eq. 9, the mean over positives of log-ratios. ``inside`` is the published code's variant: one
+    ``outside`` is eq. 11, the mean over positives of log-ratios. ``inside`` is the published code's variant: one
     logarithm of the positives' summed share. An exemplar alone in its class has no positive and adds zero.
     """
     if len(cls) == 0:

@@ -1,4 +1,4 @@
-"""Object discovery: sampling sets, the adaptive threshold and the candidates above it (eq. 3-8)."""
+"""Object discovery: sampling sets, the adaptive threshold and the candidates above it (eq. 5-10)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Ten
 
 
 def neighbours(boxes: Float[Tensor, "P 4"], tops: Int[Tensor, " K"], threshold: float) -> Int[Tensor, " m"]:
-    """IoU sampling (eq. 3): the union over teachers of the proposals that overlap a teacher's top proposal."""
+    """IoU sampling (eq. 5): the union over teachers of the proposals that overlap a teacher's top proposal."""
     near = (iou(boxes, boxes[tops]) >= threshold).any(dim=1)
     near[tops] = True
     return near.nonzero().flatten()
 
 
 def adaptive_threshold(top: Float[Tensor, " D"], exemplars: Float[Tensor, "M D"]) -> Float[Tensor, ""]:
-    """tau (eq. 7): the mean similarity of the top proposal with the exemplars of its class."""
+    """tau (eq. 9): the mean similarity of the top proposal with the exemplars of its class."""
     if len(exemplars) == 0:
         return top.new_ones(())
     return (exemplars @ top).mean()
@@ -44,7 +44,7 @@ def adaptive_threshold(top: Float[Tensor, " D"], exemplars: Float[Tensor, "M D"]
 def is_candidate(
     similarity: Float[Tensor, " P"], threshold: Float[Tensor, ""], rivals: Float[Tensor, "P r"]
 ) -> Bool[Tensor, " P"]:
-    """Candidates (eq. 8): more similar to the top proposal than tau, and than to any rival class's top proposal.
+    """Candidates (eq. 10): more similar to the top proposal than tau, and than to any rival class's top proposal.
 
     Pass no rival columns for the paper's rule, which knows none.
     """

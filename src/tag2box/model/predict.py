@@ -11,7 +11,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.maths.boxes import clip, decode
+from tag2box.maths.boxes import areas, clip, decode
 from tag2box.maths.nms import class_nms
 from tag2box.types import Detections, StageScores
 
@@ -26,10 +26,11 @@ class Predict:
     """Kept per image, over all classes."""
 
     def __call__(self, scored: Scored, width: int, height: int) -> Detections:
-        """Detections of one image from the merged pass over it."""
-        rows, labels = (scored.probs > self.score_threshold).nonzero(as_tuple=True)
-        boxes = clip(scored.boxes.reshape(*scored.probs.shape, 4)[rows, labels], width, height)
-        scores = scored.probs[rows, labels]
+        """Detections of one image from the merged pass over it; a box that fell off the image is none."""
+        boxes = clip(scored.boxes.reshape(-1, 4), width, height)
+        is_kept = (scored.probs.flatten() > self.score_threshold) & (areas(boxes) > 0)
+        labels = torch.arange(scored.probs.shape[1], device=boxes.device).repeat(len(scored.probs))[is_kept]
+        boxes, scores = boxes[is_kept], scored.probs.flatten()[is_kept]
         kept = class_nms(boxes, scores, labels, self.nms_iou)[: self.max_detections]
         return Detections(boxes[kept], scores[kept], labels[kept])
 

@@ -52,7 +52,7 @@ def block_mask(rand: Float[Tensor, "R h w"], *, block: int, gamma: float) -> Flo
 def random_mask(
     x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False
 ) -> Float[Tensor, "R ch h w"]:
-    """The masked view (eq. 4): cells whose number is below ``drop`` become zero.
+    """The masked view (eq. 6): cells whose number is below ``drop`` become zero.
 
     ``drop`` is tau_drop. ``rescale`` is the published code's variant: what is kept grows by cells / kept of the batch.
     """
@@ -60,7 +60,7 @@ def random_mask(
 
 
 def noise(x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R ch h w"]:
-    """The noised view, f + f * N(0, 1) (eq. 5): c = 1, one number per cell (paper), or c = ch (published code)."""
+    """The noised view, f + f * N(0, 1) (eq. 7): c = 1, one number per cell (paper), or c = ch (published code)."""
     return x + x * rand
 
 

@@ -1,4 +1,4 @@
-"""Augmented copies of proposals, made on the RoI map: random masking and Gaussian noise (eq. 4-5)."""
+"""Augmented copies of proposals, made on the RoI map: random masking and Gaussian noise (eq. 6-7)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Augment:
     """Which copies of a sampled proposal enter S beside the proposal itself."""
 
     mask: bool = True
-    """Random masking (eq. 4)."""
+    """Random masking (eq. 6)."""
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """tau_drop: share of map cells a mask removes."""
     rescale_mask: bool = False
     """Scale the kept cells up by what was removed (the published code does, the paper does not)."""
     noise: bool = True
-    """Gaussian noise (eq. 5)."""
+    """Gaussian noise (eq. 7)."""
     noise_per_channel: bool = False
     """Draw noise for every channel (published code) instead of one map for all of them (paper)."""
 

@@ -42,7 +42,7 @@ def parse_override(override: str, layer: int) -> Tree:
     key, equals, text = (part.strip() for part in override.partition("="))
     names = key.split(".")
     if not equals or not all(names):
-        raise UserError(f"--set {override}: expected key=value, such as --set train.iterations=500")
+        raise UserError(f"--set {override}: expected key=value, such as --set plan.iterations=500")
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
