@@ -148,6 +148,7 @@ TABLE = [
     row("data.classes", '["disc", "box", "bar", "more"]'),
     row("data.proposals", "{bench}/kept-proposals"),
     row("maps", "{bench}/kept-maps"),
+    row("maps_budget", "0"),
     row("proposals.mode", "quality", seen=boxes_of_a_photo),
     row("proposals.short_side", "40", seen=boxes_of_a_photo),
     row("proposals.max_boxes", "3", seen=boxes_of_a_photo),

@@ -121,8 +121,8 @@ def small_config(folder: Path, *overrides: str) -> Config:
     """A short run of the paper's method on tiny photos."""
     given = (
         f"data.photos={folder / 'photos'}", f"data.tags={folder / 'tags.csv'}", "heads.embed_dim=6",
-        "proposals.min_side=6", "proposals.max_boxes=12", "feed.batch=2", "feed.resize.scales=[48]", "inference.scales=[48]",
-        "plan.iterations=6", "plan.log_every=1", "plan.checkpoint_every=2", "plan.gallery=2",
+        "proposals.min_side=6", "proposals.max_boxes=12", "feed.batch=2", "feed.resize.scales=[48]",
+        "inference.scales=[48]", "plan.iterations=6", "plan.log_every=1", "plan.checkpoint_every=2", "plan.gallery=2",
         "plan.schedule.warmup=2",
     )  # fmt: skip
     return settings.load(Config, [], [*given, *overrides])

@@ -61,7 +61,7 @@ class Scenes:
     """Part domination: the share of things whose small, telling mark stands out loudly from the body."""
     touch: Share = 0.5
     """Grouped instances: the chance that a further thing of a class is set against an earlier one."""
-    crowd: Share = 0.4
+    crowd: Share = 0.6
     """Missing instances: the chance of each further thing of a class up to ``most_instances``."""
     clutter: Share = 0.4
     """How much of no class lies about."""

@@ -194,7 +194,7 @@ class ReportInputs:
     train_truth: Truth | None = None
     test_truth: Truth | None = None
     proposal_recall: Mapping[str, ProposalRecall] = field(default_factory=dict)  # by split
-    draw_score: float = 0.3  # test detections below this score are not drawn
+    draw_score: float = 0.5  # test detections below this score are not drawn
 
 
 # ---------------------------------------------------------------- reading a run folder
