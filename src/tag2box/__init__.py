@@ -6,9 +6,7 @@ They are loaded on first use, so ``import tag2box`` is quick.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,17 +31,6 @@ _HOMES = {
 }
 
 __all__ = ["RECIPES", "Config", "demo", "detect", "diagnose", "evaluate", "report", "resume", "train"]
-
-
-class _Package(ModuleType):
-    """Keeps the commands' names for the commands: importing the subpackages evaluate and report would take two."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

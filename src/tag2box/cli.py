@@ -114,7 +114,7 @@ def evaluate(
     from rich.console import Console
 
     from tag2box.commands import evaluate as command
-    from tag2box.evaluate.run import table
+    from tag2box.metrics.run import table
 
     result = command.evaluate(
         truth,
@@ -183,6 +183,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
+        typer.echo(f"tag2box: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written
         typer.echo(f"tag2box: {error}", err=True)
         sys.exit(2)
     except Interrupted as stop:

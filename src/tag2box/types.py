@@ -74,7 +74,7 @@ class Proposals:
 
     def image_ids(self) -> Int[Tensor, " R"]:
         """The image each row belongs to."""
-        sizes = torch.tensor(self.sizes, device=self.boxes.device)
+        sizes = torch.tensor(self.sizes, dtype=torch.long, device=self.boxes.device)
         return torch.repeat_interleave(torch.arange(len(self.sizes), device=self.boxes.device), sizes)
 
 

@@ -9,9 +9,9 @@ from tag2box.commands.runs import TrainedRun, load_run, proposals_of, roi_maps
 from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.evaluate.results import write_coco_results
-from tag2box.evaluate.run import evaluate as score
 from tag2box.files import write_json
+from tag2box.metrics.results import write_coco_results
+from tag2box.metrics.run import evaluate as score
 from tag2box.types import Detections, Photo, Truth
 
 METRICS = "metrics.json"

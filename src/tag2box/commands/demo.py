@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tag2box.commands.train import resume, train
 from tag2box.data.coco import read_coco_truth
 from tag2box.data.scenes import Scenes
 from tag2box.data.tags import read_tags
+from tag2box.engine.checkpoint import read_state
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
 from tag2box.files import read_json, write_json
@@ -44,7 +44,8 @@ def demo(
 
     What is already there is kept: a second call continues an interrupted one.
     """
-    began = time.monotonic()
+    if any(override.partition("=")[0].strip() == "plan.seed" for override in overrides):
+        raise UserError("--set plan.seed: the demo's seed is set with --seed, for scenes and training alike")
     studio = open_studio(out, world or Scenes(seed=seed), overrides, progress=progress)
     folders = {method: out / method for method in ("oicr-plus", "od-wscl")}
     metrics = {m: studio.measure(folder, m, seed, progress=progress) for m, folder in folders.items()}
@@ -59,7 +60,8 @@ def demo(
         commands=[f"tag2box demo --out {out} --seed {seed}" + "".join(f" --set {o}" for o in overrides)],
         progress=progress,
     )
-    summary: dict[str, object] = {"seed": seed, "seconds": time.monotonic() - began, "methods": metrics}
+    seconds = {method: read_state(folder).seconds for method, folder in folders.items()}
+    summary: dict[str, object] = {"seed": seed, "training_seconds": seconds, "methods": metrics}
     write_json(out / SUMMARY, summary)
     if not keep_maps:
         shutil.rmtree(out / "maps", ignore_errors=True)

@@ -12,9 +12,9 @@ from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.evaluate.results import write_coco_detections
 from tag2box.files import replacing
-from tag2box.report.draw import draw_detections
+from tag2box.metrics.results import write_coco_detections
+from tag2box.reporting.draw import draw_detections
 from tag2box.types import Detections, Photo
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tag2box.data.coco import read_coco
 from tag2box.data.voc import read_voc_truth
-from tag2box.evaluate.challenges import MIN_SCORE
-from tag2box.evaluate.detections import read_detections
-from tag2box.evaluate.run import EvaluationResult
-from tag2box.evaluate.run import evaluate as score
 from tag2box.files import write_json
+from tag2box.metrics.challenges import MIN_SCORE
+from tag2box.metrics.detections import read_detections
+from tag2box.metrics.run import EvaluationResult
+from tag2box.metrics.run import evaluate as score
 from tag2box.types import Truth
 
 

@@ -12,10 +12,10 @@ from tag2box.commands.train import read_training
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.evaluate.detections import read_detections
+from tag2box.metrics.detections import read_detections
 from tag2box.proposals.recall import recall
 from tag2box.recipes import Config
-from tag2box.report import ProposalRecall, ReportInputs, RunRecord, read_run, write_report
+from tag2box.reporting import ProposalRecall, ReportInputs, RunRecord, read_run, write_report
 from tag2box.types import Photo, Truth
 
 

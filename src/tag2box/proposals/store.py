@@ -26,6 +26,7 @@ from tag2box.files import read_json, replacing, write_json
 from tag2box.types import Photo
 
 _FORMAT = 1
+_FEW = 16  # photos that are done before further processes would have started
 _SLACK = 1.0  # pixels a box may reach over its photo: what rounding between resolutions does
 
 ReadPhoto = Callable[[Path], UInt8[Tensor, "3 H W"]]
@@ -127,17 +128,20 @@ def make_proposals(
     workers: int | None = None,
     on_progress: Progress | None = None,
 ) -> ProposalStore:
-    """Propose boxes for all photos with a pool of processes, and store them; an equal store is left alone.
+    """Propose boxes for all photos with a pool of processes, and store them; a store that is there is never replaced.
 
     Args:
         read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
-        workers: processes; None takes one per core, 1 works in this one. The result does not depend on it.
+        workers: processes; None takes one per core (for a few photos, this one). The result does not depend on it.
         on_progress: called with photos done and in all.
     """
     source = json.loads(json.dumps(dataclasses.asdict(method)))  # as it will be read: tuples become lists
     if _is_equal(out, source, photos):
         return ProposalStore.open(out)
-    found = _propose_all(partial(_propose, method, read), photos, workers or os.cpu_count() or 1)
+    if (out / "index.json").exists():
+        raise UserError(f"{out}: holds proposals of other photos or settings; remove it or name another folder")
+    workers = workers or min(os.cpu_count() or 1, 1 + len(photos) // _FEW)
+    found = _propose_all(partial(_propose, method, read), photos, workers)
     write_store(out, source, photos, _counted(found, len(photos), on_progress))
     return ProposalStore.open(out)
 

@@ -1,0 +1,86 @@
+"""The three challenges of weakly supervised detection as numbers: parts, groups and missed objects.
+
+Each object that counts (neither difficult nor a crowd) has exactly one fate, so the shares sum to one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tag2box.maths.boxes import areas, intersections
+from tag2box.metrics.overlap import same_class_iou
+from tag2box.metrics.scores import share
+from tag2box.types import Detections, Objects, Truth
+
+MIN_SCORE = 0.1
+"""Detections below this score are not kept: lists go down to zero, and with all of them nothing is ever missed."""
+
+FOUND_IOU = 0.5
+MISSED_IOU = 0.1
+COVERED = 0.5
+"""A box covers an object with half of the object's area."""
+INSIDE = 0.8
+"""A box lies inside an object with four fifths of its own area."""
+
+FATES = ("found", "missed", "grouped", "part", "other")
+"""Every fate, in the order the rules are tried: the first that holds decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeShares:
+    """Share of all counted objects with each fate; all None where there is no object."""
+
+    found: float | None
+    part: float | None
+    grouped: float | None
+    missed: float | None
+    other: float | None
+
+
+def challenges(truth: Truth, detections: Mapping[str, Detections], *, min_score: float = MIN_SCORE) -> ChallengeShares:
+    """Share of objects found, missed, grouped, shown in part, or none of these, by detections of ``min_score`` up."""
+    counts: Counter[str] = Counter()
+    for image_id, objects in zip(truth.ids, truth.objects, strict=True):
+        found = detections.get(image_id, Detections.empty())
+        counts.update(object_fates(found[found.scores >= min_score], objects))
+    total = counts.total()
+    return ChallengeShares(**{fate: share(counts[fate], total) for fate in FATES})
+
+
+def object_fates(kept: Detections, objects: Objects) -> tuple[str, ...]:
+    """The fate of each counted object of an image, in order.
+
+    With the *best box* being the kept same-class box of highest IoU with the object (of equals, the best scored):
+
+    * found: the best box has IoU >= 0.5;
+    * missed: it has IoU < 0.1, or there is none;
+    * grouped: it covers at least two objects of the class, each by >= 50 % of the object; difficult objects are
+      there to be grouped too, crowds are not;
+    * part: it lies >= 80 % inside the object and covers < 50 % of it;
+    * other: badly placed in another way.
+    """
+    counted = torch.nonzero(~(objects.difficult | objects.crowd))[:, 0]
+    if not len(kept):
+        return ("missed",) * len(counted)
+    ranked = kept[torch.argsort(kept.scores, descending=True, stable=True)]
+    overlap = same_class_iou(ranked, objects)[:, counted]
+    best = torch.from_numpy(overlap.numpy().argmax(axis=0))  # numpy's argmax takes the first of equals
+    best_iou = overlap.gather(0, best[None])[0]
+    boxes, targets = ranked.boxes.double(), objects.boxes.double()
+    shared = intersections(boxes, targets)[best]  # (counted, all): what each object's best box shares with every object
+    own = shared.gather(1, counted[:, None])[:, 0]
+    coverage = shared / areas(targets)
+    same = (objects.labels[counted][:, None] == objects.labels[None]) & ~objects.crowd
+    rules = {
+        "found": best_iou >= FOUND_IOU,
+        "missed": best_iou < MISSED_IOU,
+        "grouped": ((coverage >= COVERED) & same).sum(1) >= 2,
+        "part": (own >= INSIDE * areas(boxes)[best]) & (own < COVERED * areas(targets)[counted]),
+        "other": torch.ones_like(best_iou, dtype=torch.bool),
+    }
+    first = torch.stack([rules[fate] for fate in FATES]).numpy().argmax(axis=0)
+    return tuple(FATES[i] for i in first)

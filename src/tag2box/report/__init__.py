@@ -1,8 +1,0 @@
-"""The HTML report: one self-contained file, drawn from what runs left on disk."""
-
-from __future__ import annotations
-
-from tag2box.report.data import ProposalRecall, ReportInputs, RunRecord, read_run
-from tag2box.report.page import write_report
-
-__all__ = ["ProposalRecall", "ReportInputs", "RunRecord", "read_run", "write_report"]

@@ -1,0 +1,211 @@
+"""Charts as SVG text: lines over training, stacked bars, grouped bars. Pure functions, numbers in tooltips.
+
+Lines have a view box and grow with the page. Bars are laid out in per cent of the width, so that their words keep
+their size on a telephone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tag2box.reporting.svg import escape, hint, nice_ticks, shorten, spread, tag
+from tag2box.reporting.text import known, number, percent
+
+Points = tuple[tuple[float, float], ...]
+
+WIDTH, HEIGHT = 360.0, 216.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # margins of the plot; the right one holds the lines' names
+MAX_HINTS = 40  # tooltips per line
+GUTTER, ROOM, THICK = 27.0, 62.0, 12.0  # grouped bars: names' and bars' share of the width in per cent, pixels a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve: its points, and behind them, pale, what they were smoothed from."""
+
+    name: str
+    css: str  # class that sets the colour
+    points: Points
+    raw: Points = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A dashed level across a line chart."""
+
+    name: str
+    value: float
+
+
+def line_chart(
+    lines: Sequence[Line], *, label: str, x_label: str = "iteration", reference: Reference | None = None
+) -> str:
+    """A line chart with axes, ticks and the lines' names at their ends. The value axis starts at zero or below."""
+    everything = [p for line in lines for p in (*line.points, *line.raw)]
+    values = [y for _, y in everything] + ([reference.value] if reference else []) or [1.0]
+    x_ticks = nice_ticks(0, max([x for x, _ in everything], default=1.0) or 1.0)
+    y_ticks = nice_ticks(min(0.0, *values), max(values) if max(values) > 0 else 1.0)
+    frame = _Frame(x_ticks[-1], y_ticks[0], y_ticks[-1])
+    body = _axes(frame, x_ticks, y_ticks, x_label)
+    if reference:
+        y = frame.y(reference.value)
+        rule = tag("line", hint(f"{reference.name}: {number(reference.value)}"), x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+        body += tag("g", rule, class_="reference")
+    for line in lines:
+        body += _curve(frame, line)
+    body += _end_names(frame, lines, reference)
+    return tag("svg", body, class_="chart", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """From data to drawing."""
+
+    x_high: float
+    y_low: float
+    y_high: float
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.x_high
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y_low) / (self.y_high - self.y_low)
+
+    def path(self, points: Points) -> str:
+        return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in points)
+
+
+def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str) -> str:
+    parts = []
+    for value in y_ticks:
+        y = frame.y(value)
+        parts.append(
+            tag("line", class_="axis" if value == y_ticks[0] else "grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+        )
+        parts.append(tag("text", f"{value:g}", class_="tick", x=LEFT - 6, y=y + 3.5, text_anchor="end"))
+    for value in x_ticks:
+        words = f"{value / 1000:g}k" if value >= 10000 else f"{value:g}"
+        parts.append(tag("text", words, class_="tick", x=frame.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(tag("text", escape(x_label), class_="tick", x=middle, y=HEIGHT - 4, text_anchor="middle"))
+    return "".join(parts)
+
+
+def _curve(frame: _Frame, line: Line) -> str:
+    body = tag("path", class_="raw", d=frame.path(line.raw)) if line.raw else ""
+    if line.points:
+        body += tag("path", class_="line", d=frame.path(line.points))
+    stride = -(-len(line.points) // MAX_HINTS) or 1
+    for x, y in (*line.points[::stride], *line.points[-1:]):
+        dot = "dot end" if (x, y) == line.points[-1] else "dot"
+        words = f"{line.name}, iteration {x:g}: {number(y)}"
+        body += tag("circle", hint(words), class_=dot, cx=frame.x(x), cy=frame.y(y), r=2.6)
+    return tag("g", body, class_=line.css)
+
+
+def _end_names(frame: _Frame, lines: Sequence[Line], reference: Reference | None) -> str:
+    names = [(line.name, line.css, line.points[-1][1]) for line in lines if line.points]
+    if reference:
+        names.append((reference.name, "reference", reference.value))
+    heights = spread([frame.y(value) for _, _, value in names], 13, low=TOP, high=HEIGHT - BOTTOM)
+    return "".join(
+        tag("text", escape(shorten(name, 11)) + hint(f"{name}: {number(value)}"), class_=f"name {css}", x=x, y=y + 3.5)
+        for (name, css, value), y in zip(names, heights, strict=True)
+        for x in [WIDTH - RIGHT + 7]
+    )
+
+
+# ---------------------------------------------------------------- bars
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One bar cut into shares that add up to about one."""
+
+    name: str
+    shares: tuple[float, ...]
+
+
+def stacked_bars(stacks: Sequence[Stack], parts: Sequence[str], *, label: str) -> str:
+    """Horizontal bars of full width, one a stack. ``parts`` names the shares; their classes are ``part-<name>``."""
+    row = 58.0
+    body = ""
+    for index, stack in enumerate(stacks):
+        top = index * row
+        body += tag("text", escape(stack.name), class_="bar-name", x=0, y=top + 15)
+        total = sum(stack.shares) or 1.0
+        left = 0.0
+        for part, share in zip(parts, stack.shares, strict=True):
+            body += _segment(f"{stack.name}, {part}: {percent(share)} %", f"part-{part}", left, share / total, top + 22)
+            left += share / total
+    return tag(
+        "svg", body, class_="chart bars", width="100%", height=max(len(stacks), 1) * row, role="img", aria_label=label
+    )
+
+
+def _segment(words: str, css: str, left: float, share: float, top: float) -> str:
+    bar = tag("rect", hint(words), x=f"{100 * left:.2f}%", y=top, width=f"{100 * share:.2f}%", height=30)
+    if share < 0.08:  # too narrow for its number on a telephone
+        return tag("g", bar, class_=css)
+    figure = tag("text", f"{100 * share:.0f}", x=f"{100 * (left + share / 2):.2f}%", y=top + 20, text_anchor="middle")
+    return tag("g", bar + figure, class_=css)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A group of bars under one name, a value per series; ``mark`` is a dashed tick for comparison."""
+
+    name: str
+    values: tuple[float | None, ...]
+    mark: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One series of a grouped chart: its name and the class that sets its colour."""
+
+    name: str
+    css: str
+
+
+def grouped_bars(
+    groups: Sequence[Bars],
+    keys: Sequence[Key],
+    *,
+    label: str,
+    limit: float = 1.0,
+    show: Callable[[float | None], str] = percent,
+) -> str:
+    """Horizontal bars in groups; a bar of value ``limit`` takes all the room. Unknown values show as a dash."""
+    height = THICK * len(keys)
+    body = ""
+    for index, group in enumerate(groups):
+        top = 4 + index * (height + THICK)
+        name = escape(shorten(group.name, 14)) + hint(group.name)
+        body += tag("text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + height / 2 + 4, text_anchor="end")
+        body += _bars(group, keys, top, limit=limit, show=show)
+    total = 4 + len(groups) * (height + THICK)
+    return tag("svg", body, class_="chart bars", width="100%", height=total, role="img", aria_label=label)
+
+
+def _bars(group: Bars, keys: Sequence[Key], top: float, *, limit: float, show: Callable[[float | None], str]) -> str:
+    bars, figures = "", ""  # figures come last, to be read over the mark
+    for index, (key, value) in enumerate(zip(keys, group.values, strict=True)):
+        words, y, share = show(value), top + index * THICK, _room(value, limit)
+        width, tip = f"{max(share, 0.3):.2f}%", hint(f"{group.name}, {key.name}: {words}")
+        bars += tag("rect", tip, class_=f"bar {key.css}", x=f"{GUTTER}%", y=y + 1, width=width, height=THICK - 2)
+        figures += tag("text", words, class_="bar-value", x=f"{GUTTER + share + 1:.2f}%", y=y + THICK - 2.5)
+    mark = ""
+    if known(group.mark):
+        at = f"{GUTTER + _room(group.mark, limit):.2f}%"
+        words = hint(f"{group.name}, true number: {show(group.mark)}")
+        mark = tag("line", words, class_="mark", x1=at, x2=at, y1=top - 3, y2=top + THICK * len(keys) + 3)
+    return bars + mark + figures
+
+
+def _room(value: float | None, limit: float) -> float:
+    """Width of a bar in per cent of the chart."""
+    if value is None or not known(value):
+        return 0.0
+    return ROOM * min(max(value, 0.0) / limit, 1.0)

@@ -1,0 +1,107 @@
+"""Charts are well-formed, complete, and hold together with nothing or nonsense in them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tag2box.reporting.charts import Bars, Key, Line, Reference, Stack, grouped_bars, line_chart, stacked_bars
+from tag2box.reporting.curves import smooth, thin
+from tag2box.reporting.svg import nice_ticks, shorten, spread
+
+NASTY = "<b>\"&'\x00\x07"
+
+
+def hints(svg: str) -> list[str]:
+    return [title.text or "" for title in ElementTree.fromstring(svg).iter("title")]
+
+
+def test_line_chart_of_nothing_is_an_empty_frame() -> None:
+    root = ElementTree.fromstring(line_chart([], label="nothing"))
+    assert root.attrib["aria-label"] == "nothing"
+    assert not list(root.iter("path"))
+
+
+@pytest.mark.parametrize("points", [(), ((1.0, 0.5),), ((1.0, 0.0), (2.0, 0.0)), ((1.0, -3.0), (20000.0, 4.0))])
+def test_line_chart_keeps_inside_its_frame(points: tuple[tuple[float, float], ...]) -> None:
+    lines = [Line(NASTY, "run-0", points, points)]
+    root = ElementTree.fromstring(line_chart(lines, label=NASTY, reference=Reference("true", 2.0)))
+    for dot in root.iter("circle"):
+        assert 40 <= float(dot.attrib["cx"]) <= 290
+        assert 12 <= float(dot.attrib["cy"]) <= 182
+
+
+def test_line_chart_says_its_numbers() -> None:
+    svg = line_chart([Line("OD", "run-0", ((10.0, 0.25), (20.0, 0.75)))], label="x", reference=Reference("true", 2.0))
+    assert "OD, iteration 10: 0.25" in hints(svg)
+    assert "OD: 0.75" in hints(svg)
+    assert "true: 2" in hints(svg)
+
+
+def test_a_long_line_has_few_tooltips() -> None:
+    line = Line("a", "run-0", tuple((float(i), 1.0) for i in range(1000)))
+    assert len(list(ElementTree.fromstring(line_chart([line], label="")).iter("circle"))) <= 41
+
+
+@pytest.mark.parametrize("stacks", [[], [Stack("a", (0.0, 0.0))], [Stack(NASTY, (0.25, 0.75)), Stack("b", (1.0, 0.0))]])
+def test_stacked_bars_fill_the_width(stacks: list[Stack]) -> None:
+    root = ElementTree.fromstring(stacked_bars(stacks, ("found", "missed"), label=NASTY))
+    widths = [float(bar.attrib["width"].rstrip("%")) for bar in root.iter("rect")]
+    assert sum(widths) == pytest.approx(100 * sum(1 for stack in stacks if any(stack.shares)))
+
+
+@pytest.mark.parametrize("groups", [[], [Bars(NASTY, (None, math.nan), math.nan)], [Bars("cat", (0.5, 1.5), 0.2)]])
+def test_grouped_bars_have_a_bar_a_value(groups: list[Bars]) -> None:
+    root = ElementTree.fromstring(grouped_bars(groups, [Key("a", "run-1"), Key(NASTY, "run-0")], label="x"))
+    assert len(list(root.iter("rect"))) == 2 * len(groups)
+    assert all(float(bar.attrib["width"].rstrip("%")) <= 62 for bar in root.iter("rect"))
+
+
+def test_grouped_bars_say_their_numbers_and_mark_the_truth() -> None:
+    svg = grouped_bars([Bars("cat", (0.5, None), 0.25)], [Key("a", "run-1"), Key("b", "run-0")], label="x")
+    assert hints(svg) == ["cat", "cat, a: 50.0", "cat, b: –", "cat, true number: 25.0"]  # noqa: RUF001
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_ticks_enclose_the_data_and_are_few(a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    ticks = nice_ticks(low, high)
+    slack = 1e-6 * max(1.0, abs(low), abs(high))
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= 8
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(10, 180), max_size=8))
+def test_names_beside_lines_never_touch(wanted: list[float]) -> None:
+    placed = sorted(spread(wanted, 13, low=12, high=182))
+    assert all(b - a >= 13 - 1e-6 for a, b in pairwise(placed))
+
+
+def test_shorten_keeps_short_words_and_cuts_long_ones() -> None:
+    assert shorten("", 5) == ""
+    assert shorten("short", 5) == "short"
+    assert shorten("longer words", 6) == "longe…"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 239, 240, 241, 5000])
+def test_thinning_keeps_the_mean_and_the_limit(count: int) -> None:
+    points = tuple((float(i), float(i % 7)) for i in range(count))
+    kept = thin(points)
+    assert len(kept) <= 240
+    assert bool(kept) == bool(points)
+    if count and count % len(kept) == 0:
+        assert sum(y for _, y in kept) / len(kept) == pytest.approx(sum(y for _, y in points) / count)
+
+
+def test_smoothing_leaves_straight_lines_alone() -> None:
+    points = tuple((float(i), 2.0 * i) for i in range(200))
+    assert [y for _, y in smooth(points)] == pytest.approx([y for _, y in points])
+    assert smooth(()) == ()

@@ -1,0 +1,202 @@
+"""The whole page: complete, self-contained, escaped, and honest about what is not there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from demo_runs import write_demo
+
+from tag2box.errors import UserError
+from tag2box.reporting import ReportInputs, RunRecord, write_report
+from tag2box.reporting.data import Challenges, ClassScores, Metrics, OnTest, OnTrain, StartInfo
+from tag2box.reporting.page import build_page, name_runs, render
+from tag2box.reporting.text import duration, listed, number, percent, plural, points
+from tag2box.types import Detections, Objects, Truth
+
+SECTIONS = {"challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about", "repeat"}
+VOID = {"meta", "input", "br", "link", "img"}
+
+
+class Reader(HTMLParser):
+    """Collects ids and attributes, and holds the page to closing what it opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.sections: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.links += [given[name] for name in ("src", "href", "srcset", "action") if name in given]
+        self.ids += [given["id"]] if "id" in given else []
+        self.sections += [given["id"]] if tag == "section" else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
+    return write_demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def page(demo: ReportInputs, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("out") / "deep" / "report.html"
+    write_report(demo, out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_no_run_is_a_mistake_said_in_one_line() -> None:
+    with pytest.raises(UserError, match="no run given"):
+        build_page(ReportInputs(title="x", runs=[]))
+
+
+def test_a_bare_run_has_a_page_without_sections() -> None:
+    html = render(build_page(ReportInputs(title="Bare", runs=[RunRecord("only", Path("only"))])))
+    assert read(html).sections == []
+    assert "<h1>Bare</h1>" in html
+    assert "only learned" in html
+
+
+def test_two_runs_fill_every_section(page: str) -> None:
+    reader = read(page)
+    assert set(reader.sections) == SECTIONS
+    assert len(reader.ids) == len(set(reader.ids))
+    assert {link.removeprefix("#") for link in reader.links} == SECTIONS
+    assert len(page.encode()) < 6_000_000
+
+
+def test_the_headline_compares_the_runs(page: str) -> None:
+    assert "36.0<small>%" in page
+    assert "48.0<small>%" in page
+    assert "+12.0 points" in page
+    assert "OD-WSCL ends 12.0 points of mAP50 above OICR+." in page
+    assert "Two detectors learned 3 classes (mug, plate and spoon) from 40 photos" in page
+
+
+def test_the_page_needs_nothing_but_itself(page: str) -> None:
+    assert not re.search(r"https?://|//cdn|@import|@font-face", page)
+    assert all(link.startswith("#") for link in read(page).links)
+    assert all(url.startswith('"data:image/jpeg') for url in re.findall(r"url\(([^)]{0,30})", page))
+
+
+def test_charts_are_well_formed_and_named(page: str) -> None:
+    charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(charts) == 1 + 2 + 3 + 3 + 1 + 5 + 1  # challenges, classes, counts, tau, by class, losses, proposals
+    assert all(ElementTree.fromstring(chart).attrib["aria-label"] for chart in charts)
+
+
+def test_each_photo_is_embedded_once_however_often_shown(page: str) -> None:
+    assert page.count("data:image/jpeg") == 12 + 6
+    assert len(re.findall(r'class="photo photo-0"', page)) == 3  # the strip, and once a run
+
+
+def test_one_run_compares_with_nothing(demo: ReportInputs) -> None:
+    html = render(build_page(replace(demo, runs=demo.runs[-1:])))
+    assert set(read(html).sections) == SECTIONS
+    assert "difference" not in html.split("</style>")[1]
+    assert "OD-WSCL learned 3 classes" in html
+
+
+def test_without_truth_detections_are_plain(demo: ReportInputs) -> None:
+    html = render(build_page(replace(demo, test_truth=None, train_truth=None))).split("</style>")[1]
+    assert "box plain" in html
+    assert not re.search(r'class="box (right|wrong|missed|truth)', html)
+    assert "show-truth" not in html
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        ({"test_photos": {}}, {"detections"}),
+        ({"train_photos": {}}, {"pseudo"}),
+        ({"proposal_recall": {}}, {"proposals"}),
+        ({"commands": ()}, set()),  # the settings are still there to show
+    ],
+)
+def test_a_section_without_its_data_is_left_out(demo: ReportInputs, change: dict[str, object], gone: set[str]) -> None:
+    html = render(build_page(replace(demo, **change)))
+    reader = read(html)
+    assert set(reader.sections) == SECTIONS - gone
+    assert {link.removeprefix("#") for link in reader.links} == SECTIONS - gone
+
+
+def test_lost_photos_are_told_of(demo: ReportInputs, tmp_path: Path) -> None:
+    photos = dict(demo.test_photos) | {"test_000": tmp_path / "gone.jpg"}
+    html = render(build_page(replace(demo, test_photos=photos)))
+    assert "could not be read: gone.jpg" in html
+
+
+def test_names_with_html_in_them_are_text(tmp_path: Path, demo: ReportInputs) -> None:
+    evil = "<script>alert('1')</script>\"&"
+    scores = ClassScores(0.5, {evil: 0.5})
+    start = StartInfo(evil, (evil,), 1, machine={evil: evil}, versions={evil: evil})
+    metrics = Metrics(OnTest(scores, coco={evil: 0.1}, challenges=Challenges(1, 0, 0, 0, 0)), OnTrain(scores))
+    found = {evil: Detections(torch.tensor([[0.0, 0, 9, 9]]), torch.ones(1), torch.zeros(1, dtype=torch.long))}
+    run = RunRecord(evil, tmp_path, config=evil, start=start, metrics=metrics, test_detections=found)
+    inputs = ReportInputs(
+        title=evil,
+        runs=[run, replace(run, folder=tmp_path / evil)],
+        commands=[evil],
+        test_photos={evil: demo.test_photos["test_001"]},
+        test_truth=Truth((evil,), (evil,), ((400, 300),), (Objects.of([[50, 50, 90, 90]], [0]),)),
+        proposal_recall={evil: demo.proposal_recall["test"]},
+    )
+    html = render(build_page(inputs))
+    assert "<script>alert" not in html
+    assert html.count("<script>") == 1
+    assert "&lt;script&gt;alert" in html
+    assert set(read(html).sections) == {"challenges", "classes", "detections", "proposals", "about", "repeat"}
+
+
+def test_namesakes_are_told_apart_and_the_last_run_keeps_its_colour() -> None:
+    runs = [RunRecord("a", Path("x")), RunRecord("b", Path("y")), RunRecord("a", Path("z"))]
+    assert [(r.name, r.css) for r in name_runs(runs)] == [("a (x)", "run-1"), ("b", "run-2"), ("a (z)", "run-0")]
+    assert len({r.css for r in name_runs([RunRecord(str(i), Path(str(i))) for i in range(6)])}) == 6
+
+
+def test_figures_read_well() -> None:
+    assert [percent(None), percent(float("nan")), percent(0.4132)] == ["–", "–", "41.3"]  # noqa: RUF001
+    assert [points(0.5, 0.4), points(0.4, 0.5), points(0.4, 0.4), points(None, 0.1)] == [
+        "+10.0",
+        "−10.0",  # noqa: RUF001
+        "±0.0",
+        "–",  # noqa: RUF001
+    ]
+    assert [number(None), number(0.12345), number(12345.6)] == ["–", "0.123", "12 346"]  # noqa: RUF001
+    assert [duration(None), duration(0.442), duration(168.3), duration(18420)] == [
+        "–",  # noqa: RUF001
+        "0.442 s",
+        "2 min 48 s",
+        "5 h 07 min",
+    ]
+    assert [plural(0, "box"), plural(1, "class"), plural(2, "class"), plural(3, "photo")] == [
+        "0 boxes",
+        "1 class",
+        "2 classes",
+        "3 photos",
+    ]
+    assert [listed(()), listed(("a",)), listed(("a", "b, c")), listed(("a", "b", "c"), 2)] == [
+        "",
+        "a",
+        "a and b, c",
+        "a, b and 1 more",
+    ]
