@@ -39,11 +39,8 @@ def test_every_command_is_a_call_that_explains_itself(name):
     assert call.__doc__
 
 
-@pytest.mark.parametrize("name", ["evaluate", "report"])
-def test_a_subpackage_of_the_same_name_does_not_take_its_place(name):
-    __import__(f"tag2box.{name}")
-    assert callable(getattr(tag2box, name))
-    assert sys.modules[f"tag2box.{name}"] is not getattr(tag2box, name)
+def test_no_subpackage_takes_the_place_of_a_command():
+    assert not {path.name for path in ROOT.iterdir() if path.is_dir()} & set(COMMANDS)
 
 
 def test_recipes_are_at_hand():
@@ -58,7 +55,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_it_is_installed_typed_and_with_its_templates():
     assert metadata.version("tag2box")
     assert (ROOT / "py.typed").exists()
-    assert list((ROOT / "report" / "templates").iterdir())
+    assert list((ROOT / "reporting" / "templates").iterdir())
     scripts = {entry.name: entry.value for entry in metadata.entry_points(group="console_scripts")}
     assert scripts["tag2box"] == "tag2box.cli:main"
 

@@ -32,7 +32,7 @@ def overlap(a: list[float], b: list[float]) -> float:
 
 
 def loop_predict(predict: Predict, seen: Scored, width: int, height: int) -> list[tuple[float, int, list[float]]]:
-    """(score, class, box), best first: threshold, clip, greedy NMS within a class, the best of all classes."""
+    """(score, class, box), best first: threshold, clip, drop what fell off, greedy NMS within a class, the best of all classes."""
     kept: list[tuple[float, int, list[float]]] = []
     for c in range(seen.probs.shape[1]):
         mine: list[tuple[float, int, list[float]]] = []
@@ -41,7 +41,8 @@ def loop_predict(predict: Predict, seen: Scored, width: int, height: int) -> lis
             x1, y1, x2, y2 = seen.boxes[row, 4 * c : 4 * c + 4].tolist()
             box = [min(max(x1, 0), width), min(max(y1, 0), height), min(max(x2, 0), width), min(max(y2, 0), height)]
             clear = all(overlap(box, b) <= predict.nms_iou for _, _, b in mine)
-            if score > predict.score_threshold and clear:
+            is_on_image = box[0] < box[2] and box[1] < box[3]
+            if score > predict.score_threshold and clear and is_on_image:
                 mine.append((score, c, box))
         kept += mine
     return sorted(kept, key=lambda d: -d[0])[: predict.max_detections]

@@ -151,7 +151,7 @@ def test_proposals_are_made_alike_by_one_process_and_by_many(photos: list[Photo]
     assert np.array_equal(alone.rows, many.rows)
 
 
-def test_an_equal_store_is_left_alone_and_another_made_anew(photos: list[Photo], tmp_path: Path) -> None:
+def test_an_equal_store_is_used_and_another_is_never_replaced(photos: list[Photo], tmp_path: Path) -> None:
     out, seen = tmp_path / "s", []
 
     def make(method: Corner, some: list[Photo]) -> ProposalStore:
@@ -164,11 +164,13 @@ def test_an_equal_store_is_left_alone_and_another_made_anew(photos: list[Photo],
     assert len(seen) == 6
     make(Corner(), photos)
     assert seen == []
-    assert make(Corner(side=6.0), photos).boxes("p1")[0, 3] == 6.0 and len(seen) == 6
-    make(Corner(side=6.0), photos[::-1])
-    assert len(seen) == 6
+    for method, some in ((Corner(side=6.0), photos), (Corner(), photos[::-1])):
+        with pytest.raises(UserError, match="other photos or settings"):
+            make(method, some)
+    assert make(Corner(), photos).boxes("p1")[0, 3] == 5.0 and seen == []
     (out / "boxes.npy").unlink()
-    assert len(make(Corner(side=6.0), photos[::-1])) == 6 and len(seen) == 6
+    with pytest.raises(UserError, match="not readable as boxes"):
+        make(Corner(), photos)
 
 
 def test_no_photos_make_an_empty_store(tmp_path: Path) -> None:

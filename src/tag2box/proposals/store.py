@@ -139,6 +139,7 @@ def make_proposals(
     if _is_equal(out, source, photos):
         return ProposalStore.open(out)
     if (out / "index.json").exists():
+        ProposalStore.open(out)  # a damaged one says itself what is wrong
         raise UserError(f"{out}: holds proposals of other photos or settings; remove it or name another folder")
     workers = workers or min(os.cpu_count() or 1, 1 + len(photos) // _FEW)
     found = _propose_all(partial(_propose, method, read), photos, workers)
