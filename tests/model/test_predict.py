@@ -32,7 +32,7 @@ def overlap(a: list[float], b: list[float]) -> float:
 
 
 def loop_predict(predict: Predict, seen: Scored, width: int, height: int) -> list[tuple[float, int, list[float]]]:
-    """(score, class, box), best first: threshold, clip, drop what fell off, greedy NMS within a class, the best of all classes."""
+    """(score, class, box), best first: threshold, clip, drop what fell off, greedy NMS within a class, best of all."""
     kept: list[tuple[float, int, list[float]]] = []
     for c in range(seen.probs.shape[1]):
         mine: list[tuple[float, int, list[float]]] = []
