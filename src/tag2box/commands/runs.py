@@ -17,7 +17,7 @@ from tag2box.data.transforms import View
 from tag2box.engine import checkpoint
 from tag2box.engine.events import FILE as EVENTS
 from tag2box.engine.maps import CachedMaps, LiveMaps, map_bytes
-from tag2box.engine.progress import Progress
+from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
 from tag2box.files import write_text
 from tag2box.model.detector import Detector
@@ -79,7 +79,8 @@ def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Det
 
 def proposals_of(photos: Sequence[Photo], config: Config, folder: Path, progress: Progress) -> ProposalStore:
     """The proposal store of some photos, made where it is missing."""
-    with progress("proposals", len(photos)) as bar:
+    watch = silent if ProposalStore.exists(folder) else progress
+    with watch("proposals", len(photos)) as bar:
         store = make_proposals(photos, config.proposals, folder, read=read_photo, on_progress=lambda *_: bar.advance())
     store.check(photos)
     return store
@@ -106,8 +107,9 @@ def roi_maps(
 
 
 def required(path: Path | None) -> Path:
-    """A path that ``with_paths`` filled in."""
-    assert path is not None
+    """A path that ``with_paths`` filled in, unless somebody emptied it since."""
+    if path is None:
+        raise UserError(f"{CONFIG}: a path of data, or maps, is empty; restore it, or train anew")
     return path
 
 

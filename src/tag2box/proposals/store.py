@@ -56,6 +56,11 @@ class ProposalStore:
     spans: Mapping[str, tuple[int, int]]  # rows of each photo
     rows: Float32[ndarray, "total 4"]
 
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Whether a folder holds a store, be it whole or damaged."""
+        return (path / "index.json").exists()
+
     @classmethod
     def open(cls, path: Path) -> ProposalStore:
         """Open the store in a folder."""
@@ -138,7 +143,7 @@ def make_proposals(
     source = json.loads(json.dumps(dataclasses.asdict(method)))  # as it will be read: tuples become lists
     if _is_equal(out, source, photos):
         return ProposalStore.open(out)
-    if (out / "index.json").exists():
+    if ProposalStore.exists(out):
         ProposalStore.open(out)  # a damaged one says itself what is wrong
         raise UserError(f"{out}: holds proposals of other photos or settings; remove it or name another folder")
     workers = workers or min(os.cpu_count() or 1, 1 + len(photos) // _FEW)
