@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+# One thread each: tests compute on little, and threads that wait for each other on a busy machine make it crawl.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
 
