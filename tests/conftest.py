@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_world import World, make_world, one_worker
+
 # One thread each: tests compute on little, and threads that wait for each other on a busy machine make it crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -19,6 +21,18 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Scenes and runs of the real network, made once for all end-to-end tests."""
+    return make_world(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further processes for proposals."""
+    one_worker(monkeypatch)
 
 
 def load_golden(name: str) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.labelers import Discovery, Labeler, Oicr
+from tag2box.labelers import BuiltIn, Discovery, Labeler
 from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.contrast import wscl
 from tag2box.maths.discovery import neighbours
@@ -119,7 +119,7 @@ class Objective:
     """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 13), with the labeler and the sampling it rests on."""
 
     mil: Mil = Mil()
-    labeler: Oicr | Discovery = field(default_factory=Discovery)
+    labeler: BuiltIn = field(default_factory=Discovery)
     sampling: Sampling = Sampling()
     contrast: Contrast = Contrast()
     refine: Refine = Refine()

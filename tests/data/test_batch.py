@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.batch import Sample, batch_indices, batch_slots, collate, draw_boxes, epoch_order, load_sample
+from tag2box.data.batch import Sample, batch_slots, collate, draw_boxes, epoch_order, load_sample
 from tag2box.data.transforms import View
 from tag2box.types import Photo, TaggedPhotos
 
@@ -40,7 +40,7 @@ def test_epochs_and_seeds_differ() -> None:
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 5), st.integers(1, 8))
 def test_iterations_together_are_the_endless_sequence_of_epochs(n: int, batch: int, seed: int, iterations: int) -> None:
     endless = [i for epoch in range(batch * iterations // n + 1) for i in epoch_order(n, seed, epoch)]
-    drawn = [i for it in range(iterations) for i in batch_indices(n, batch, seed, it)]
+    drawn = [i for it in range(iterations) for i in (slot.index for slot in batch_slots(n, batch, seed, it))]
     assert drawn == endless[: batch * iterations]
 
 

@@ -11,12 +11,9 @@ import mistakes
 import pytest
 from mistakes import Argv, Desk
 
-from tiny_world import World, call, make_world, one_worker, process, tree
+from tiny_world import call, one_worker, process, tree
 
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory) -> World:
-    return make_world(tmp_path_factory.getbasetemp())
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture

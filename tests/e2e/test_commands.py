@@ -23,17 +23,9 @@ from tag2box.commands.train import train
 from tag2box.data.tags import write_tags
 from tag2box.errors import UserError
 from tag2box.proposals.store import ProposalStore
-from tiny_world import SCENES, TINY, Finished, World, call, make_world, one_worker, process, same, story, tree, weights
+from tiny_world import SCENES, TINY, Finished, call, one_worker, process, same, story, tree, weights
 
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory) -> World:
-    return make_world(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    one_worker(monkeypatch)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def read(path: Path) -> dict:

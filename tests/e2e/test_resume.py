@@ -26,10 +26,7 @@ from tag2box.reporting import read_run
 from tag2box.types import Batch, Objects, Scene, TaggedPhotos, Truth
 from tiny_world import (
     COMMAND,
-    World,
     environment,
-    make_world,
-    one_worker,
     same,
     small_config,
     small_data,
@@ -39,17 +36,9 @@ from tiny_world import (
     weights,
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 LONG = ("plan.iterations=30", "plan.checkpoint_every=4")
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory) -> World:
-    return make_world(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    one_worker(monkeypatch)
 
 
 # ---------------------------------------------------------------- real processes, really stopped

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies import make_scene, random_boxes
-from tag2box.labelers import LABELERS, Discovery, Oicr
+from tag2box.labelers import BuiltIn, Discovery, Oicr
 from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.boxes import iou
 from tag2box.maths.refine import assign
@@ -228,7 +228,7 @@ def test_nothing_is_differentiated() -> None:
 )
 def test_what_reads_exemplars(criterion: Criterion, uses: bool) -> None:
     assert Discovery(criterion=criterion).uses_exemplars is uses
-    assert LABELERS["discovery"] is Discovery
+    assert Discovery in get_args(BuiltIn)
 
 
 def test_a_fixed_threshold_reads_no_exemplars_at_all() -> None:

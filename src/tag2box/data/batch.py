@@ -60,11 +60,6 @@ def batch_slots(n: int, batch: int, seed: int, iteration: int) -> tuple[Slot, ..
     return tuple(Slot(place // n, orders[place // n][place % n]) for place in places)
 
 
-def batch_indices(n: int, batch: int, seed: int, iteration: int) -> tuple[int, ...]:
-    """The photos of an iteration, for those who need no epoch."""
-    return tuple(slot.index for slot in batch_slots(n, batch, seed, iteration))
-
-
 def draw_boxes(boxes: Float[Tensor, "P 4"], most: int | None, seed: Sequence[int]) -> Float[Tensor, "p 4"]:
     """A random subset of at most ``most`` boxes (None: all), in their order."""
     if most is None or len(boxes) <= most:
