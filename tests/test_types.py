@@ -110,3 +110,21 @@ def test_lengths():
 def test_they_are_frozen(value):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, dataclasses.fields(value)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("tags", "unsure", "fits"),
+    [
+        ([[]], None, True), ([[]], [[]], True), ([[1, 0]], [[0, 1]], True),
+        ([[1, 0]], [[1, 0]], False), ([[1, 0]], [[0]], False),
+    ],
+)  # fmt: skip
+def test_a_tag_is_true_false_or_unsure(tags, unsure, fits):
+    rows = torch.tensor(tags, dtype=torch.bool)
+    open_ = None if unsure is None else torch.tensor(unsure, dtype=torch.bool)
+    classes = ("cat", "dog")[: rows.shape[1]]
+    if fits:
+        assert TaggedPhotos(classes, (PHOTO,), rows, open_).unsure is open_
+    else:
+        with pytest.raises(ValueError, match="unsure"):
+            TaggedPhotos(classes, (PHOTO,), rows, open_)

@@ -137,6 +137,7 @@ class Objective:
         proposals: Proposals,
         tags: Bool[Tensor, "N C"],
         views: ViewMaker,
+        unsure: Bool[Tensor, "N C"] | None = None,
     ) -> Outcome:
         """Losses and labels of a batch: score, sample, label, compare."""
         mil = mil_scores(scores.mil_cls, scores.mil_det, proposals.sizes)
@@ -146,7 +147,7 @@ class Objective:
         labeling = label(self.labeler, scene)
         stages, sizes = labeling.stages, proposals.sizes
         losses = Losses(
-            mil=mil_loss(mil, with_background(tags, mil.shape[1]), sizes, over_classes=self.mil.over_classes),
+            mil=self._mil_loss(mil, tags, unsure, sizes),
             refine=self._over_stages([refine_loss(x, s, sizes) for x, s in zip(scores.refine, stages, strict=True)]),
             box=self._over_stages(
                 [self._box_loss(d, proposals, s) for d, s in zip(scores.deltas, stages, strict=False)]
@@ -155,6 +156,17 @@ class Objective:
         )
         total = self.mil.weight * losses.mil + losses.refine + losses.box + self.contrast.weight * losses.contrast
         return Outcome(total, losses, labeling)
+
+    def _mil_loss(
+        self,
+        mil: Float[Tensor, "R c"],
+        tags: Bool[Tensor, "N C"],
+        unsure: Bool[Tensor, "N C"] | None,
+        sizes: tuple[int, ...],
+    ) -> Float[Tensor, ""]:
+        wanted = with_background(tags, mil.shape[1])
+        open_ = None if unsure is None else with_background(unsure, mil.shape[1])
+        return mil_loss(mil, wanted, sizes, unsure=open_, over_classes=self.mil.over_classes)
 
     def _box_loss(self, deltas: Float[Tensor, "R c4"], proposals: Proposals, labels: PseudoLabels) -> Float[Tensor, ""]:
         return box_loss(deltas, proposals, labels, self.refine.box_divisor)

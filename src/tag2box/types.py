@@ -41,8 +41,11 @@ class TaggedPhotos:
     classes: tuple[str, ...]
     photos: tuple[Photo, ...]
     tags: Bool[Tensor, "N C"]
+    unsure: Bool[Tensor, "N C"] | None = None  # neither there nor absent, as classes seen in difficult objects only
 
     def __post_init__(self) -> None:
+        if self.unsure is not None and (self.unsure.shape != self.tags.shape or bool((self.unsure & self.tags).any())):
+            raise ValueError("unsure must have the shape of tags, and no tag may be unsure")
         if self.tags.shape != (len(self.photos), len(self.classes)):
             raise ValueError(
                 f"tags {tuple(self.tags.shape)} do not match {len(self.photos)} photos x {len(self.classes)} classes"
@@ -87,6 +90,7 @@ class Batch:
     proposals: Proposals
     images: Float[Tensor, "N 3 H W"] | None = None
     maps: Float[Tensor, "R ch h w"] | None = None
+    unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
 
     def __post_init__(self) -> None:
         if (self.images is None) == (self.maps is None):

@@ -44,6 +44,22 @@ def test_scores_and_loss_match_the_definition_written_with_loops(sizes: tuple[in
     assert mil_loss(got, tags, sizes, over_classes="sum").item() == pytest.approx(loss * classes, abs=1e-4)
 
 
+@pytest.mark.parametrize("background", [0, 1])
+def test_an_unsure_class_adds_nothing_and_pulls_nothing(background: int) -> None:
+    cls, det = torch.randn(5, 3 + background, requires_grad=True), torch.randn(5, 3 + background)
+    tags, unsure = torch.zeros(2, 3 + background, dtype=torch.bool), torch.zeros(2, 3 + background, dtype=torch.bool)
+    tags[0, 0] = True
+    unsure[:, 1] = True
+    mil = mil_scores(cls, det, (3, 2))
+    loss = mil_loss(mil, tags, (3, 2), unsure=unsure, over_classes="sum")
+    without = [c for c in range(3 + background) if c != 1]
+    assert loss.item() == pytest.approx(
+        mil_loss(mil[:, without], tags[:, without], (3, 2), over_classes="sum").item(), abs=1e-6
+    )
+    (slope,) = torch.autograd.grad(loss, mil, retain_graph=True)
+    assert (slope[:, 1] == 0).all() and (slope[:, 0] != 0).any()
+
+
 def test_scores_of_one_image_sum_to_at_most_one_over_everything() -> None:
     scores = mil_scores(torch.randn(7, 5) * 9, torch.randn(7, 5) * 9, (4, 3))
     assert (image_scores(scores, (4, 3)).sum(dim=1) <= 5 + 1e-5).all()

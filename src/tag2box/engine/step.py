@@ -28,4 +28,6 @@ class Step:
         clean = self.objective.uses_embeddings
         embed = detector.embed(detector.neck(maps)) if clean else detector.no_embedding(maps)
         views = view_maker(detector, maps, scores, proposals=batch.proposals, augment=self.augment)
-        return self.objective(scores, embed, proposals=batch.proposals, tags=batch.tags, views=views)
+        return self.objective(
+            scores, embed, proposals=batch.proposals, tags=batch.tags, views=views, unsure=batch.unsure
+        )

@@ -43,15 +43,19 @@ def mil_loss(
     tags: Bool[Tensor, "N c"],
     sizes: Sequence[int],
     *,
+    unsure: Bool[Tensor, "N c"] | None = None,
     over_classes: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:
     """L_mil (eq. 1): binary cross-entropy of image scores, mean over images; an image without proposals adds zero.
 
-    The paper writes a sum over classes; the published numbers come from the mean, which is the default.
+    The paper writes a sum over classes; the published numbers come from the mean, which is the default. A class that
+    is ``unsure`` in an image adds zero there.
     """
     phi = image_scores(scores, sizes).clamp(CLAMP, 1 - CLAMP)
     wanted = tags.to(phi.dtype)
     entropy = -(wanted * phi.log() + (1 - wanted) * (1 - phi).log())  # (N, c)
+    if unsure is not None:
+        entropy = entropy.masked_fill(unsure, 0)
     per_image = entropy.mean(dim=1) if over_classes == "mean" else entropy.sum(dim=1)
     has_proposals = per_image.new_tensor([float(size > 0) for size in sizes])
     return (per_image * has_proposals).sum() / max(len(sizes), 1)
