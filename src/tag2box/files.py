@@ -45,5 +45,8 @@ def read_json(path: Path, what: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected {what}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # not text, not JSON, or a number of thousands of digits
         raise UserError(f"{path}: not readable as JSON ({error}); expected {what}") from None
+    except RecursionError:
+        why = "brackets within brackets without end"
+        raise UserError(f"{path}: not readable as JSON ({why}); expected {what}") from None
