@@ -13,8 +13,8 @@ from tag2box import doctor
 from tag2box.doctor import Check, diagnose, exit_code, table
 
 NAMES = [
-    "Python", "torch", "OpenCV", "lite0 weights", "safetensors", "faster-coco-eval", "torchvision", "GPU", "CPUs",
-    "memory", "disk", "working folder",
+    "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision", "GPU",
+    "CPUs", "memory", "disk", "working folder",
 ]  # fmt: skip
 
 
@@ -146,3 +146,13 @@ def test_the_module_is_cheap_to_import():
     code = "import sys, tag2box.doctor; print(sorted({'torch', 'cv2', 'rich', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_stored_weights_that_changed_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAG2BOX_HOME", f"{tmp_path}")
+    assert doctor._stored_weights().detail == f"none, in {tmp_path / 'weights'}"
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "mine.safetensors").write_bytes(b"half a file")
+    check = doctor._stored_weights()
+    assert (check.ok, check.required) == (False, False)
+    assert "mine.json is missing" in check.detail

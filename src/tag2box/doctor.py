@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from tag2box.errors import UserError
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -43,6 +45,7 @@ def diagnose(folder: Path | None = None) -> list[Check]:
         _torch(),
         _opencv(),
         _lite0_weights(),
+        _stored_weights(),
         _package("safetensors", "safetensors"),
         _package("faster-coco-eval", "faster_coco_eval"),
         _torchvision(),
@@ -121,6 +124,20 @@ def _opencv() -> Check:
         remedy = f"pip uninstall opencv-python opencv-python-headless, then pip install --force-reinstall {package}"
         return Check("OpenCV", False, f"{cv2.__version__} without ximgproc.segmentation", remedy)
     return Check("OpenCV", True, f"{cv2.__version__} with ximgproc.segmentation")
+
+
+def _stored_weights() -> Check:
+    """Whether what ``tag2box weights`` stored is still what it was."""
+    cache, problem = _import("tag2box.model.weights.cache")
+    if cache is None:
+        return Check("stored weights", False, problem, "mend the lines above first", required=False)
+    names = cache.stored_names()
+    for name in names:
+        try:
+            cache.verify(cache.stored_path(name))
+        except UserError as error:
+            return Check("stored weights", False, str(error), "see `tag2box weights list`", required=False)
+    return Check("stored weights", True, f"{', '.join(names) or 'none'}, in {cache.weights_folder()}", required=False)
 
 
 def _lite0_weights() -> Check:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import functools
+import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +13,10 @@ from torch.nn import functional as F
 
 from tag2box.errors import UserError
 from tag2box.maths.roi import roi_pool
+from tag2box.model import vgg16
 from tag2box.model.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
+from tag2box.model.weights import PREPROCESS, Weights, architectures, load_into, read_state_dict
+from tag2box.model.weights.cache import Origin, store
 from tag2box.types import Proposals
 
 NUMBERS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # of torchvision's 13 convolutions
@@ -70,38 +76,113 @@ def test_the_neck_is_the_papers_size_and_drops_half():
     assert [layer.p for layer in backbone.classifier if isinstance(layer, nn.Dropout)] == [0.5, 0.5]
 
 
-def test_a_full_state_dict_loads_fc6_and_fc7_and_leaves_the_classifier_out(small, tmp_path):
-    donor = Vgg16Backbone(Vgg16(), vector_size=16)
-    state = {**donor.state_dict(), "classifier.6.weight": torch.zeros(10, 16), "classifier.6.bias": torch.zeros(10)}
-    torch.save(state, tmp_path / "vgg.pth")
+# ---------------------------------------------------------------- weights, and the pixels they bring
+
+
+@pytest.fixture
+def narrow(tmp_path, monkeypatch) -> Path:
+    """Few channels and a neck of 16 in networks and files, and a folder of stored weights."""
+    blocks = ((4, 2), (5, 2), (6, 3), (7, 3), (8, 3))
+    monkeypatch.setattr(architectures, "VGG_BLOCKS", blocks)
+    monkeypatch.setattr(architectures, "VGG_NECK", 16)
+    monkeypatch.setattr(vgg16, "VGG_BLOCKS", blocks)
+    monkeypatch.setattr(Vgg16Backbone, "channels", 8)
+    monkeypatch.setattr(vgg16, "Vgg16Backbone", functools.partial(Vgg16Backbone, vector_size=16))
+    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def donor(narrow):
+    torch.manual_seed(7)
+    return Vgg16Backbone(Vgg16(), vector_size=16)
+
+
+def tensors(backbone, *, neck=True):
+    parts = ("features.", "classifier.") if neck else ("features.",)
+    return {k: v.clone() for k, v in backbone.state_dict().items() if k.startswith(parts)}
+
+
+def kept(name, backbone, *, neck, pixels):
+    weights = Weights("vgg16" if neck else "vgg16-conv", PREPROCESS[pixels], tensors(backbone, neck=neck))
+    store(name, weights, Origin("a test", "none", "00"))
+
+
+def test_a_stored_name_loads_everything_without_a_word(narrow, donor):
+    kept("mine", donor, neck=True, pixels="caffe")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_vgg16(small, tmp_path / "vgg.pth")
-    assert all(torch.equal(v, donor.state_dict()[k]) for k, v in small.state_dict().items())
+        built = Vgg16(weights="mine").build()
+    assert all(torch.equal(v, donor.state_dict()[k]) for k, v in tensors(built).items())
+    assert built.preprocess == PREPROCESS["caffe"]
 
 
-def test_convolutions_alone_load_with_a_warning_and_a_random_neck(small, tmp_path):
-    donor = convolutions(Vgg16Backbone(Vgg16(), vector_size=1))
-    neck = small.classifier[0].weight.clone()
-    save_file(donor, tmp_path / "convs.safetensors")
-    with pytest.warns(UserWarning, match="far more photos"):
-        load_vgg16(small, tmp_path / "convs.safetensors")
-    assert all(torch.equal(small.state_dict()[k], v) for k, v in donor.items())
-    assert torch.equal(small.classifier[0].weight, neck)
-    assert 0.009 < neck.std() < 0.011
+def test_a_state_dict_loads_fc6_and_fc7_and_leaves_the_classifier_out(narrow, donor):
+    state = {**tensors(donor), "classifier.6.weight": torch.zeros(10, 16), "classifier.6.bias": torch.zeros(10)}
+    torch.save(state, narrow / "vgg.pth")
+    built = Vgg16(weights=str(narrow / "vgg.pth"), preprocess="torchvision").build()
+    assert all(torch.equal(v, donor.state_dict()[k]) for k, v in tensors(built).items())
 
 
-@pytest.mark.parametrize("change", [{"features.28.weight": None}, {"features.0.weight": torch.zeros(64, 1, 3, 3)}])
-def test_other_networks_are_refused_by_key(small, tmp_path, change):
-    state = {k: v for k, v in {**convolutions(small), **change}.items() if v is not None}
-    torch.save(state, tmp_path / "other.pth")
-    with pytest.raises(UserError, match=r"other\.pth.*" + next(iter(change)).removeprefix("features.")):
-        load_vgg16(small, tmp_path / "other.pth")
+def test_convolutions_alone_load_with_a_warning_and_a_random_neck(narrow, donor):
+    kept("convolutions", donor, neck=False, pixels="torchvision")
+    with pytest.warns(UserWarning, match="convolutions: holds .* far more photos") as said:
+        built = Vgg16(weights="convolutions").build()
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    assert all(torch.equal(built.state_dict()[k], v) for k, v in tensors(donor, neck=False).items())
+    neck = built.classifier[0].weight
+    assert 0.009 < neck.std() < 0.011 and not torch.equal(neck, donor.classifier[0].weight)
 
 
-def test_weights_must_be_named_and_preprocessing_follows_them():
+@pytest.mark.parametrize("change", [{"features.28.weight": None}, {"features.0.weight": torch.zeros(4, 1, 3, 3)}])
+def test_other_networks_are_refused_by_key(narrow, donor, change):
+    state = {k: v for k, v in {**tensors(donor, neck=False), **change}.items() if v is not None}
+    torch.save(state, narrow / "other.pth")
+    with pytest.raises(UserError, match=r"other\.pth.*" + next(iter(change))):
+        Vgg16(weights=str(narrow / "other.pth"), preprocess="caffe").build()
+
+
+def test_weights_of_another_architecture_are_refused(narrow, donor):
+    weights = Weights("lite0", PREPROCESS["lite0"], {})
+    with pytest.raises(UserError, match="mine: these are weights of lite0, not of vgg16"):
+        load_vgg16(donor, weights, "mine")
+
+
+def test_weights_must_be_named_and_files_must_tell_their_pixels(narrow, donor):
+    with pytest.raises(UserError, match=r"backbone\.weights.*weights get vgg16"):
+        Vgg16().build()
+    with pytest.raises(UserError, match="nowhere: no weights of this name"):
+        Vgg16(weights="nowhere").build()
+    path = narrow / "raw.safetensors"
+    save_file(tensors(donor), path)
+    with pytest.raises(UserError, match=r"raw\.safetensors.*backbone\.preprocess="):
+        Vgg16(weights=str(path)).build()
+    assert Vgg16(weights=str(path), preprocess="caffe").build().preprocess.order == "bgr"
+
+
+def test_pixels_of_stored_weights_cannot_be_overruled(narrow, donor):
+    kept("mine", donor, neck=True, pixels="caffe")
+    with pytest.raises(UserError, match=r"backbone\.preprocess = torchvision, but mine"):
+        Vgg16(weights="mine", preprocess="torchvision").build()
+
+
+def test_the_pixels_travel_among_the_weights_to_a_machine_that_has_neither_name_nor_file(narrow, donor):
+    kept("mine", donor, neck=True, pixels="caffe")
+    settings = Vgg16(weights="mine")
+    save_file(settings.build().state_dict(), narrow / "checkpoint.safetensors")
+    shutil.rmtree(narrow / "home")
+    loaded = settings.build(pretrained=False)
+    assert loaded.preprocess == PREPROCESS["torchvision"]  # of no weights yet
+    load_into(loaded, read_state_dict(narrow / "checkpoint.safetensors"), "checkpoint")
+    assert loaded.preprocess == PREPROCESS["caffe"]
+    image = torch.rand(1, 3, 16, 16) * 255
+    first = F.conv2d(PREPROCESS["caffe"](image), *(donor.features[0].state_dict()[k] for k in ("weight", "bias")))
+    torch.testing.assert_close(loaded.features[0](loaded.preprocess(image))[..., 1:-1, 1:-1], first)
+
+
+def test_pixels_come_back_to_the_last_digit(small):
+    for known in PREPROCESS.values():
+        assert vgg16._from_numbers(vgg16._to_numbers(known)) == known
     with torch.device("meta"):
-        with pytest.raises(UserError, match=r"vgg16\.weights"):
-            Vgg16().build()
         assert Vgg16(preprocess="caffe").build(pretrained=False).preprocess.order == "bgr"
         assert Vgg16().build(pretrained=False).preprocess.order == "rgb"

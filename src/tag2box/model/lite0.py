@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tag2box.maths.roi import roi_align, roi_pool
-from tag2box.model.backbone import Backbone, Preprocess
-from tag2box.model.weights import LITE0_PACKAGE, lite0_weights, load_into
+from tag2box.model.backbone import Backbone
+from tag2box.model.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into
+from tag2box.model.weights.architectures import LITE0_HEAD, LITE0_STAGES, LITE0_STEM
 from tag2box.types import Proposals
 
-# (kernel, stride of the first block, channels out, blocks); every expansion is 6 but the first, which is 1
-_STAGES = ((3, 1, 16, 1), (3, 2, 24, 2), (5, 2, 40, 2), (3, 2, 80, 3), (5, 1, 112, 3), (5, 2, 192, 4), (3, 1, 320, 1))
-_STEM, _HEAD, _TRUNK_BLOCKS = 32, 1280, 11
+_TRUNK_BLOCKS = 11
 _BATCH_NORM_EPS = 1e-3
 _CHUNK = 64  # proposals that run through frozen tail blocks at a time: their maps then stay in the cache
 
@@ -59,10 +58,10 @@ class Lite0:
 class Lite0Backbone(Backbone):
     """EfficientNet-lite0 as trunk, RoI tail and neck."""
 
-    preprocess = Preprocess(order="rgb", scale=1 / 255, mean=(0.498, 0.498, 0.498), std=(0.502, 0.502, 0.502))
+    preprocess = PREPROCESS["lite0"]
     stride = 16
-    channels = _STAGES[-1][2]
-    vector_size = _HEAD
+    channels = LITE0_STAGES[-1][2]
+    vector_size = LITE0_HEAD
 
     def __init__(self, settings: Lite0) -> None:
         super().__init__()
@@ -70,10 +69,10 @@ class Lite0Backbone(Backbone):
         self.pool_size = settings.pool_size
         self.map_size = settings.pool_size // 2
         blocks = _blocks()
-        self.stem = _Conv(3, _STEM, kernel=3, stride=2)
+        self.stem = _Conv(3, LITE0_STEM, kernel=3, stride=2)
         self.body = nn.Sequential(*blocks[:_TRUNK_BLOCKS])
         self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
-        self.head = _Conv(self.channels, _HEAD)
+        self.head = _Conv(self.channels, LITE0_HEAD)
         self.dropout = nn.Dropout(settings.dropout)
         self.stem.requires_grad_(False)
         self.body.requires_grad_(False)
@@ -150,8 +149,8 @@ class _Block(nn.Module):
 
 
 def _blocks() -> list[_Block]:
-    widths = [_STEM] + [outputs for _, _, outputs, count in _STAGES for _ in range(count)]
-    shapes = [(kernel, stride if i == 0 else 1) for kernel, stride, _, count in _STAGES for i in range(count)]
+    widths = [LITE0_STEM] + [outputs for _, _, outputs, count in LITE0_STAGES for _ in range(count)]
+    shapes = [(kernel, stride if i == 0 else 1) for kernel, stride, _, count in LITE0_STAGES for i in range(count)]
     return [
         _Block(inputs, outputs, kernel=kernel, stride=stride, expansion=1 if index == 0 else 6)
         for index, ((inputs, outputs), (kernel, stride)) in enumerate(zip(pairwise(widths), shapes, strict=True))
@@ -161,7 +160,7 @@ def _blocks() -> list[_Block]:
 def fold_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The package's convolutions and batch norms as the biased convolutions of ``Lite0Backbone``, under its names."""
     pairs = [("_conv_stem", "_bn0", "stem"), ("_conv_head", "_bn1", "head")]
-    for index in range(sum(count for *_, count in _STAGES)):
+    for index in range(sum(count for *_, count in LITE0_STAGES)):
         ours = f"body.{index}" if index < _TRUNK_BLOCKS else f"tail.{index - _TRUNK_BLOCKS}"
         names = (
             ("_expand_conv", "_bn0", "expand"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,49 +18,54 @@ from torch import Tensor, nn
 from tag2box.errors import UserError
 from tag2box.maths.roi import roi_pool
 from tag2box.model.backbone import Backbone, Preprocess, normal_init
-from tag2box.model.weights import load_into, read_state_dict
+from tag2box.model.weights import PREPROCESS, Weights, find_weights, load_into
+from tag2box.model.weights.architectures import VGG_BLOCKS, VGG_NECK
 from tag2box.types import Proposals
 
-PREPROCESS = {
-    "torchvision": Preprocess(order="rgb", scale=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-    "caffe": Preprocess(order="bgr", scale=1.0, mean=(102.9801, 115.9465, 122.7717), std=(1.0, 1.0, 1.0)),
-}
-_BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of conv1 .. conv5
 _FROZEN = 10  # modules of conv1 and conv2, pools included
+_PIXELS = "pixels"  # the buffer that carries the preprocessing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg16:
-    """VGG16 with ImageNet weights from a file."""
+    """VGG16 with ImageNet weights, stored or from a file."""
 
     kind: Literal["vgg16"] = "vgg16"
-    weights: Path | None = None
-    """State dict with torchvision's names: ``features.N`` and, wanted but not required, ``classifier.0`` and ``.3``."""
-    preprocess: Literal["torchvision", "caffe"] = "torchvision"
-    """What the weights were trained on: RGB 0 .. 1 with mean and deviation, or BGR 0 .. 255 less the mean."""
+    weights: str | None = None
+    """Name of stored weights (``tag2box weights list``), or a file. Best with fc6 and fc7 in it."""
+    preprocess: Literal["torchvision", "caffe"] | None = None
+    """The pixels a file was trained on, where it does not tell. Stored weights bring their own, and may not differ."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Dropout after fc6 and fc7."""
 
     def build(self, *, pretrained: bool = True) -> Vgg16Backbone:
         """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
-        if pretrained and self.weights is None:
-            raise UserError("vgg16.weights: no file given; expected a VGG16 state dict (.safetensors or .pth)")
+        if not pretrained:
+            return Vgg16Backbone(self)
+        if self.weights is None:
+            raise UserError(
+                "backbone.weights: VGG16 needs a name (`tag2box weights get vgg16`, or vgg16-conv) or a file of weights"
+            )
+        weights = find_weights(self.weights, self.preprocess)
         backbone = Vgg16Backbone(self)
-        if pretrained and self.weights is not None:
-            load_vgg16(backbone, self.weights)
+        load_vgg16(backbone, weights, self.weights)
         return backbone
 
 
 class Vgg16Backbone(Backbone):
-    """VGG16 as trunk and fc neck; conv1 and conv2 do not learn."""
+    """VGG16 as trunk and fc neck; conv1 and conv2 do not learn.
+
+    Its preprocessing is a buffer among its weights: whatever loads these, loads it.
+    """
 
     stride = 8
-    channels = _BLOCKS[-1][0]
+    channels = VGG_BLOCKS[-1][0]
     map_size = 7
+    pixels: Tensor
 
-    def __init__(self, settings: Vgg16, *, vector_size: int = 4096) -> None:
+    def __init__(self, settings: Vgg16, *, vector_size: int = VGG_NECK) -> None:
         super().__init__()
-        self.preprocess = PREPROCESS[settings.preprocess]
+        self.register_buffer(_PIXELS, _to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
         self.vector_size = vector_size
         self.features = _convolutions()
         self.classifier = nn.Sequential(
@@ -73,6 +78,11 @@ class Vgg16Backbone(Backbone):
         )
         normal_init(self.classifier, std=0.01)
         self.features[:_FROZEN].requires_grad_(False)
+
+    @property  # only weights that are loaded set it
+    def preprocess(self) -> Preprocess:  # type: ignore[override]
+        """The pixels that the weights now in this network learnt from."""
+        return _from_numbers(self.pixels)
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 512 h w"]:
         """Photo maps at stride 8: conv1 to conv5_3, raw."""
@@ -97,7 +107,7 @@ class Vgg16Backbone(Backbone):
 def _convolutions() -> nn.Sequential:
     layers: list[nn.Module] = []
     inputs = 3
-    for block, (outputs, count) in enumerate(_BLOCKS, start=1):
+    for block, (outputs, count) in enumerate(VGG_BLOCKS, start=1):
         dilation = 2 if block == 5 else 1
         for _ in range(count):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation), nn.ReLU(inplace=True)]
@@ -106,23 +116,32 @@ def _convolutions() -> nn.Sequential:
     return nn.Sequential(*layers[:-2])  # neither the ReLU after conv5_3 nor pool5
 
 
-def load_vgg16(backbone: Vgg16Backbone, path: Path) -> None:
-    """Load torchvision-named weights: the convolutions, and fc6 and fc7 where the file has them.
+def _to_numbers(preprocess: Preprocess) -> Float[Tensor, " 8"]:
+    """A preprocessing as eight numbers, in double precision: they come back as they were."""
+    numbers = [float(preprocess.order == "bgr"), preprocess.scale, *preprocess.mean, *preprocess.std]
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
-    Warns where it has not: fc6 and fc7 then stay random.
+
+def _from_numbers(numbers: Float[Tensor, " 8"]) -> Preprocess:
+    bgr, scale, *channels = numbers.tolist()
+    mean, std = channels[:3], channels[3:]
+    order: Literal["rgb", "bgr"] = "bgr" if bgr else "rgb"
+    return Preprocess(order=order, scale=scale, mean=(mean[0], mean[1], mean[2]), std=(std[0], std[1], std[2]))
+
+
+def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
+    """Load the convolutions, their preprocessing and, where there are any, fc6 and fc7.
+
+    Warns where there are none: fc6 and fc7 then stay random.
     """
-    state = {name: value for name, value in read_state_dict(path).items() if not name.startswith("classifier.6.")}
-    if any(name.startswith("classifier.") for name in state):
-        load_into(backbone, state, str(path))
-        return
-    prefix = "features."
-    load_into(
-        backbone.features,
-        {name.removeprefix(prefix): value for name, value in state.items()},
-        f"{path} (without {prefix!r})",
-    )
-    warnings.warn(
-        f"{path}: holds the convolutions alone, so fc6 and fc7 start random; a trunk without a pretrained neck "
-        "needs far more photos, and tends to find parts of objects; prefer weights with classifier.0 and classifier.3",
-        stacklevel=2,
-    )
+    if weights.architecture not in {"vgg16", "vgg16-conv"}:
+        raise UserError(f"backbone.weights = {where}: these are weights of {weights.architecture}, not of vgg16")
+    neck = {name: value for name, value in backbone.state_dict().items() if name.startswith("classifier.")}
+    own = {} if weights.architecture == "vgg16" else neck
+    load_into(backbone, {**own, **weights.tensors, _PIXELS: _to_numbers(weights.preprocess)}, where)
+    if own:
+        warnings.warn(
+            f"{where}: holds the convolutions alone, so fc6 and fc7 start random; a trunk without a pretrained neck "
+            "needs far more photos, and tends to find parts of objects; prefer weights with fc6 and fc7",
+            stacklevel=2,
+        )

