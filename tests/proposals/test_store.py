@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import mmap
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from tag2box.data.photos import read_photo
 from tag2box.errors import UserError
-from tag2box.proposals.store import ProposalStore, make_proposals, write_store
+from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.lock import locked
+from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.types import Photo
 
 SOURCE = {"kind": "test", "level": 3}
@@ -28,160 +31,245 @@ def _boxes(count: int) -> torch.Tensor:
     return torch.cat([start, start + 7.5], dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corner:
-    """A method for tests: as many boxes as the top left pixel is red."""
-
-    kind: str = "corner"
-    side: float = 5.0
-    unused: tuple[int, ...] = (1, 2)
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        count = int(image[0, 0, 0])
-        return torch.tensor([[0, 0, self.side + i, self.side] for i in range(count)], dtype=torch.float32).reshape(
-            -1, 4
-        )
+def _found(count: int) -> Candidates:
+    return Candidates(_boxes(count), torch.linspace(1, 0, count))
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> list[Photo]:
-    found = []
-    for count in (3, 0, 1, 2, 5, 4):
-        path = tmp_path / f"p{count}.png"
-        Image.new("RGB", (30, 20), (count, 0, 0)).save(path)
-        found.append(Photo(f"p{count}", path, 30, 20))
-    return found
+def _content(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
 @given(st.lists(st.integers(0, 9), max_size=6))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, counts: list[int]) -> None:
     path = tmp_path_factory.mktemp("store")
     photos = [_photo(f"n{i}") for i in range(len(counts))]
-    write_store(path, SOURCE, photos, (_boxes(count) for count in counts))
+    write_store(path, SOURCE, photos, (_found(count) for count in counts))
     store = ProposalStore.open(path)
-    assert store.source == SOURCE and len(store) == len(counts)
-    assert dict(store.sizes) == {photo.id: (100, 80) for photo in photos}
+    assert store.source == SOURCE and len(store) == len(counts) and store.ranked == any(counts)
+    assert dict(store.sizes) == {photo.id: (100, 80) for photo in photos} and not store.failed
     for photo, count in zip(photos, counts, strict=True):
         assert torch.equal(store.boxes(photo.id), _boxes(count))
+        assert torch.equal(store.scores(photo.id), torch.linspace(1, 0, count))
+        assert len(store.candidates(photo.id)) == count
     store.check(photos)
+    assert sorted(_content(path)) == ["boxes.npy", "index.json", "scores.npy"]
+
+
+def test_boxes_without_scores_are_not_ranked(tmp_path: Path) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [Candidates.unranked(_boxes(3))])
+    store = ProposalStore.open(tmp_path)
+    assert not store.ranked and store.scores("a").tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["ünï/ço dé", "a\nb", "\udcff.jpg", "", " ", 'x"y'])
+def test_photos_may_have_any_name(tmp_path: Path, name: str) -> None:
+    write_store(tmp_path, SOURCE, [_photo(name)], [_found(2)])
+    assert torch.equal(ProposalStore.open(tmp_path).boxes(name), _boxes(2))
 
 
 def test_boxes_stay_on_disk_and_handed_out_ones_are_the_readers_own(tmp_path: Path) -> None:
-    write_store(tmp_path, SOURCE, [_photo("a")], [_boxes(4)])
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(4)])
     store = ProposalStore.open(tmp_path)
-    assert isinstance(store.rows.base, np.memmap)
+    assert isinstance(store.box_rows.mapping, mmap.mmap) and not store.box_rows.values.flags.writeable
     store.boxes("a").zero_()
     assert torch.equal(store.boxes("a"), _boxes(4))
 
 
-def test_the_boxes_file_is_plain_npy(tmp_path: Path) -> None:
-    write_store(tmp_path, SOURCE, [_photo("a"), _photo("b")], [_boxes(2), _boxes(1)])
+def test_reading_a_store_does_not_make_the_process_grow(tmp_path: Path) -> None:
+    """64 MB of boxes are read at random; what stays mapped of them is counted by the kernel."""
+    photos = [_photo(f"{i}") for i in range(400)]
+    write_store(tmp_path, SOURCE, photos, (_found(10_000) for _ in photos))
+    store = ProposalStore.open(tmp_path)
+
+    def mapped() -> int:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        starts = [i for i, line in enumerate(lines) if str(tmp_path) in line]
+        return sum(int(next(x for x in lines[i:] if x.startswith("Rss:")).split()[1]) for i in starts)
+
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("only Linux tells")
+    for i in torch.randperm(400).tolist():
+        assert torch.equal(store.boxes(f"{i}")[-1], _boxes(10_000)[-1])
+        store.scores(f"{i}")
+    assert mapped() < 1024  # kB
+
+
+def test_a_store_crosses_to_other_processes_as_a_path(tmp_path: Path) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(5000)])
+    store = ProposalStore.open(tmp_path)
+    packed = pickle.dumps(store)
+    assert len(packed) < 1000
+    assert torch.equal(pickle.loads(packed).boxes("a"), store.boxes("a"))  # noqa: S301 - our own
+
+
+def test_opening_leaves_no_files_open(tmp_path: Path) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
+    open_now = Path("/proc/self/fd")
+    if not open_now.exists():
+        pytest.skip("only Linux tells")
+    before = len([*open_now.iterdir()])
+    for _ in range(20):
+        ProposalStore.open(tmp_path).boxes("a")
+    assert len([*open_now.iterdir()]) <= before
+
+
+def test_the_files_are_plain_npy(tmp_path: Path) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a"), _photo("b")], [_found(2), _found(1)])
     assert np.array_equal(np.load(tmp_path / "boxes.npy"), torch.cat([_boxes(2), _boxes(1)]).numpy())
+    assert np.load(tmp_path / "scores.npy").tolist() == [1, 0, 1]
 
 
 def test_unknown_photos_and_other_sizes_are_told(tmp_path: Path) -> None:
-    write_store(tmp_path, SOURCE, [_photo("a")], [_boxes(1)])
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     store = ProposalStore.open(tmp_path)
-    with pytest.raises(UserError, match="no proposals for photo 'b'"):
-        store.boxes("b")
-    with pytest.raises(UserError, match="no proposals for photo 'b'"):
-        store.check([_photo("b")])
+    for ask in (store.boxes, store.scores, lambda name: store.check([_photo(name)])):
+        with pytest.raises(UserError, match="no proposals for photo 'b'"):
+            ask("b")
     with pytest.raises(UserError, match="was 100x80, it is 80x100"):
         store.check([_photo("a", 80, 100)])
 
 
+# ---------------------------------------------------------------- writing
+
+
 @pytest.mark.parametrize(
-    ("box", "says"),
+    ("box", "score", "says"),
     [
-        ([5, 5, 5, 9], "is not a box"),
-        ([9, 5, 5, 9], "is not a box"),
-        ([float("nan"), 0, 5, 9], "is not a box"),
-        ([0, 0, 5, 82], "reaches beyond"),
-        ([-3, 0, 5, 9], "reaches beyond"),
+        ([5, 5, 5, 9], 0, "is not a box"),
+        ([9, 5, 5, 9], 0, "is not a box"),
+        ([float("nan"), 0, 5, 9], 0, "is not a box"),
+        ([0, 0, 5, 82], 0, "reaches beyond"),
+        ([-3, 0, 5, 9], 0, "reaches beyond"),
+        ([0, 0, 5, 9], float("nan"), "not a number"),
+        ([0, 0, 5, 9], float("inf"), "not a number"),
     ],
 )
-def test_boxes_that_cannot_be_are_refused_and_leave_no_store(tmp_path: Path, box: list[float], says: str) -> None:
-    write_store(tmp_path, SOURCE, [_photo("a")], [_boxes(1)])
+def test_boxes_that_cannot_be_are_refused_and_change_nothing(
+    tmp_path: Path, box: list[float], score: float, says: str
+) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
+    before = _content(tmp_path)
+    wrong = Candidates(torch.tensor([box], dtype=torch.float32), torch.tensor([score]))
     with pytest.raises(UserError, match=says):
-        write_store(tmp_path, SOURCE, [_photo("a")], [torch.tensor([box], dtype=torch.float32)])
-    with pytest.raises(UserError, match="no such file"):
-        ProposalStore.open(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["boxes.npy"]  # no temporary left behind
+        write_store(tmp_path, SOURCE, [_photo("a"), _photo("b")], [_found(1), wrong])
+    assert _content(tmp_path) == before
+
+
+def test_a_store_is_replaced_whole_and_readers_of_the_old_one_go_on(tmp_path: Path) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(2)])
+    old = ProposalStore.open(tmp_path)
+    for generation in (2, 3):
+        write_store(tmp_path, {"kind": "other"}, [_photo("b")], [_found(generation)])
+        assert sorted(_content(tmp_path)) == [f"boxes-{generation}.npy", "index.json", f"scores-{generation}.npy"]
+        assert len(ProposalStore.open(tmp_path).boxes("b")) == generation
+    assert torch.equal(old.boxes("a"), _boxes(2))
 
 
 def test_photos_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 photos share an id"):
-        write_store(tmp_path, SOURCE, [_photo("a"), _photo("a")], [_boxes(1)] * 2)
+        write_store(tmp_path, SOURCE, [_photo("a"), _photo("a")], [_found(1)] * 2)
 
 
 @pytest.mark.parametrize("counts", [0, 3])
 def test_photos_and_boxes_must_be_as_many(tmp_path: Path, counts: int) -> None:
     with pytest.raises(ValueError):
-        write_store(tmp_path, SOURCE, [_photo("a")], [_boxes(1)] * counts)
+        write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)] * counts)
+    assert _content(tmp_path) == {}
 
 
-def test_damaged_stores_do_not_open(tmp_path: Path) -> None:
-    write_store(tmp_path, SOURCE, [_photo("a")], [_boxes(3)])
-    index, boxes = tmp_path / "index.json", tmp_path / "boxes.npy"
-    good, rows = json.loads(index.read_text()), boxes.read_bytes()
-    for change in ({"format": 99}, {"counts": [2]}, {"counts": []}, {"sizes": [[1]]}, {"ids": None}):
-        index.write_text(json.dumps({**good, **change}))
-        with pytest.raises(UserError, match="make it anew"):
-            ProposalStore.open(tmp_path)
-    index.write_text("[]")
+def test_two_do_not_write_at_once(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UserError, match="another process writes proposals here"):
+        write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
+    assert ".lock" not in _content(tmp_path)
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    script = f"""
+import os
+from pathlib import Path
+from tag2box.proposals.lock import locked
+with locked(Path({str(tmp_path)!r})):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert (tmp_path / ".lock").exists()  # as after a kill; and yet
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(UserError, match="s: is a file"):
+        write_store(tmp_path / "s", SOURCE, [], [])
+    assert (tmp_path / "s").read_text() == "mine"
+
+
+# ---------------------------------------------------------------- damage
+
+DAMAGED_INDEX = {
+    "another format": {"format": 99},
+    "the format before": {"format": 1},
+    "too few rows": {"counts": [2]},
+    "negative rows": {"counts": [-1]},
+    "rows that are no numbers": {"counts": ["3"]},
+    "no rows": {"counts": []},
+    "no sizes": {"widths": []},
+    "odd sizes": {"heights": [None]},
+    "no ids": {"ids": None},
+    "a repeated id": {"ids": ["a", "a"], "counts": [2, 1], "widths": [1, 1], "heights": [1, 1]},
+    "an id that is a list": {"ids": [["a"]]},
+    "files elsewhere": {"generation": "/../../x"},
+    "no such files": {"generation": 7},
+    "failures in a list": {"failed": []},
+    "no source": {"source": 3},
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED_INDEX.values(), ids=DAMAGED_INDEX)
+def test_a_damaged_index_is_told_in_a_line(tmp_path: Path, change: dict[str, object]) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
+    index = json.loads((tmp_path / "index.json").read_text())
+    (tmp_path / "index.json").write_text(json.dumps({**index, **change}))
+    with pytest.raises(UserError, match="anew") as caught:
+        ProposalStore.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 2}'])
+def test_what_is_no_index_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
     with pytest.raises(UserError, match="not an index"):
         ProposalStore.open(tmp_path)
-    index.write_text(json.dumps(good))
-    for damage in (b"", rows[:-9], b"rubbish"):
-        boxes.write_bytes(damage)
-        with pytest.raises(UserError, match="anew"):
-            ProposalStore.open(tmp_path)
 
 
-def test_proposals_are_made_alike_by_one_process_and_by_many(photos: list[Photo], tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    alone = make_proposals(photos, Corner(), tmp_path / "one", read=read_photo, workers=1)
-    many = make_proposals(
-        photos, Corner(), tmp_path / "two", read=read_photo, workers=2, on_progress=lambda *done: seen.append(done)
-    )
-    assert [len(alone.boxes(photo.id)) for photo in photos] == [3, 0, 1, 2, 5, 4]
-    assert seen == [(i, 6) for i in range(1, 7)] and alone.source == {"kind": "corner", "side": 5.0, "unused": [1, 2]}
-    for name in ("boxes.npy", "index.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert np.array_equal(alone.rows, many.rows)
+def test_a_store_of_the_format_before_says_what_to_do(tmp_path: Path) -> None:
+    index = {"format": 1, "source": {}, "ids": ["a"], "counts": [0], "sizes": [[4, 4]]}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="format 1, expected 2; remove the folder and make the proposals anew"):
+        ProposalStore.open(tmp_path)
 
 
-def test_an_equal_store_is_used_and_another_is_never_replaced(photos: list[Photo], tmp_path: Path) -> None:
-    out, seen = tmp_path / "s", []
-
-    def make(method: Corner, some: list[Photo]) -> ProposalStore:
-        seen.clear()
-        return make_proposals(
-            some, method, out, read=read_photo, workers=1, on_progress=lambda *done: seen.append(done)
-        )
-
-    make(Corner(), photos)
-    assert len(seen) == 6
-    make(Corner(), photos)
-    assert seen == []
-    for method, some in ((Corner(side=6.0), photos), (Corner(), photos[::-1])):
-        with pytest.raises(UserError, match="other photos or settings"):
-            make(method, some)
-    assert make(Corner(), photos).boxes("p1")[0, 3] == 5.0 and seen == []
-    (out / "boxes.npy").unlink()
-    with pytest.raises(UserError, match="not readable as boxes"):
-        make(Corner(), photos)
-
-
-def test_no_photos_make_an_empty_store(tmp_path: Path) -> None:
-    assert len(make_proposals([], Corner(), tmp_path / "s", read=read_photo)) == 0
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_photo_of_another_size_or_that_is_gone_is_told(photos: list[Photo], tmp_path: Path, workers: int) -> None:
-    wrong = [*photos[:2], Photo("p1", photos[2].path, 31, 20)]
-    with pytest.raises(UserError, match="30x20 pixels, expected 31x20"):
-        make_proposals(wrong, Corner(), tmp_path / "s", read=read_photo, workers=workers)
-    photos[0].path.unlink()
-    with pytest.raises(UserError, match="no such photo"):
-        make_proposals(photos, Corner(), tmp_path / "s", read=read_photo, workers=1)
+@pytest.mark.parametrize("file", ["boxes.npy", "scores.npy"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: b"",
+        lambda rows: b"rubbish",
+        lambda rows: rows[:9],
+        lambda rows: rows[:-9],
+        lambda rows: rows + b"more",
+        lambda rows: rows.replace(b"'<f4'", b"'<i4'"),
+        lambda rows: rows.replace(b"False", b"True "),
+        lambda rows: rows.replace(b"\x01\x00", b"\x03\x00", 1),
+        lambda rows: rows.replace(b"'<f4'", b"'|O4'"),
+    ],
+)
+def test_damaged_rows_are_told_in_a_line(tmp_path: Path, file: str, damage) -> None:
+    write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
+    rows = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(damage(rows))
+    with pytest.raises(UserError, match=rf"{file}: .+ anew") as caught:
+        ProposalStore.open(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,49 +1,51 @@
-"""The proposal store of a dataset: the candidate boxes of all photos in one memory-mapped file, and an index."""
+"""The proposal store of a dataset: the candidate boxes and scores of all photos in two mapped files, and an index.
+
+A store is written beside what is there and comes into being with its index: a reader finds the old store or the new,
+whole. Files of a store that replaces another have a number in their names, which the index says (its generation).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import BinaryIO
 
-import cv2
-import numpy as np
 import torch
-from jaxtyping import Float, Float32, UInt8
-from numpy import ndarray
+from jaxtyping import Float32
 from torch import Tensor
 
 from tag2box.errors import UserError
-from tag2box.files import read_json, replacing, write_json
+from tag2box.files import read_json, replacing, write_text
+from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.lock import locked
+from tag2box.proposals.policy import Source
+from tag2box.proposals.rows import Rows, write_header
 from tag2box.types import Photo
 
-_FORMAT = 1
-_FEW = 16  # photos that are done before further processes would have started
+FORMAT = 2
+INDEX = "index.json"
 _SLACK = 1.0  # pixels a box may reach over its photo: what rounding between resolutions does
-
-ReadPhoto = Callable[[Path], UInt8[Tensor, "3 H W"]]
-Progress = Callable[[int, int], None]
-Source = Mapping[str, object]
-"""Where boxes come from, as JSON: a ``kind``, and the settings that matter to the result."""
+ROWS = re.compile(r"(boxes|scores)(-\d+)?\.npy")
+_AGAIN = "remove the folder and make the proposals anew"
 
 
-@runtime_checkable
-class ProposalMethod(Protocol):
-    """A way to propose boxes: a frozen dataclass, its settings, called with a photo."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A photo as a store knows it."""
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    id: str
+    width: int
+    height: int
 
-    def __call__(self, image: UInt8[Tensor, "3 H W"], /) -> Float32[Tensor, "P 4"]:
-        """Boxes in pixels of the image."""
-        ...
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.width, self.height
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,184 +54,189 @@ class ProposalStore:
 
     path: Path
     source: Source
+    ranked: bool  # whether scores say anything
     sizes: Mapping[str, tuple[int, int]]  # width and height of each photo, by id
     spans: Mapping[str, tuple[int, int]]  # rows of each photo
-    rows: Float32[ndarray, "total 4"]
+    failed: Mapping[str, str]  # photos that could not be searched, and why
+    generation: int
+    box_rows: Rows
+    score_rows: Rows
 
     @staticmethod
     def exists(path: Path) -> bool:
         """Whether a folder holds a store, be it whole or damaged."""
-        return (path / "index.json").exists()
+        return (path / INDEX).exists()
 
     @classmethod
     def open(cls, path: Path) -> ProposalStore:
         """Open the store in a folder."""
-        index = read_json(path / "index.json", "the index of a proposal store")
+        file = path / INDEX
+        index = read_json(file, "the index of a proposal store")
         try:
-            if index["format"] != _FORMAT:
-                raise UserError(f"{path / 'index.json'}: format {index['format']}, expected {_FORMAT}; make it anew")
-            ids, ends = index["ids"], list(itertools.accumulate(index["counts"], initial=0))
-            sizes = {name: (int(w), int(h)) for name, (w, h) in zip(ids, index["sizes"], strict=True)}
-            spans = dict(zip(ids, itertools.pairwise(ends), strict=True))
-            source = dict(index["source"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path / 'index.json'}: not an index of proposals ({error!r}); make it anew") from None
-        return cls(path, source, sizes, spans, _map_rows(path / "boxes.npy", ends[-1]))
+            if index["format"] != FORMAT:
+                raise UserError(f"{file}: a store of format {index['format']}, expected {FORMAT}; {_AGAIN}")
+            ids, ends = index["ids"], list(itertools.accumulate(map(_natural, index["counts"]), initial=0))
+            sizes = zip(map(_natural, index["widths"]), map(_natural, index["heights"]), strict=True)
+            store = cls(
+                path=path,
+                source=dict(index["source"]),
+                ranked=bool(index["ranked"]),
+                sizes=dict(zip(ids, sizes, strict=True)),
+                spans=dict(zip(ids, itertools.pairwise(ends), strict=True)),
+                failed={str(name): str(reason) for name, reason in index["failed"].items()},
+                generation=_natural(index["generation"]),
+                box_rows=Rows.open(path / file_name("boxes", index["generation"]), (ends[-1], 4)),
+                score_rows=Rows.open(path / file_name("scores", index["generation"]), (ends[-1],)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{file}: not an index of proposals ({error!r}); {_AGAIN}") from None
+        if len(store.sizes) != len(ids):
+            raise UserError(f"{file}: names a photo twice; {_AGAIN}")
+        return store
+
+    def __reduce__(self) -> tuple[Callable[[Path], ProposalStore], tuple[Path]]:
+        """Other processes map the files themselves."""
+        return ProposalStore.open, (self.path,)
 
     def boxes(self, photo_id: str) -> Float32[Tensor, "P 4"]:
         """The boxes of one photo, in pixels of the photo as it is on disk; possibly none."""
-        if photo_id not in self.spans:
-            raise UserError(f"{self.path}: no proposals for photo {photo_id!r}; make the store for these photos")
-        start, stop = self.spans[photo_id]
-        return torch.from_numpy(np.array(self.rows[start:stop], np.float32))
+        return torch.from_numpy(self.box_rows.copy(*self._span(photo_id)))
+
+    def scores(self, photo_id: str) -> Float32[Tensor, " P"]:
+        """Their scores, higher is better; all zero where the store is not ranked."""
+        return torch.from_numpy(self.score_rows.copy(*self._span(photo_id)))
+
+    def candidates(self, photo_id: str) -> Candidates:
+        """Boxes and scores of one photo."""
+        return Candidates(self.boxes(photo_id), self.scores(photo_id))
 
     def check(self, photos: Iterable[Photo]) -> None:
         """Raise unless every photo is in the store with the size it has now."""
         for photo in photos:
-            self.boxes(photo.id)
+            self._span(photo.id)
             if self.sizes[photo.id] != (photo.width, photo.height):
                 stored = "x".join(map(str, self.sizes[photo.id]))
                 now = f"{photo.width}x{photo.height}"
-                raise UserError(f"{self.path}: made when photo {photo.id} was {stored}, it is {now}; make it anew")
+                raise UserError(
+                    f"{self.path}: made when photo {photo.id} was {stored}, it is {now}; make the proposals anew"
+                )
 
     def __len__(self) -> int:
         return len(self.spans)
 
+    def _span(self, photo_id: str) -> tuple[int, int]:
+        if photo_id in self.spans:
+            return self.spans[photo_id]
+        if photo_id in self.failed:
+            why = self.failed[photo_id]
+            raise UserError(f"{self.path}: photo {photo_id!r} could not be searched: {why}; then propose again")
+        raise UserError(f"{self.path}: no proposals for photo {photo_id!r}; make the store for these photos")
 
-def write_store(path: Path, source: Source, photos: Sequence[Photo], boxes: Iterable[Float[Tensor, "_ 4"]]) -> None:
-    """Write a store: the boxes of each photo, in the photos' order, taken one by one so that all need not fit memory.
 
-    The index is removed first and written last: a store broken off half-way does not open.
+def file_name(what: str, generation: int) -> str:
+    """The name of the boxes or scores of the first store in a folder, or of one that replaced others."""
+    return f"{what}.npy" if generation == 1 else f"{what}-{generation}.npy"
+
+
+def write_store(path: Path, source: Source, photos: Sequence[Photo], candidates: Iterable[Candidates]) -> None:
+    """Write a store: the candidates of each photo, in the photos' order.
+
+    They are taken one by one, so that all need not fit memory. A store that is there is replaced when the new one is
+    whole.
     """
-    repeated = len(photos) - len({photo.id for photo in photos})
+    entries = [Entry(photo.id, photo.width, photo.height) for photo in photos]
+    with locked(path):
+        write_entries(path, source, entries, candidates)
+
+
+def write_entries(
+    path: Path,
+    source: Source,
+    entries: Sequence[Entry],
+    candidates: Iterable[Candidates],
+    *,
+    failed: Mapping[str, str] | None = None,
+) -> None:
+    """Write a store into a folder that the caller has locked."""
+    repeated = len(entries) - len({entry.id for entry in entries})
     if repeated:
         raise UserError(f"{path}: {repeated} photos share an id with another; give the photos distinct names")
-    (path / "index.json").unlink(missing_ok=True)
-    counts = []
-    with replacing(path / "boxes.npy") as temporary, temporary.open("w+b") as file:
-        _write_header(file, 0)
-        for photo, found in zip(photos, boxes, strict=True):
-            rows = _checked(path, photo, found)
-            file.write(rows.tobytes())
-            counts.append(len(rows))
-        file.seek(0)
-        _write_header(file, sum(counts))
+    generation = 1 + _generation(path)
+    boxes, scores = (path / file_name(what, generation) for what in ("boxes", "scores"))
+    with (
+        replacing(boxes) as box_file,
+        replacing(scores) as score_file,
+        box_file.open("w+b") as box_stream,
+        score_file.open("w+b") as score_stream,
+    ):
+        counts, is_ranked = _write_rows(path, zip(entries, candidates, strict=True), box_stream, score_stream)
     index = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "source": dict(source),
-        "ids": [photo.id for photo in photos],
+        "ranked": is_ranked,
+        "generation": generation,
+        "failed": dict(failed or {}),
+        "ids": [entry.id for entry in entries],
         "counts": counts,
-        "sizes": [[photo.width, photo.height] for photo in photos],
+        "widths": [entry.width for entry in entries],
+        "heights": [entry.height for entry in entries],
     }
-    write_json(path / "index.json", index)
+    write_text(path / INDEX, json.dumps(index, allow_nan=False) + "\n")
+    remove_older(path, generation)
 
 
-def make_proposals(
-    photos: Sequence[Photo],
-    method: ProposalMethod,
-    out: Path,
-    *,
-    read: ReadPhoto,
-    workers: int | None = None,
-    on_progress: Progress | None = None,
-) -> ProposalStore:
-    """Propose boxes for all photos with a pool of processes, and store them; a store that is there is never replaced.
-
-    Args:
-        read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
-        workers: processes; None takes one per core (for a few photos, this one). The result does not depend on it.
-        on_progress: called with photos done and in all.
-    """
-    source = json.loads(json.dumps(dataclasses.asdict(method)))  # as it will be read: tuples become lists
-    if _is_equal(out, source, photos):
-        return ProposalStore.open(out)
-    if ProposalStore.exists(out):
-        ProposalStore.open(out)  # a damaged one says itself what is wrong
-        raise UserError(f"{out}: holds proposals of other photos or settings; remove it or name another folder")
-    workers = workers or min(os.cpu_count() or 1, 1 + len(photos) // _FEW)
-    found = _propose_all(partial(_propose, method, read), photos, workers)
-    write_store(out, source, photos, _counted(found, len(photos), on_progress))
-    return ProposalStore.open(out)
+def remove_older(path: Path, generation: int) -> None:
+    """Remove the files of stores that another has replaced, and of such as were never finished."""
+    current = {file_name(what, generation) for what in ("boxes", "scores")}
+    for file in path.glob("*.npy"):
+        if ROWS.fullmatch(file.name) and file.name not in current:
+            file.unlink()
 
 
-def _propose(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> Float32[ndarray, "P 4"]:
-    """The work of one process on one photo. Arrays cross between processes more cheaply than tensors."""
-    image = read(photo.path)
-    size = (image.shape[2], image.shape[1])
-    if size != (photo.width, photo.height):
-        raise UserError(
-            f"{photo.path}: {size[0]}x{size[1]} pixels, expected {photo.width}x{photo.height}; read it anew"
-        )
-    return method(image).numpy()
+def _write_rows(
+    path: Path, found: Iterable[tuple[Entry, Candidates]], boxes: BinaryIO, scores: BinaryIO
+) -> tuple[list[int], bool]:
+    """Write the numbers; gives how many each photo has, and whether any score says something."""
+    counts, is_ranked = [], False
+    write_header(boxes, (0, 4))
+    write_header(scores, (0,))
+    for entry, candidates in found:
+        check_candidates(f"{path}: photo {entry.id}", entry.size, candidates)
+        boxes.write(candidates.boxes.contiguous().numpy().astype("<f4").tobytes())
+        scores.write(candidates.scores.contiguous().numpy().astype("<f4").tobytes())
+        counts.append(len(candidates))
+        is_ranked = is_ranked or bool(candidates.scores.any())
+    for stream, shape in ((boxes, (sum(counts), 4)), (scores, (sum(counts),))):
+        stream.seek(0)
+        write_header(stream, shape)
+        stream.flush()
+        os.fsync(stream.fileno())  # not only a killed process but a lost current leaves no index without its rows
+    return counts, is_ranked
 
 
-def _propose_all(
-    propose: Callable[[Photo], Float32[ndarray, "P 4"]], photos: Sequence[Photo], workers: int
-) -> Iterator[Float32[Tensor, "_ 4"]]:
-    workers = min(workers, len(photos))
-    if workers <= 1:
-        yield from (torch.from_numpy(propose(photo)) for photo in photos)
-        return
-    # Spawned, for a fork of a process that has already used torch's or OpenCV's threads may hang.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        yield from (torch.from_numpy(found) for found in pool.map(propose, photos, chunksize=4))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """One thread a process: the processes share the cores already."""
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
-
-
-def _counted(
-    boxes: Iterable[Float32[Tensor, "_ 4"]], total: int, on_progress: Progress | None
-) -> Iterator[Float32[Tensor, "_ 4"]]:
-    for done, found in enumerate(boxes, start=1):
-        yield found
-        if on_progress:
-            on_progress(done, total)
-
-
-def _is_equal(path: Path, source: Source, photos: Sequence[Photo]) -> bool:
-    """Whether a store of the same source and photos is there, and whole."""
-    try:
-        store = ProposalStore.open(path)
-    except UserError:
-        return False
-    sizes = {photo.id: (photo.width, photo.height) for photo in photos}
-    return store.source == source and list(store.sizes.items()) == list(sizes.items())
-
-
-def _checked(path: Path, photo: Photo, boxes: Float[Tensor, "P 4"]) -> Float32[ndarray, "P 4"]:
-    """Boxes fit to store: finite, not empty, and on the photo."""
-    rows = np.ascontiguousarray(boxes.detach().cpu().numpy(), dtype=np.float32).reshape(-1, 4)
-    is_box = np.isfinite(rows).all(1) & (rows[:, 2:] > rows[:, :2]).all(1)
+def check_candidates(where: str, size: tuple[int, int], candidates: Candidates) -> None:
+    """Raise unless boxes are fit to store: finite, not empty, and on their photo; and scores are numbers."""
+    rows = candidates.boxes
+    is_box = rows.isfinite().all(1) & (rows[:, 2:] > rows[:, :2]).all(1)
     if not is_box.all():
-        raise UserError(
-            f"{path}: photo {photo.id}: {rows[~is_box][0].tolist()} is not a box; expected x1 < x2, y1 < y2"
-        )
-    edge = np.array([photo.width, photo.height], np.float32)
-    is_inside = (rows[:, :2] >= -_SLACK).all(1) & (rows[:, 2:] <= edge + _SLACK).all(1)
+        raise UserError(f"{where}: {rows[~is_box][0].tolist()} is not a box; expected x1 < x2, y1 < y2")
+    is_inside = (rows[:, :2] >= -_SLACK).all(1) & (rows[:, 2:] <= rows.new_tensor(size) + _SLACK).all(1)
     if not is_inside.all():
         over = rows[~is_inside][0].tolist()
-        raise UserError(f"{path}: photo {photo.id} is {photo.width}x{photo.height}, its box {over} reaches beyond")
-    return rows
+        raise UserError(f"{where} is {size[0]}x{size[1]}, its box {over} reaches beyond")
+    if not candidates.scores.isfinite().all():
+        raise UserError(f"{where}: a score is not a number; expected one for each box")
 
 
-def _write_header(file: Any, total: int) -> None:
-    """An .npy header. NumPy pads it so that it keeps its length as the first axis grows: it can be rewritten."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (total, 4)})
-
-
-def _map_rows(path: Path, total: int) -> Float32[ndarray, "total 4"]:
+def _generation(path: Path) -> int:
+    """Of the store that is there, even one that does not open; 0 where there is none."""
     try:
-        rows = np.load(path, mmap_mode="r" if total else None, allow_pickle=False)  # nothing cannot be mapped
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not readable as boxes ({error}); make the proposals anew") from None
-    if rows.shape != (total, 4) or rows.dtype != np.float32:
-        raise UserError(f"{path}: {rows.dtype} {rows.shape}, its index says float32 ({total}, 4); make it anew")
-    return np.asarray(rows)
+        return _natural(read_json(path / INDEX, "an index")["generation"])
+    except (UserError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value

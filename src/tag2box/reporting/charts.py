@@ -6,6 +6,7 @@ their size on a telephone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,65 +47,76 @@ def line_chart(
     values = [y for _, y in everything] + ([reference.value] if reference else []) or [1.0]
     x_ticks = nice_ticks(0, max([x for x, _ in everything], default=1.0) or 1.0)
     y_ticks = nice_ticks(min(0.0, *values), max(values) if max(values) > 0 else 1.0)
-    frame = _Frame(x_ticks[-1], y_ticks[0], y_ticks[-1])
-    body = _axes(frame, x_ticks, y_ticks, x_label)
+    frame = Frame(0.0, x_ticks[-1], y_ticks[0], y_ticks[-1])
+    body = axes(frame, x_ticks, y_ticks, x_label)
     if reference:
         y = frame.y(reference.value)
         rule = tag("line", hint(f"{reference.name}: {number(reference.value)}"), x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         body += tag("g", rule, class_="reference")
     for line in lines:
-        body += _curve(frame, line)
-    body += _end_names(frame, lines, reference)
+        body += curve(frame, line, x_label)
+    body += end_names(frame, lines, reference)
     return tag("svg", body, class_="chart", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """From data to drawing."""
+class Frame:
+    """From data to drawing: the values at the plot's edges; ``right`` is the margin, ``log`` the scale across."""
 
+    x_low: float
     x_high: float
     y_low: float
     y_high: float
+    right: float = RIGHT
+    log: bool = False
 
     def x(self, value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.x_high
+        """How far to the right a value is drawn."""
+        low, high, at = (math.log(v) if self.log else v for v in (self.x_low, self.x_high, value))
+        return LEFT + (WIDTH - LEFT - self.right) * (at - low) / (high - low)
 
     def y(self, value: float) -> float:
+        """How far down a value is drawn."""
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y_low) / (self.y_high - self.y_low)
 
     def path(self, points: Points) -> str:
+        """A line through points."""
         return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in points)
 
 
-def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str) -> str:
+def axes(frame: Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str = "") -> str:
+    """Grid, numbers and names of both axes; the name of the upright one stands above the plot."""
     parts = []
+    right = WIDTH - frame.right
     for value in y_ticks:
         y = frame.y(value)
-        parts.append(
-            tag("line", class_="axis" if value == y_ticks[0] else "grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
-        )
+        parts.append(tag("line", class_="axis" if value == y_ticks[0] else "grid", x1=LEFT, x2=right, y1=y, y2=y))
         parts.append(tag("text", f"{value:g}", class_="tick", x=LEFT - 6, y=y + 3.5, text_anchor="end"))
     for value in x_ticks:
         words = f"{value / 1000:g}k" if value >= 10000 else f"{value:g}"
         parts.append(tag("text", words, class_="tick", x=frame.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle"))
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (LEFT + right) / 2
     parts.append(tag("text", escape(x_label), class_="tick", x=middle, y=HEIGHT - 4, text_anchor="middle"))
+    if y_label:
+        parts.append(tag("text", escape(y_label), class_="tick", x=0, y=-2))
     return "".join(parts)
 
 
-def _curve(frame: _Frame, line: Line) -> str:
+def curve(frame: Frame, line: Line, x_label: str) -> str:
+    """A line with tooltips on some of its points."""
     body = tag("path", class_="raw", d=frame.path(line.raw)) if line.raw else ""
     if line.points:
         body += tag("path", class_="line", d=frame.path(line.points))
     stride = -(-len(line.points) // MAX_HINTS) or 1
     for x, y in (*line.points[::stride], *line.points[-1:]):
         dot = "dot end" if (x, y) == line.points[-1] else "dot"
-        words = f"{line.name}, iteration {x:g}: {number(y)}"
+        words = f"{line.name}, {x_label} {x:g}: {number(y)}"
         body += tag("circle", hint(words), class_=dot, cx=frame.x(x), cy=frame.y(y), r=2.6)
     return tag("g", body, class_=line.css)
 
 
-def _end_names(frame: _Frame, lines: Sequence[Line], reference: Reference | None) -> str:
+def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None = None) -> str:
+    """The lines' names at their right ends, apart from each other."""
     names = [(line.name, line.css, line.points[-1][1]) for line in lines if line.points]
     if reference:
         names.append((reference.name, "reference", reference.value))
@@ -112,7 +124,7 @@ def _end_names(frame: _Frame, lines: Sequence[Line], reference: Reference | None
     return "".join(
         tag("text", escape(shorten(name, 11)) + hint(f"{name}: {number(value)}"), class_=f"name {css}", x=x, y=y + 3.5)
         for (name, css, value), y in zip(names, heights, strict=True)
-        for x in [WIDTH - RIGHT + 7]
+        for x in [WIDTH - frame.right + 7]
     )
 
 

@@ -11,9 +11,11 @@ from typing import TypeVar
 
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
+from tag2box.data.photos import photo_size, read_photo
+from tag2box.errors import UserError
 from tag2box.reporting.data import GalleryPhoto
 from tag2box.reporting.matching import match
 from tag2box.reporting.text import plural
@@ -44,9 +46,10 @@ class Shot:
 
 
 class Album:
-    """The photos a page embeds, each once however often it is shown."""
+    """The photos a page embeds, each once however often it is shown; ``longest`` is the longest side of the copies."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = THUMBNAIL) -> None:
+        self._longest = longest
         self._shots: dict[Path, Shot | None] = {}
         self._rules: list[str] = []
 
@@ -58,12 +61,11 @@ class Album:
 
     def _embed(self, path: Path) -> Shot | None:
         try:
-            with Image.open(path) as stored:
-                photo = ImageOps.exif_transpose(stored).convert("RGB")
-        except (OSError, SyntaxError, Image.DecompressionBombError):  # Pillow calls some damaged files a SyntaxError
+            width, height = photo_size(path)
+            photo = Image.fromarray(read_photo(path, (self._longest, self._longest)).permute(1, 2, 0).numpy())
+        except UserError:
             return None
-        width, height = photo.size
-        photo.thumbnail((THUMBNAIL, THUMBNAIL), reducing_gap=2.0)
+        photo.thumbnail((self._longest, self._longest), reducing_gap=2.0)
         buffer = BytesIO()
         photo.save(buffer, "JPEG", quality=QUALITY, optimize=True)
         css = f"photo-{len(self._rules)}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tag2box.errors import UserError
@@ -16,6 +15,7 @@ from tag2box.reporting.comparisons import Comparison, compare_detections, compar
 from tag2box.reporting.curves import Chart, NamedRun
 from tag2box.reporting.data import ReportInputs, RunRecord
 from tag2box.reporting.gallery import Album, Tile, evenly_spaced
+from tag2box.reporting.sections import fill
 from tag2box.reporting.text import known, listed, plural, points, spoken
 
 STRIP_PHOTOS = 6
@@ -98,12 +98,8 @@ def write_report(inputs: ReportInputs, out: Path) -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML; every value is escaped except the markup this package drew itself."""
-    loader = PackageLoader("tag2box.reporting", "templates")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(page=page)
+    """The page as HTML."""
+    return fill("report.html.j2", page)
 
 
 def build_page(inputs: ReportInputs) -> Page:

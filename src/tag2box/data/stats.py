@@ -1,0 +1,256 @@
+"""A dataset counted: its tags, its photos' sizes and, where there are boxes, its objects. For people, never training.
+
+Objects are counted as the paper counts them (figure 1c): neither difficult ones nor crowds. An image-class pair is a
+photo and a class it shows; labelling one box for each pair (argmax) misses all further objects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tag2box.maths.boxes import areas
+from tag2box.types import Photo, TaggedPhotos, Truth
+
+SIZE_EDGES = (0.01, 0.1)
+"""Shares of the photo's area at which an object is no longer small, and is large."""
+
+CHUNK = 4096  # photos looked at together: memory does not grow with the dataset
+
+Counts = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TagStats:
+    """Tags of a dataset, counted by class."""
+
+    classes: tuple[str, ...]
+    photos: int
+    per_class: Counts  # photos tagged with each class
+    unsure: Counts  # photos that may show it or not
+    alone: Counts  # photos with this tag and no other
+    per_photo: Counts  # photos with 0, 1, 2, ... tags
+    together: Int[Tensor, "C C"]  # photos tagged with both; the diagonal repeats per_class
+    untagged: tuple[str, ...]  # ids of the photos without any tag
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Classes no photo is tagged with."""
+        return tuple(name for name, count in zip(self.classes, self.per_class, strict=True) if not count)
+
+    def inseparable(self) -> Pairs:
+        """Pairs of classes on exactly the same photos: from tags alone, no method can tell them apart."""
+        always = set(self.never_without())
+        return tuple(sorted((a, b) for a, b in always if a < b and (b, a) in always))
+
+    def never_without(self) -> Pairs:
+        """Pairs (a, b) of classes such that every photo of a also shows b."""
+        count = torch.tensor(self.per_class, dtype=torch.long)[:, None]
+        always = (self.together == count) & (count > 0)
+        return tuple((a, b) for a, b in always.nonzero().tolist() if a != b)
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoSizes:
+    """The sizes the photos have, each once, and how many photos have it; the most frequent first."""
+
+    sizes: tuple[tuple[int, int], ...]  # (width, height)
+    counts: Counts
+
+    def shares(self, test: Callable[[int, int], bool]) -> float:
+        """Share of the photos whose width and height pass a test; nan without photos."""
+        passed = sum(n for (w, h), n in zip(self.sizes, self.counts, strict=True) if test(w, h))
+        return passed / sum(self.counts) if self.counts else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStats:
+    """Objects of a dataset, counted by class."""
+
+    classes: tuple[str, ...]
+    objects: Counts
+    pairs: Counts  # photos with at least one object: what argmax labelling can find
+    difficult: Counts
+    crowds: Counts
+    per_pair: Int[Tensor, "C most"]  # column k - 1: photos with exactly k objects of the class
+    by_size: Int[Tensor, "C 3"]  # small, medium, large, as SIZE_EDGES says
+    by_company: Int[Tensor, "C 3"]  # the only one of its class on the photo, apart from the others, touching one
+
+    @property
+    def missed(self) -> Counts:
+        """Objects of each class that one box per image-class pair leaves out."""
+        return tuple(o - p for o, p in zip(self.objects, self.pairs, strict=True))
+
+    @property
+    def missed_share(self) -> float:
+        """Share of all objects that argmax labelling must miss; nan without objects."""
+        return sum(self.missed) / sum(self.objects) if any(self.objects) else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class DataStats:
+    """All that is counted of a dataset; ``objects`` is None where it has no boxes."""
+
+    tags: TagStats
+    sizes: PhotoSizes
+    objects: ObjectStats | None = None
+
+
+def count_dataset(tagged: TaggedPhotos, truth: Truth | None = None) -> DataStats:
+    """Count tags, sizes and, where the truth is given, objects."""
+    objects = None if truth is None else count_objects(truth)
+    return DataStats(count_tags(tagged), count_sizes(tagged.photos), objects)
+
+
+def count_tags(tagged: TaggedPhotos) -> TagStats:
+    """Tags by class and by photo, and which classes come together."""
+    classes = len(tagged.classes)
+    together = torch.zeros(classes, classes, dtype=torch.long)
+    for rows in tagged.tags.split(CHUNK):
+        shown = rows.double()  # sums of ones are exact
+        together += (shown.T @ shown).long()
+    numbers = tagged.tags.sum(1)
+    unsure = torch.zeros(classes, dtype=torch.long) if tagged.unsure is None else tagged.unsure.sum(0)
+    return TagStats(
+        classes=tagged.classes,
+        photos=len(tagged),
+        per_class=tuple(tagged.tags.sum(0).tolist()),
+        unsure=tuple(unsure.tolist()),
+        alone=tuple(tagged.tags[numbers == 1].sum(0).tolist()),
+        per_photo=tuple(torch.bincount(numbers).tolist()),
+        together=together,
+        untagged=tuple(tagged.photos[i].id for i in (numbers == 0).nonzero().flatten().tolist()),
+    )
+
+
+def count_sizes(photos: Sequence[Photo]) -> PhotoSizes:
+    """How many photos have which width and height."""
+    ordered = sorted(Counter((p.width, p.height) for p in photos).items(), key=lambda item: (-item[1], item[0]))
+    return PhotoSizes(tuple(size for size, _ in ordered), tuple(count for _, count in ordered))
+
+
+# ---------------------------------------------------------------- objects
+
+
+@dataclass(frozen=True, slots=True)
+class _Crop:
+    """The objects of some photos, sorted by image-class pair."""
+
+    boxes: Float[Tensor, "B 4"]
+    labels: Int[Tensor, " B"]
+    pair: Int[Tensor, " B"]  # number of the image-class pair; equal numbers are neighbours
+    share: Float[Tensor, " B"]  # of the photo's area
+    difficult: Int[Tensor, " C"]  # objects that are not among them, by class
+    crowds: Int[Tensor, " C"]
+
+
+def count_objects(truth: Truth) -> ObjectStats:
+    """Objects and image-class pairs by class, how many to a pair, how large, and how close."""
+    classes = len(truth.classes)
+    objects, pairs, difficult, crowds = (torch.zeros(classes, dtype=torch.long) for _ in range(4))
+    by_size, by_company = (torch.zeros(classes, 3, dtype=torch.long) for _ in range(2))
+    histogram: Counter[tuple[int, int]] = Counter()
+    for crop in _crops(truth):
+        objects += torch.bincount(crop.labels, minlength=classes)
+        difficult += crop.difficult
+        crowds += crop.crowds
+        label, number = _pairs(crop)
+        pairs += torch.bincount(label, minlength=classes)
+        histogram.update(zip(label.tolist(), number.tolist(), strict=True))
+        size = torch.bucketize(crop.share, torch.tensor(SIZE_EDGES, dtype=crop.share.dtype), right=True)
+        by_size += _table(crop.labels, size, classes)
+        by_company += _table(crop.labels, company(crop.boxes, crop.pair), classes)
+    per_pair = torch.zeros(classes, max((n for _, n in histogram), default=0), dtype=torch.long)
+    for (c, n), photos in histogram.items():
+        per_pair[c, n - 1] = photos
+    return ObjectStats(
+        classes=truth.classes,
+        objects=tuple(objects.tolist()),
+        pairs=tuple(pairs.tolist()),
+        difficult=tuple(difficult.tolist()),
+        crowds=tuple(crowds.tolist()),
+        per_pair=per_pair,
+        by_size=by_size,
+        by_company=by_company,
+    )
+
+
+def company(boxes: Float[Tensor, "B 4"], pair: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Of each object: 0 it is the only one of its image-class pair, 1 it is apart from the others, 2 it touches one.
+
+    Boxes that share an edge or a corner touch. Equal pairs must be neighbours.
+    """
+    kind = torch.zeros(len(boxes), dtype=torch.long)
+    first = torch.arange(len(boxes))
+    for step in range(1, len(boxes)):
+        first = first[first + step < len(boxes)]
+        first = first[pair[first] == pair[first + step]]  # pairs are runs: who has no partner here has none further on
+        if not len(first):
+            break
+        second = first + step
+        touching = _touch(boxes[first], boxes[second])
+        for side in (first, second):
+            kind[side] = torch.maximum(kind[side], 1 + touching.long())
+    return kind
+
+
+def _touch(a: Float[Tensor, "n 4"], b: Float[Tensor, "n 4"]) -> Bool[Tensor, " n"]:
+    return ((a[:, :2] <= b[:, 2:]) & (b[:, :2] <= a[:, 2:])).all(1)
+
+
+def _crops(truth: Truth) -> Iterator[_Crop]:
+    classes = len(truth.classes)
+    for start in range(0, len(truth), CHUNK):
+        objects = truth.objects[start : start + CHUNK]
+        sizes = torch.tensor(truth.sizes[start : start + CHUNK], dtype=torch.double)
+        labels, difficult, crowd = (
+            torch.cat([getattr(o, k) for o in objects]) for k in ("labels", "difficult", "crowd")
+        )
+        image = torch.repeat_interleave(torch.arange(len(objects)), torch.tensor([len(o) for o in objects]))
+        kept = (~(difficult | crowd)).nonzero().flatten()
+        pair = image[kept] * classes + labels[kept]
+        order = torch.argsort(pair, stable=True)
+        rows = kept[order]
+        boxes = torch.cat([o.boxes for o in objects])[rows].double()
+        share = areas(boxes) / sizes.prod(1)[image[rows]]
+        marked = [torch.bincount(labels[mark], minlength=classes) for mark in (difficult, crowd)]
+        yield _Crop(boxes, labels[rows], pair[order], share, *marked)
+
+
+def _pairs(crop: _Crop) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+    """The class of each image-class pair, and its number of objects."""
+    _, number = torch.unique_consecutive(crop.pair, return_counts=True)
+    return crop.labels[number.cumsum(0) - 1], number
+
+
+def _table(labels: Int[Tensor, " B"], column: Int[Tensor, " B"], classes: int) -> Int[Tensor, "C 3"]:
+    return torch.bincount(labels * 3 + column, minlength=classes * 3).reshape(classes, 3)
+
+
+# ---------------------------------------------------------------- numbers for programs
+
+
+def to_json(stats: DataStats) -> dict[str, object]:
+    """Everything counted, by name, as JSON takes it."""
+    report: dict[str, object] = {"tags": _plain(stats.tags), "sizes": _plain(stats.sizes), "objects": None}
+    if stats.objects is not None:
+        share = stats.objects.missed_share
+        totals = {"objects": sum(stats.objects.objects), "pairs": sum(stats.objects.pairs)}
+        missed = {"missed": sum(stats.objects.missed), "missed_share": share if share == share else None}
+        report["objects"] = _plain(stats.objects) | {"total": totals | missed, "size_edges": list(SIZE_EDGES)}
+    return report
+
+
+def _plain(record: TagStats | PhotoSizes | ObjectStats) -> dict[str, object]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: v.tolist() if isinstance(v, Tensor) else _lists(v) for name, v in values.items()}
+
+
+def _lists(value: object) -> object:
+    return [_lists(v) for v in value] if isinstance(value, tuple) else value

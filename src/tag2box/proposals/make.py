@@ -1,0 +1,218 @@
+"""Making the proposals of a dataset: with all cores, going on where it was broken off, whatever broke it off."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from tag2box.errors import Interrupted, UserError
+from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.lock import LOCK, locked
+from tag2box.proposals.parts import Parts, difference
+from tag2box.proposals.policy import ProposalMethod, Source
+from tag2box.proposals.pool import spread
+from tag2box.proposals.search import ReadPhoto, Searched, crashed, search_photo
+from tag2box.proposals.store import INDEX, ROWS, Entry, ProposalStore, remove_older, write_entries
+from tag2box.types import Photo
+
+PARTS = "parts"
+_FEW = 16  # photos that are done before further processes would have started
+_TEMPORARY = re.compile(r"\.(boxes|scores|index).*")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Bar(Protocol):
+    """Told of every photo done."""
+
+    def advance(self, note: str = "") -> None:
+        """One more."""
+        ...
+
+
+class Watch(Protocol):
+    """Opens a bar for ``total`` photos of which ``done`` are done already; the engine's ``Progress`` is one."""
+
+    def __call__(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
+        """The bar, for the length of a with block."""
+        ...
+
+
+class _Unseen:
+    def advance(self, note: str = "") -> None:
+        """Nobody watches."""
+
+
+@contextmanager
+def unwatched(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+    """No bar."""
+    yield _Unseen()
+
+
+def make_proposals(
+    photos: Sequence[Photo],
+    method: ProposalMethod,
+    out: Path,
+    *,
+    read: ReadPhoto,
+    workers: int | None = None,
+    skip_bad: bool = False,
+    progress: Watch = unwatched,
+) -> ProposalStore:
+    """The store of some photos' proposals: what is missing of it is made, what is there is kept.
+
+    Broken off at any moment, the same call goes on. Photos that are new or changed their size since are added to a
+    store that is there; one of other settings is refused. Only one process at a time writes to a folder.
+
+    Args:
+        read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
+        workers: processes; None takes one per core (for a few photos, this one). The result does not depend on it.
+        skip_bad: leave out photos that cannot be searched, and record why, instead of raising at the first.
+    """
+    _check_distinct(photos)
+    _check_folder(out)
+    source = json.loads(json.dumps(method.source()))  # as it will be read: tuples become lists
+    store = _stored(out, source)
+    if store is not None and not _missing(photos, store.sizes):
+        with suppress(UserError, OSError):  # a mere reader: another may be writing, or the folder be read-only
+            _tidy(out, source)
+        return store
+    method.ready()
+    with _spaced(out), locked(out):
+        work = _Work(out, source, tuple(photos), _stored(out, source), Parts.open(out / PARTS, source))
+        _sweep(out, work.store)
+        work.search(partial(search_photo, method, read), workers, skip_bad=skip_bad, progress=progress)
+        work.finish()
+    return ProposalStore.open(out)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is to do in a locked folder, and what is done."""
+
+    out: Path
+    source: Source
+    photos: tuple[Photo, ...]
+    store: ProposalStore | None
+    parts: Parts
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def search(
+        self, search: Callable[[Photo], Searched], workers: int | None, *, skip_bad: bool, progress: Watch
+    ) -> None:
+        """Search the photos that neither the store nor the parts have; the parts then have them."""
+        missing = _missing(self.photos, {**self._kept(), **self.parts.sizes})
+        if not missing:
+            return
+        workers = min(workers or min(os.cpu_count() or 1, 1 + len(missing) // _FEW), len(missing))
+        done = len(self.photos) - len(missing)
+        try:
+            with progress("proposals", len(self.photos), done) as bar:
+                for photo, searched in spread(search, missing, workers=workers, lost=crashed):
+                    self._take(photo, searched, skip_bad=skip_bad)
+                    done += 1
+                    bar.advance()
+        except KeyboardInterrupt:
+            self.parts.flush()
+            total = len(self.photos)
+            raise Interrupted(f"{self.out}: {done} of {total} photos are done; the same command goes on") from None
+
+    def _take(self, photo: Photo, searched: Searched, *, skip_bad: bool) -> None:
+        candidates = searched.candidates()
+        if candidates is not None:
+            self.parts.add(_entry(photo), candidates)
+        elif skip_bad:
+            self.failed[photo.id] = searched.problem
+        else:
+            raise UserError(searched.problem)
+
+    def finish(self) -> None:
+        """Turn the parts into a store, together with what was in the one before."""
+        named = {photo.id for photo in self.photos}
+        before = dict(self.store.failed) if self.store else {}
+        failed = {name: why for name, why in before.items() if name not in named}
+        failed |= {photo.id: self.failed[photo.id] for photo in self.photos if photo.id in self.failed}
+        if self.store is None or self.parts.sizes or failed != before:
+            entries = [_entry(photo) for photo in self.photos if photo.id not in failed]
+            entries += [Entry(name, *size) for name, size in self._kept().items() if name not in named]
+            write_entries(self.out, self.source, entries, map(self._candidates, entries), failed=failed)
+        self.parts.remove()
+
+    def _candidates(self, entry: Entry) -> Candidates:
+        if self.store is None or self.parts.sizes.get(entry.id) == entry.size:
+            return self.parts.candidates(entry.id)
+        return self.store.candidates(entry.id)
+
+    def _kept(self) -> Mapping[str, tuple[int, int]]:
+        return self.store.sizes if self.store else {}
+
+
+def _entry(photo: Photo) -> Entry:
+    return Entry(photo.id, photo.width, photo.height)
+
+
+def _missing(photos: Sequence[Photo], sizes: Mapping[str, tuple[int, int]]) -> list[Photo]:
+    """The photos that are new, or have another size now."""
+    return [photo for photo in photos if sizes.get(photo.id) != (photo.width, photo.height)]
+
+
+def _stored(out: Path, source: Source) -> ProposalStore | None:
+    """The store that is there; one of another source is refused."""
+    if not ProposalStore.exists(out):
+        return None
+    store = ProposalStore.open(out)
+    if store.source != source:
+        raise UserError(f"{out}: {difference(store.source, source)}; remove it, or name another folder")
+    return store
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def _check_distinct(photos: Sequence[Photo]) -> None:
+    repeated = len(photos) - len({photo.id for photo in photos})
+    if repeated:
+        raise UserError(f"{repeated} photos share an id with another; give the photos distinct names")
+
+
+def _check_folder(out: Path) -> None:
+    """Raise if a folder holds anything but proposals, so that nothing of a user's is mixed up with them."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if not (path.name in {PARTS, LOCK, INDEX} or ROWS.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)):
+            raise UserError(f"{out}: holds {path.name}, which is no part of a proposal store; name a folder of its own")
+
+
+def _tidy(out: Path, source: Source) -> None:
+    """Sweep up after work that was killed when its store was ready already."""
+    names = {path.name for path in out.iterdir()}
+    if names & {PARTS, LOCK} or any(map(_TEMPORARY.fullmatch, names)):
+        with locked(out):
+            _sweep(out, _stored(out, source))
+            Parts.open(out / PARTS, source).remove()
+
+
+def _sweep(out: Path, store: ProposalStore | None) -> None:
+    """Remove what a killed process was writing."""
+    for path in list(out.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink()
+    if store is not None:
+        remove_older(out, store.generation)
+
+
+@contextmanager
+def _spaced(out: Path) -> Iterator[None]:
+    """Say in a line that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UserError(f"{out}: no space left on the disk; free some, and the same command goes on") from None
