@@ -18,6 +18,7 @@ from torch.nn import functional
 from tag2box.maths.roi import roi_align
 from tag2box.model.backbone import Backbone, Preprocess
 from tag2box.model.detector import Detector, Heads
+from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.types import Photo, Proposals, TaggedPhotos
 
@@ -90,7 +91,7 @@ def tiny_store(
     """A proposal store under ``folder``/proposals: random boxes in each photo, 6 unless ``counts`` says otherwise."""
     generator = torch.Generator().manual_seed(seed)
     wanted = [6] * len(photos) if counts is None else counts
-    boxes = [tiny_boxes(photo, n, generator) for photo, n in zip(photos, wanted, strict=True)]
+    boxes = [Candidates.unranked(tiny_boxes(photo, n, generator)) for photo, n in zip(photos, wanted, strict=True)]
     write_store(folder / "proposals", {"kind": "tiny", "seed": seed}, photos, boxes)
     return ProposalStore.open(folder / "proposals")
 

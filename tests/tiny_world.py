@@ -28,7 +28,7 @@ from tag2box.data.photos import read_photo
 from tag2box.data.scenes import Scenes
 from tag2box.data.tags import read_tags, write_tags
 from tag2box.engine.events import read_events
-from tag2box.proposals.store import make_proposals
+from tag2box.proposals.make import make_proposals
 from tag2box.recipes import Config, scenes
 from tiny import tiny_detector, tiny_photos
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.batch import Sample, batch_slots, collate, draw_boxes, epoch_order, load_sample
+from tag2box.data.batch import Sample, batch_slots, collate, draw_boxes, epoch_order, grouped_order, load_sample
 from tag2box.data.transforms import View
 from tag2box.types import Photo, TaggedPhotos
 
@@ -54,6 +56,39 @@ def test_no_photos_give_no_batch() -> None:
         batch_slots(0, 2, 0, 0)
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 3), st.integers(0, 5))
+def test_a_grouped_epoch_holds_every_photo_once(wide: list[bool], batch: int, seed: int, epoch: int) -> None:
+    assert sorted(grouped_order(np.array(wide), batch, seed, epoch)) == list(range(len(wide)))
+
+
+def test_a_grouped_epoch_of_nothing_is_empty() -> None:
+    assert grouped_order(np.zeros(0, bool), 4, 0, 0) == ()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 3))
+def test_grouped_batches_mix_only_at_the_ends_of_epochs(wide: list[bool], batch: int, seed: int) -> None:
+    n, flags = len(wide), np.array(wide)
+    epochs = 3
+    for epoch in range(epochs):
+        inside = [
+            batch_slots(n, batch, seed, i, wide=flags)
+            for i in range(-(-epoch * n // batch), (epoch + 1) * n // batch)  # batches of this epoch alone
+        ]
+        mixed = sum(len({wide[slot.index] for slot in slots}) == 2 for slots in inside)
+        assert mixed <= 2
+        assert all(slot.epoch == epoch for slots in inside for slot in slots)
+
+
+def test_grouping_reorders_and_nothing_else() -> None:
+    flags = np.arange(64) % 3 == 0
+    plain = [slot for i in range(24) for slot in batch_slots(64, 8, 5, i)]
+    grouped = [slot for i in range(24) for slot in batch_slots(64, 8, 5, i, wide=flags)]
+    assert set(plain) == set(grouped) and plain != grouped
+    kinds = [{bool(flags[slot.index]) for slot in grouped[i : i + 8]} for i in range(0, 192, 8)]
+    assert sum(len(kind) == 2 for kind in kinds) == 3  # one an epoch: what is left of 22 wide and 42 tall
+    assert [kind for kind in kinds if len(kind) == 1][:8] != sorted([k for k in kinds if len(k) == 1][:8], key=str)
+
+
 @pytest.mark.parametrize(("count", "most", "kept"), [(0, 3, 0), (1, 1, 1), (5, None, 5), (5, 9, 5), (9, 4, 4)])
 def test_drawn_boxes_are_a_subset_in_order(count: int, most: int | None, kept: int) -> None:
     drawn = draw_boxes(_boxes(count), most, (0, 1, 2))
@@ -88,6 +123,27 @@ def test_no_proposals_one_proposal_and_no_tags_pass_through(photos: TaggedPhotos
     assert torch.allclose(batch.images[1, :, :40, :16].mean((1, 2)), torch.tensor([10.0, 20.0, 255.0]), atol=1e-3)
 
 
+def test_photos_are_padded_with_the_colour_asked_for(photos: TaggedPhotos) -> None:
+    samples = [load_sample(photos, Fixed({"a": 0, "b": 0, "c": 0}), i, View(20)) for i in range(3)]
+    images, black = collate(samples, (124.0, 116.5, 104.0)).images, collate(samples).images
+    assert images is not None and black is not None
+    for image, zero, sample in zip(images, black, samples, strict=True):
+        height, width = sample.image.shape[1:]
+        assert torch.equal(image[:, :height, :width], sample.image)
+        for beyond in (image[:, height:], image[:, :, width:]):
+            assert (beyond == torch.tensor([124.0, 116.5, 104.0]).view(3, 1, 1)).all()
+        assert not zero[:, height:].any() and not zero[:, :, width:].any()
+
+
+def test_unsure_tags_come_through(photos: TaggedPhotos) -> None:
+    source = Fixed({"a": 0, "b": 0, "c": 0})
+    assert collate([load_sample(photos, source, i, View(20)) for i in range(3)]).unsure is None
+    unsure = torch.tensor([[False, True], [True, False], [False, False]])
+    doubtful = replace(photos, unsure=unsure)
+    batch = collate([load_sample(doubtful, source, i, View(20)) for i in (1, 0)])
+    assert batch.unsure is not None and torch.equal(batch.unsure, unsure[[1, 0]])
+
+
 def test_boxes_are_in_pixels_of_the_view(photos: TaggedPhotos) -> None:
     sample = load_sample(photos, Fixed({"a": 2}), 0, View(60))
     assert sample.image.shape == (3, 60, 80) and torch.allclose(sample.boxes, _boxes(2) * 2)
@@ -100,4 +156,4 @@ def test_a_batch_of_photos_without_any_proposal() -> None:
 
 
 def test_a_sample_has_no_room_for_truth() -> None:
-    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes"}
+    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure"}

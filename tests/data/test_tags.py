@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tag2box.data.faults import Fault
 from tag2box.data.tags import TagRow, read_tags, tag_photos, write_tags
 from tag2box.errors import UserError
 
@@ -67,9 +68,28 @@ def test_ids_are_stems_unless_stems_repeat(photos: Path, images: list[str], ids:
     ("text", "says"),
     [
         ("", r"tags.csv:1: no column 'image'"),
+        ("\n", r"tags.csv:1: no column 'image'"),
         ("image,tags\n", "no photos"),
         ("name,tags\na.jpg,x\n", "no column 'image'"),
-        ("image,label\na.jpg,x\n", "no column 'tags'"),
+        ("image\na.jpg\n", r"tags.csv:1: no column 'tags'"),
+        ("image,labels\na.jpg,x\n", "no column 'tags'; expected a first line 'image,tags'; rename the column 'labels'"),
+        ("image,hen,hen\na.jpg,1,1\n", r"tags.csv:1: column 'hen' is there twice"),
+        ("image,hen,\na.jpg,1,1\n", r"tags.csv:1: column 3 has no name"),
+        ("image,fox\na.jpg,1\n", r"tags.csv:1: no class 'hen'; there are fox"),
+        ("image,hens\na.jpg,1\n", r"tags.csv:1: no class 'hen'; did you mean 'hens'\?"),
+        ("image,hen\na.jpg,1\nb.jpg,640\n", r"tags.csv:3: column 'hen': expected 1, 0, .* got '640'"),
+        ("image,hen\na.jpg,1\n\na.jpg,1\n", r"tags.csv:4: a.jpg was already listed at .*tags.csv:2"),
+        ("image,tag\na.jpg,hen\na.jpg,fox\n", r"tags.csv:2: unknown class 'fox'"),
+        ("image,tags\n../secret.jpg,hen\n", r"tags.csv:2: ../secret.jpg is outside the photos folder"),
+        ("image,tags\n/etc/passwd,hen\n", r"tags.csv:2: /etc/passwd is outside the photos folder"),
+        ("image,tags\n..\\..\\x.jpg,hen\n", r"outside the photos folder"),
+        ("image,tags\nC:\\x.jpg,hen\n", r"tags.csv:2: no photo"),
+        ("image,tags\n.,hen\n", r"tags.csv:2: . is outside the photos folder"),
+        (f"image,tags\n{'x' * 5000}.jpg,hen\n", r"tags.csv:2: no photo x+ ... x+"),
+        ('image,tags\n"a\n.jpg",hen\n', r"tags.csv:3: no photo a .jpg"),
+        ("image,tags\na\0.jpg,hen\n", "tags.csv: holds NUL bytes"),
+        (f'image,tags\na.jpg,"{"x" * 200_000}"\n', r"tags.csv:2: not readable as CSV \(field larger"),
+        ('image,tags\n"a.jpg,hen\n', r"tags.csv:2: 1 columns where the header has 2"),
         ("image,tags\na.jpg,hen\nb.jpg,fox\n", r"tags.csv:3: unknown class 'fox'; expected one of hen"),
         ("image,tags\nz.jpg,hen\n", r"tags.csv:2: no photo z.jpg"),
         ("image,tags\n,hen\n", r"tags.csv:2: field image is empty"),
@@ -82,6 +102,66 @@ def test_mistakes_name_file_line_and_remedy(photos: Path, text: str, says: str) 
     with pytest.raises(UserError, match=says) as error:
         read_tags(_table(photos, text), photos, ["hen"])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["file", "Filename", "FILE_NAME", "path", "Photo", "Image "])
+def test_the_column_of_photos_has_several_names(photos: Path, name: str) -> None:
+    assert read_tags(_table(photos, f"{name},tags\na.jpg,hen\n"), photos).classes == ("hen",)
+
+
+@pytest.mark.parametrize(("delimiter", "separator"), [(",", ";"), (";", "|"), ("\t", ";")])
+def test_columns_are_separated_as_the_header_is(photos: Path, delimiter: str, separator: str) -> None:
+    lines = [("image", "tags"), ("a.jpg", f'"fox{separator}hen, red"'), ("b.jpg", "")]
+    data = read_tags(_table(photos, "\n".join(delimiter.join(cells) for cells in lines)), photos)
+    assert data.classes == ("fox", "hen, red") and data.tags.tolist() == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize("name", ["tag", "class", "Label", "category"])
+def test_one_row_a_photo_and_tag_is_merged(photos: Path, name: str) -> None:
+    rows = "a.jpg,hen\nb.jpg,\n./a.jpg,fox\na.jpg,hen\n"
+    data = read_tags(_table(photos, f"image,{name}\n{rows}"), photos)
+    assert [photo.id for photo in data.photos] == ["a", "b"] and data.classes == ("fox", "hen")
+    assert data.tags.tolist() == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize(
+    ("word", "there", "unsure"),
+    [(w, True, False) for w in ("1", "1.0", "YES", "y", "True", "x", " X ")]
+    + [(w, False, False) for w in ("", " ", "0", "0.0", "no", "N", "FALSE")]
+    + [(w, False, True) for w in ("-1", "-1.0", "?")],
+)
+def test_one_column_a_class(photos: Path, word: str, there: bool, unsure: bool) -> None:
+    data = read_tags(_table(photos, f"image,hen,Red Fox\na.jpg,{word},1\n"), photos)
+    assert data.classes == ("hen", "Red Fox") and data.tags.tolist() == [[there, True]]
+    assert data.unsure is None if not unsure else data.unsure is not None and data.unsure.tolist() == [[True, False]]
+
+
+def test_chosen_columns_leave_others_unread(photos: Path) -> None:
+    data = read_tags(_table(photos, "image,width,hen\na.jpg,640,1\n"), photos, ["hen"])
+    assert data.classes == ("hen",) and data.tags.tolist() == [[True]]
+
+
+def test_names_may_be_whole_paths_into_the_folder_and_links_out_of_it(photos: Path) -> None:
+    (photos.parent / "elsewhere.jpg").write_bytes((photos / "a.jpg").read_bytes())
+    (photos / "link.jpg").symlink_to(photos.parent / "elsewhere.jpg")
+    data = read_tags(_table(photos, f"image,tags\n{photos}/more/../a.jpg,hen\nlink.jpg,hen\n"), photos)
+    assert [photo.path for photo in data.photos] == [photos / "a.jpg", photos / "link.jpg"]
+
+
+def test_a_complaint_leaves_the_row_out(photos: Path) -> None:
+    (photos / "zero.jpg").write_bytes(b"")
+    (photos / "text.jpg").write_text("no photo")
+    rows = ["a.jpg,hen", "a.jpg,hen", "z.jpg,hen", "b.jpg,hen,hen", ",hen", "../b.jpg,hen", "zero.jpg,hen",
+            "text.jpg,hen", "b.jpg,fox;hen"]  # fmt: skip
+    faults: list[Fault] = []
+    data = read_tags(_table(photos, "\n".join(["image,tags", *rows])), photos, ["hen"], faults.append)
+    assert [(photo.id, tags) for photo, tags in zip(data.photos, data.tags.tolist(), strict=True)] == [
+        ("a", [True]), ("b", [True])
+    ]  # fmt: skip
+    assert sorted(fault.kind for fault in faults) == [
+        "bad row", "bad row", "empty photo", "listed twice", "missing photo", "outside the folder", "unknown class",
+        "unreadable photo",
+    ]  # fmt: skip
 
 
 def test_a_missing_table_and_a_binary_one_are_named(photos: Path) -> None:

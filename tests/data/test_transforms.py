@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.data.transforms import Resize, View, apply, flip, place, resize_short, resized
+from tag2box.data.transforms import Resize, View, mirror, place, resized, seen_size, show
 
 BOXES = torch.tensor([[0.0, 0.0, 40.0, 30.0], [4.0, 3.0, 12.0, 9.0]])
 
@@ -32,50 +32,65 @@ def test_a_resized_photo_keeps_its_shape_and_both_limits(height: int, width: int
     assert abs(rows / cols * width / height - 1) < 1 / min(rows, cols) + 1e-9
 
 
+VIEWS = [View(None), View(None, True), View(45, False, 55), View(17, True), View(30, True), View(60, False, 70)]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_pixels_and_boxes_agree_on_the_size_that_is_seen(view: View) -> None:
+    height, width = seen_size(view, (30, 40))
+    assert show(view, torch.rand(3, 30, 40), (30, 40)).shape == (3, height, width)
+    whole = place(view, torch.tensor([[0.0, 0.0, 40.0, 30.0]]), (30, 40))
+    assert torch.allclose(whole, torch.tensor([[0.0, 0.0, width, height]]), atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_boxes_follow_their_pixels(rows: int) -> None:
-    image, boxes = resize_short(torch.rand(3, 30, 40), BOXES[:rows], 45, 55)
-    assert image.shape == (3, 41, 55) and boxes.shape == (rows, 4)
-    assert torch.allclose(boxes, BOXES[:rows] * torch.tensor([55 / 40, 41 / 30] * 2))
+    assert seen_size(View(45, False, 55), (30, 40)) == (41, 55)
+    boxes = place(View(45, False, 55), BOXES[:rows], (30, 40))
+    assert boxes.shape == (rows, 4) and torch.allclose(boxes, BOXES[:rows] * torch.tensor([55 / 40, 41 / 30] * 2))
 
 
 def test_a_constant_photo_stays_constant_and_a_resize_to_itself_is_nothing() -> None:
     image = torch.full((3, 30, 40), 200.0)
-    assert torch.allclose(resize_short(image, BOXES, 17)[0], torch.tensor(200.0))
-    same, boxes = resize_short(image, BOXES, 30)
-    assert same is image and boxes is BOXES
+    assert torch.allclose(show(View(17), image, (30, 40)), torch.tensor(200.0))
+    for view in (View(None), View(30)):
+        assert show(view, image, (30, 40)) is image
+        assert torch.equal(place(view, BOXES, (30, 40)), BOXES)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_reduced_copy_is_shown_in_the_size_of_the_photo(view: View) -> None:
+    smooth = torch.linspace(0, 255, 160).expand(3, 120, 160).contiguous()
+    reduced = torch.nn.functional.avg_pool2d(smooth, 2)
+    size = (120, 160)
+    seen = show(view, reduced, size)
+    assert seen.shape == show(view, smooth, size).shape
+    assert (seen - show(view, smooth, size)).abs().mean() < 1
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
-def test_flip_twice_is_nothing(rows: int) -> None:
-    image = torch.rand(3, 30, 40)
-    once = flip(image, BOXES[:rows])
-    assert torch.equal(once[0][:, :, 0], image[:, :, -1])
-    twice = flip(*once)
-    assert torch.equal(twice[0], image) and torch.equal(twice[1], BOXES[:rows])
+def test_mirrored_twice_is_nothing(rows: int) -> None:
+    image, view = torch.rand(3, 30, 40), View(None, True)
+    once = show(view, image, (30, 40))
+    assert torch.equal(once[:, :, 0], image[:, :, -1])
+    assert torch.equal(show(view, once, (30, 40)), image)
+    assert torch.equal(mirror(mirror(BOXES[:rows], 40), 40), BOXES[:rows])
 
 
-def test_a_flipped_box_holds_the_same_pixels() -> None:
-    image = torch.rand(3, 30, 40)
-    mirrored, boxes = flip(image, BOXES)
+def test_a_mirrored_box_holds_the_same_pixels() -> None:
+    image, view = torch.rand(3, 30, 40), View(None, True)
+    mirrored, boxes = show(view, image, (30, 40)), place(view, BOXES, (30, 40))
     for before, after in zip(BOXES.int().tolist(), boxes.int().tolist(), strict=True):
         crop = image[:, before[1] : before[3], before[0] : before[2]]
         assert torch.equal(mirrored[:, after[1] : after[3], after[0] : after[2]], crop.flip(2))
 
 
-def test_apply_resizes_then_mirrors() -> None:
+def test_a_view_resizes_then_mirrors() -> None:
     image = torch.rand(3, 30, 40)
-    expected = flip(*resize_short(image, BOXES, 60, 70))
-    for got, want in zip(apply(View(60, True, 70), image, BOXES), expected, strict=True):
-        assert torch.equal(got, want)
-    assert apply(View(None), image, BOXES)[0] is image
-
-
-@pytest.mark.parametrize("view", [View(None), View(None, True), View(45, False, 55), View(17, True), View(30, True)])
-@pytest.mark.parametrize("rows", [0, 2])
-def test_boxes_placed_without_pixels_are_those_placed_with_them(view: View, rows: int) -> None:
-    placed = place(view, BOXES[:rows], (30, 40))
-    assert torch.allclose(placed, apply(view, torch.rand(3, 30, 40), BOXES[:rows])[1])
+    plain = show(View(60, False, 70), image, (30, 40))
+    assert torch.equal(show(View(60, True, 70), image, (30, 40)), plain.flip(2))
+    expected = mirror(place(View(60, False, 70), BOXES, (30, 40)), plain.shape[2])
+    assert torch.equal(place(View(60, True, 70), BOXES, (30, 40)), expected)
 
 
 def test_views_depend_on_seed_epoch_and_photo_only() -> None:

@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tag2box.data.datasets import has_boxes, read_photos, read_tagged, read_truth
+from tag2box.data.faults import Fault
+from tag2box.data.listing import DataSource
 from tag2box.data.voc import read_voc_split, read_voc_truth
+from tag2box.data.voc_tags import list_voc
 from tag2box.errors import UserError
 
 SIZE = "<size><width>60</width><height>40</height><depth>3</depth></size>"
@@ -50,7 +54,7 @@ def test_classes_given_before_listed_before_seen(tmp_path):
     assert (listed.classes, listed.objects[0].labels.tolist()) == (("horse", "dog"), [1])
     given = read_voc_truth(folder, split="test", classes=["cat"])
     assert (given.classes, given.objects[0].labels.tolist()) == (("cat",), [0])
-    with pytest.raises(UserError, match="each name once"):
+    with pytest.raises(UserError, match="'cat' is listed twice"):
         read_voc_truth(folder, split="test", classes=["cat", "cat"])
 
 
@@ -68,7 +72,7 @@ def test_split_lines_with_flags_spaces_and_repeats(tmp_path):
     (folder / "ImageSets" / "Main" / "test.txt").write_text("a\nb c\na\n")
     with pytest.raises(UserError, match="line 3: image a is already on line 1"):
         read_voc_split(folder, "test")
-    with pytest.raises(UserError, match="no such split; splits found here: test"):
+    with pytest.raises(UserError, match="no such split; splits found here: test, all"):
         read_voc_split(folder, "val")
 
 
@@ -96,6 +100,8 @@ def test_a_missing_size_is_taken_from_the_photo(size, orientation, expected, tmp
         (SIZE + "<object><name>dog</name><bndbox><xmin>1</xmin></bndbox></object>", "field ymin: missing"),
         (SIZE + boxed("dog", (1, "two", 3, 4)), r"object 1 \(dog\), field ymin: expected a number, got 'two'"),
         (SIZE + boxed("dog", (1, "nan", 3, 4)), "field ymin: expected a number, got 'nan'"),
+        (SIZE + boxed("dog", (1, "1e400", 3, 4)), "field ymin: expected a number, got '1e400'"),
+        (SIZE + boxed("dog", (1, "1e300", 3, 4)), "field ymin: expected a number, got '1e300'"),
         (SIZE + boxed("dog", (9, 1, 3, 4)), "expected xmin <= xmax and ymin <= ymax, got 9 1 3 4"),
         (SIZE + boxed("dog", extra="<difficult>?</difficult>"), "field difficult: expected a number"),
         ("<size><width>x</width><height>1</height></size>", "field width: expected a number, got 'x'"),
@@ -115,3 +121,145 @@ def test_missing_files_and_folders(tmp_path):
     for bad in (tmp_path / "none", tmp_path / "voc" / "JPEGImages"):
         with pytest.raises(UserError, match="expected a folder with Annotations"):
             read_voc_truth(bad, split="test")
+
+
+# ---------------------------------------------------------------- tags
+
+
+def shot(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / "JPEGImages" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (60, 40)).save(folder / "JPEGImages" / name)
+
+
+def tags_of(folder: Path, **wanted: object) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    entries = list_voc(DataSource(path=folder, **wanted)).entries
+    return {entry.id: (entry.tags, entry.unsure) for entry in entries}
+
+
+def test_an_empty_split_has_no_tags(tmp_path):
+    listing = list_voc(DataSource(path=voc(tmp_path, {}), split="test"))
+    assert (listing.classes, listing.entries) == ((), ())
+
+
+HARD = "<difficult>1</difficult>"
+
+
+@pytest.mark.parametrize(
+    ("body", "tags", "unsure"),
+    [
+        ("", (), ()),
+        (boxed("dog"), ("dog",), ()),
+        (boxed("dog") + boxed("dog", extra=HARD), ("dog",), ()),
+        (boxed("dog", extra=HARD), (), ("dog",)),
+        (boxed("dog", extra=HARD) + boxed("cat"), ("cat",), ("dog",)),
+        ("<object><name> dog </name></object>", ("dog",), ()),
+        (boxed("dog", ("nonsense", -1, 1e9, "")), ("dog",), ()),
+        (boxed("dog") + boxed("bird"), ("dog",), ()),
+    ],
+)
+def test_tags_are_the_classes_of_objects_and_difficult_ones_are_unsure(body, tags, unsure, tmp_path):
+    folder = voc(tmp_path, {"one": body})
+    assert tags_of(folder, classes=("cat", "dog")) == {"one": (tags, unsure)}
+
+
+def test_photos_have_any_suffix_and_ids_their_own_folders(tmp_path):
+    folder = voc(tmp_path, {"a": boxed("dog"), "b.v2": boxed("dog"), "c": boxed("dog")})
+    (folder / "Annotations" / "sub").mkdir()
+    (folder / "Annotations" / "sub" / "d.xml").write_text(f"<annotation>{boxed('dog')}</annotation>")
+    shot(folder, "a.JPG", "b.v2.png", "c.webp", "sub/d.jpeg")
+    (folder / "ImageSets" / "Main" / "test.txt").write_text("c\na\nsub/d\nb.v2\n")
+    data = read_tagged(DataSource(path=folder))
+    assert [photo.path.name for photo in data.photos] == ["c.webp", "a.JPG", "d.jpeg", "b.v2.png"]
+    assert [photo.id for photo in data.photos] == ["c", "a", "sub/d", "b.v2"]
+    assert data.unsure is None
+
+
+def test_parts_of_a_folder(tmp_path):
+    folder = voc(tmp_path, {name: SIZE + boxed("dog") for name in "abc"})
+    assert list(tags_of(folder)) == ["a", "b", "c"]  # the only list
+    main = folder / "ImageSets" / "Main"
+    (main / "train.txt").write_text("b\n")
+    (main / "dog_train.txt").write_text("b  1\n")
+    with pytest.raises(UserError, match="several image lists; name one with --split: test, train, all"):
+        tags_of(folder)
+    assert list(tags_of(folder, split="train")) == list(tags_of(folder, split="dog_train")) == ["b"]
+    assert list(tags_of(folder, split="all")) == ["a", "b", "c"]
+    own = tmp_path / "mine.txt"
+    own.write_text("c\na.jpg\n")
+    assert list(tags_of(folder, split=str(own))) == ["c", "a"]
+    assert read_voc_truth(folder, split=str(own)).ids == ("c", "a")
+    for path in main.iterdir():
+        path.unlink()
+    assert list(tags_of(folder)) == ["a", "b", "c"]  # no list: all
+
+
+@pytest.mark.parametrize("line", ["../../etc/passwd", "/etc/passwd", "a/../../x", ".."])
+def test_ids_that_lead_out_of_the_folder_are_refused(line, tmp_path):
+    folder = voc(tmp_path / "voc", {"a": SIZE}, split=f"a\n{line}\n")
+    for read in (tags_of, lambda at: read_voc_truth(at, split="test")):
+        with pytest.raises(UserError, match=r"test.txt: line 2: .* is no image of"):
+            read(folder)
+
+
+def test_a_public_test_set_gives_photos_and_neither_tags_nor_truth(tmp_path):
+    folder = voc(tmp_path, {}, split="x\ny\n")
+    shot(folder, "x.jpg", "y.jpg")
+    (folder / "Annotations").rmdir()
+    source = DataSource(path=folder, split="test")
+    assert [photo.id for photo in read_photos(source)] == ["x", "y"]
+    assert not has_boxes(source)
+    for read in (read_tagged, read_truth):
+        with pytest.raises(UserError, match=r"x\.xml: no such file; no image of test is annotated, as in VOC's public"):
+            read(source)
+
+
+BOMB = '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no element found"),
+        (f"{BOMB}<annotation><object><name>&b;</name></object></annotation>", "it has a DOCTYPE"),
+        ('<!DOCTYPE a SYSTEM "file:///etc/passwd"><annotation/>', "it has a DOCTYPE"),
+        ("<annotation>&b;</annotation>", "undefined entity"),
+        ("<annotation>\0</annotation>", "not well-formed|invalid token"),
+        ("<annotation>" + "<a>" * 100_000, "no element found"),
+        ('<?xml version="1.0" encoding="nonsense"?><annotation/>', "not readable as XML"),
+        (b"<annotation>\xff\xfe</annotation>", "not well-formed|invalid token"),
+        ("{}", "not well-formed|syntax error"),
+    ],
+)
+def test_hostile_xml_is_refused_in_one_line_by_tags_and_truth(text, says, tmp_path):
+    folder = voc(tmp_path, {"one": ""})
+    (folder / "Annotations" / "one.xml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    for read in (tags_of, lambda at: read_voc_truth(at, split="test")):
+        with pytest.raises(UserError, match=says) as caught:
+            read(folder)
+        assert "one.xml: not readable as XML" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_deep_but_whole_xml_and_many_objects_are_read(tmp_path):
+    folder = voc(tmp_path, {"one": boxed("dog") * 20_000 + "<a>" * 50_000 + "</a>" * 50_000})
+    assert tags_of(folder) == {"one": (("dog",), ())}
+
+
+def test_complaints_leave_images_and_objects_out(tmp_path):
+    bodies = {"good": SIZE + boxed("dog"), "nameless": SIZE + "<object/>" + boxed("dog"), "xml": "<", "far": SIZE
+              + boxed("dog", (1, 2, "1e400", 4)) + boxed("dog"), "flat": "<size><width>0</width></size>"}  # fmt: skip
+    folder = voc(tmp_path, bodies, split="\n".join([*bodies, "gone", "good", "../x"]))
+    shot(folder, "good.jpg", "nameless.jpg", "xml.jpg", "far.jpg")
+    faults: list[Fault] = []
+    data = read_tagged(DataSource(path=folder), faults.append)
+    assert [photo.id for photo in data.photos] == ["good", "nameless", "far"]
+    assert sorted(fault.kind for fault in faults) == [
+        "bad row", "listed twice", "missing annotation", "missing photo", "outside the folder", "unreadable annotation"
+    ]  # fmt: skip
+    faults.clear()
+    truth = read_truth(DataSource(path=folder), faults.append)
+    assert dict(zip(truth.ids, map(len, truth.objects), strict=True)) == {"good": 1, "nameless": 1, "far": 1}
+    assert sorted(fault.kind for fault in faults) == [
+        "bad box", "bad row", "bad row", "listed twice", "missing annotation", "outside the folder",
+        "unreadable annotation",
+    ]  # fmt: skip

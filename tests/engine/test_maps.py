@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, apply
+from tag2box.data.transforms import View, place, show
 from tag2box.engine.maps import CachedMaps, LiveMaps
 from tag2box.engine.progress import Bar
+from tag2box.errors import UserError
 from tag2box.model.lite0 import Lite0
 from tag2box.types import Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
@@ -52,7 +53,8 @@ def name_of(live: LiveMaps, folder: Path, view: View = VIEW) -> str:
 def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     photo = live.photos[0]
-    image, boxes = apply(view, read_photo(photo.path).float(), live.store.boxes(photo.id))
+    size = (photo.height, photo.width)
+    image, boxes = show(view, read_photo(photo.path).float(), size), place(view, live.store.boxes(photo.id), size)
     expected = live.backbone.roi_maps(live.backbone.trunk(image[None]), Proposals(boxes, (4,)))
     maps = live.maps(0, view)
     assert torch.equal(maps, expected)
@@ -179,6 +181,13 @@ def test_the_poolings_of_lite0_have_recipes_of_their_own() -> None:
 def test_maps_of_a_network_that_learns_are_never_kept(tmp_path: Path) -> None:
     live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=False).backbone)
     with pytest.raises(ValueError, match="frozen"):
+        CachedMaps(live, tmp_path / "maps")
+
+
+def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    live.photos[1].path.unlink()
+    with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
         CachedMaps(live, tmp_path / "maps")
 
 

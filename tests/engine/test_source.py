@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.data.transforms import Resize
+from tag2box.data.transforms import Resize, seen_size
 from tag2box.engine.maps import LiveMaps
 from tag2box.engine.source import Feed, MapSource, PhotoSource, Source, spread, still_view
 from tag2box.types import Batch, Photo, TaggedPhotos
@@ -17,6 +18,7 @@ from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
 RESIZE = Resize(scales=(32, 40, 24), long_max=60)
 COUNTS = (6, 0, 9, 1, 6)
+PAD = (127.5, 102.0, 76.5)
 
 
 def sources(folder: Path, feed: Feed | None = None, seed: int = 0) -> tuple[PhotoSource, MapSource]:
@@ -24,7 +26,7 @@ def sources(folder: Path, feed: Feed | None = None, seed: int = 0) -> tuple[Phot
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     wanted = feed or Feed(batch=3, resize=RESIZE)
     live = LiveMaps(tiny_detector(3).backbone, photos.photos, store)
-    return PhotoSource(photos, store, wanted, seed), MapSource(photos, store, wanted, seed, live)
+    return PhotoSource(photos, store, wanted, seed, PAD), MapSource(photos, store, wanted, seed, live)
 
 
 def pixels_of(batch: Batch) -> Tensor:
@@ -40,6 +42,8 @@ def same(a: Batch, b: Batch) -> bool:
         and torch.equal(a.tags, b.tags)
         and torch.equal(a.proposals.boxes, b.proposals.boxes)
         and torch.equal(pixels_of(a), pixels_of(b))
+        and (a.unsure is None) == (b.unsure is None)
+        and (a.unsure is None or b.unsure is None or torch.equal(a.unsure, b.unsure))
     )
 
 
@@ -145,6 +149,57 @@ def test_photos_without_proposals_alone_make_a_batch(tmp_path: Path) -> None:
     assert batch.proposals.sizes == (0, 0)
     assert batch.maps is not None
     assert batch.maps.shape == (0, TinyBackbone.channels, 3, 3)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_unsure_tags_come_with_their_photos(tmp_path: Path, kind: int) -> None:
+    source = sources(tmp_path)[kind]
+    assert source.batch(0).unsure is None and source.still(2).unsure is None
+    unsure = ~source.photos.tags
+    doubtful = replace(source, photos=replace(source.photos, unsure=unsure))
+    for batch in (doubtful.batch(0), doubtful.batch(1), doubtful.still(3)):
+        assert batch.unsure is not None and torch.equal(batch.unsure, ~batch.tags)
+
+
+def test_padding_is_what_the_network_takes_for_nothing(tmp_path: Path) -> None:
+    source = replace(sources(tmp_path)[0], pad=TinyBackbone.preprocess.neutral())
+    pixels = TinyBackbone.preprocess(pixels_of(source.still(5)))
+    sizes = [seen_size(still_view(RESIZE), (photo.height, photo.width)) for photo in source.photos.photos]
+    assert len(set(sizes)) > 1
+    for image, (height, width) in zip(pixels, sizes, strict=True):
+        assert image[:, :height, :width].abs().mean() > 0.1
+        assert torch.cat([image[:, height:].flatten(), image[:, :, width:].flatten()]).abs().sum() < 1e-4
+
+
+def crowd(count: int, feed: Feed) -> PhotoSource:
+    """Photos by number alone, every third one tall: enough to ask whose turn it is."""
+    photos = tuple(Photo(str(i), Path(f"{i}.jpg"), 40, 60 if i % 3 == 0 else 30) for i in range(count))
+    return PhotoSource(TaggedPhotos(("a",), photos, torch.ones(count, 1, dtype=torch.bool)), Nothing(), feed, 0)
+
+
+class Nothing:
+    """No proposals for anybody."""
+
+    def boxes(self, photo_id: str) -> Tensor:
+        return torch.zeros(0, 4)
+
+
+def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
+    plain, grouped = (crowd(48, Feed(batch=4, resize=RESIZE, group_aspect=on)) for on in (False, True))
+    turns = [[turn for i in range(24) for turn in source.turns(i)] for source in (plain, grouped)]
+    assert set(turns[0]) == set(turns[1]) and turns[0] != turns[1]  # the same photos in the same views
+    mixed = [
+        sum(len({t.index % 3 == 0 for t in source.turns(i)}) == 2 for i in range(24)) for source in (plain, grouped)
+    ]
+    assert mixed[0] > 12 and mixed[1] == 0  # 16 tall and 32 wide photos fill their batches
+    assert grouped.turns(7) == crowd(48, grouped.feed).turns(7)  # a resumed run
+
+
+def test_the_largest_batch_is_never_underestimated(tmp_path: Path) -> None:
+    source = sources(tmp_path, Feed(batch=4, resize=RESIZE))[0]
+    assert max(pixels_of(source.batch(i)).nbytes for i in range(20)) <= source.most_bytes()
+    one = replace(source, feed=Feed(batch=5, resize=Resize(scales=(40,), flip=0.0)))
+    assert pixels_of(one.batch(0)).nbytes == one.most_bytes()
 
 
 @pytest.mark.parametrize(("scales", "middle"), [((32,), 32), ((40, 24, 32), 32), ((24, 40), 40)])

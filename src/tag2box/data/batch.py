@@ -11,9 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, apply
+from tag2box.data.look import see
+from tag2box.data.transforms import View, place
 from tag2box.types import Batch, Proposals, TaggedPhotos
+
+Colour = tuple[float, float, float]
+BLACK: Colour = (0.0, 0.0, 0.0)
 
 
 @runtime_checkable
@@ -33,6 +36,7 @@ class Sample:
     image: Float[Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
     tags: Bool[Tensor, " C"]
     boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
+    unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,39 @@ def epoch_order(n: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng([seed, epoch]).permutation(n).tolist())
 
 
-def batch_slots(n: int, batch: int, seed: int, iteration: int) -> tuple[Slot, ...]:
+def grouped_order(wide: Bool[np.ndarray, " n"], batch: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The photos in the order of one epoch, wide ones put into batches with wide ones and tall with tall.
+
+    What is left over of both makes the batches that it must share: those that span two epochs, and at most one more.
+    """
+    n = len(wide)
+    order = np.array(epoch_order(n, seed, epoch), dtype=np.int64)
+    begun = -epoch * n % batch  # places in the batch that the epoch before has begun
+    kinds = (order[wide[order]], order[~wide[order]])
+    batches = np.concatenate([kind[: len(kind) // batch * batch].reshape(-1, batch) for kind in kinds])
+    mixed = np.random.default_rng([seed, epoch, n]).permutation(batches)
+    whole = mixed[: max(0, n - begun) // batch].ravel()
+    rest = order[~np.isin(order, whole)]
+    return tuple(np.concatenate([rest[:begun], whole, rest[begun:]]).tolist())
+
+
+def batch_slots(
+    n: int, batch: int, seed: int, iteration: int, *, wide: Bool[np.ndarray, " n"] | None = None
+) -> tuple[Slot, ...]:
     """What iteration ``iteration`` (from 0) trains on: a function of its number, so that a resumed run goes on alike.
 
     Batches are always full: one may span two epochs, or several where photos are fewer than the batch.
+
+    Args:
+        wide: which photos are; given, wide and tall ones keep apart where they can.
     """
     if n < 1:
         raise ValueError("no photos to draw a batch from")
     places = range(iteration * batch, (iteration + 1) * batch)
-    orders = {epoch: epoch_order(n, seed, epoch) for epoch in {place // n for place in places}}
+    orders = {
+        epoch: epoch_order(n, seed, epoch) if wide is None else grouped_order(wide, batch, seed, epoch)
+        for epoch in {place // n for place in places}
+    }
     return tuple(Slot(place // n, orders[place // n][place % n]) for place in places)
 
 
@@ -85,17 +113,23 @@ def load_sample(
     """
     photo = photos.photos[index]
     boxes = draw_boxes(source.boxes(photo.id), max_proposals, seed)
-    image, boxes = apply(view, read_photo(photo.path).float(), boxes)
-    return Sample(photo.id, image, photos.tags[index], boxes)
+    return Sample(
+        id=photo.id,
+        image=see(photo, view),
+        tags=photos.tags[index],
+        boxes=place(view, boxes, (photo.height, photo.width)),
+        unsure=None if photos.unsure is None else photos.unsure[index],
+    )
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
-    """Put samples together: photos padded with zeros on the right and below to a common size, proposals packed."""
+def collate(samples: Sequence[Sample], pad: Colour = BLACK) -> Batch:
+    """Put samples together: photos padded with a colour on the right and below to a common size, proposals packed."""
     height = max(sample.image.shape[1] for sample in samples)
     width = max(sample.image.shape[2] for sample in samples)
-    images = samples[0].image.new_zeros(len(samples), 3, height, width)
+    images = samples[0].image.new_tensor(pad).view(3, 1, 1).repeat(len(samples), 1, height, width)
     for padded, sample in zip(images, samples, strict=True):
         padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image
+    unsure = [sample.unsure for sample in samples if sample.unsure is not None]
     return Batch(
         ids=tuple(sample.id for sample in samples),
         tags=torch.stack([sample.tags for sample in samples]),
@@ -103,4 +137,5 @@ def collate(samples: Sequence[Sample]) -> Batch:
             torch.cat([sample.boxes for sample in samples]), tuple(len(sample.boxes) for sample in samples)
         ),
         images=images,
+        unsure=torch.stack(unsure) if unsure else None,
     )

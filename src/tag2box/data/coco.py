@@ -1,55 +1,49 @@
-"""COCO annotation files: true boxes for evaluation, never for training."""
+"""COCO annotation files: true boxes for evaluation, never for training. What training may see is in ``coco_tags``."""
 
 from __future__ import annotations
 
-import difflib
-import reprlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
-from tag2box.data.photos import distinct_names
+from tag2box.data.coco_file import CocoFile, parse, refers
+from tag2box.data.faults import Complain, Fault, refuse
+from tag2box.data.json_rows import each_row
+from tag2box.data.listing import chosen
 from tag2box.errors import UserError
-from tag2box.files import read_json, write_json
+from tag2box.files import write_json
 from tag2box.types import Objects, Truth
 
-_Length = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Place = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+# Zero is allowed: a few boxes of train2017 have no height, and the official evaluator counts them as objects.
+_Length = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Area = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Image(BaseModel):
-    id: int
-    width: PositiveInt
-    height: PositiveInt
-    file_name: Annotated[str, Field(min_length=1)] | None = None
-
-
-class _Category(BaseModel):
-    id: int
-    name: str
-
-
-class _Annotation(BaseModel):
-    id: int
+@dataclass(frozen=True, slots=True)
+class _Annotation:
     image_id: int
     category_id: int
-    bbox: tuple[FiniteFloat, FiniteFloat, _Length, _Length]
+    bbox: tuple[_Place, _Place, _Length, _Length]
+    id: int | None = None
     area: _Area | None = None
     iscrowd: bool = False
+    ignore: bool = False
     difficult: bool = False
 
 
-class _File(BaseModel):
-    images: list[_Image]
-    categories: list[_Category]
-    annotations: list[_Annotation]
+class _Found(Exception):
+    """A box was met: the rest of the file need not be read."""
+
+
+_ANNOTATION = TypeAdapter(_Annotation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +56,49 @@ class CocoTruth:
     areas: dict[str, Float[Tensor, " B"]]  # per image, the file's area of each object: COCO's small, medium and large
 
 
-def read_coco_truth(path: Path, classes: Sequence[str] | None = None) -> Truth:
+def read_coco_truth(path: Path, classes: Sequence[str] | None = None, complain: Complain = refuse) -> Truth:
     """True objects of a COCO annotation file; see ``read_coco``."""
-    return read_coco(path, classes).truth
+    return read_coco(path, classes, complain).truth
 
 
-def read_coco(path: Path, classes: Sequence[str] | None = None) -> CocoTruth:
+def read_coco(path: Path, classes: Sequence[str] | None = None, complain: Complain = refuse) -> CocoTruth:
     """True objects of a COCO annotation file, with its image ids, category ids and object areas.
 
-    Images are known by the stems of their file names, as photos are elsewhere; where two share a stem, by their paths
-    without suffix, or with it where that is what sets them apart; without file names, by their numbers. They come in
-    the order of their COCO ids, and classes in that of their category ids: official evaluators break ties so. With
-    ``classes``, objects of other categories are left out. Coordinates are kept in double precision.
+    Images come in the order of their COCO ids, and classes in that of their category ids: official evaluators break
+    ties so. With ``classes``, objects of other categories are left out. Coordinates are kept in double precision.
+    Objects marked ``ignore`` become difficult ones: like crowds they neither reward nor punish.
     """
-    content = _parse(path)
-    categories = _categories(path, content.categories)
-    names = _chosen_classes(path, tuple(categories.values()), classes)
-    _refuse_repeats(path, "images", [image.id for image in content.images])
-    _refuse_repeats(path, "annotations", [annotation.id for annotation in content.annotations])
-    images = sorted(content.images, key=lambda image: image.id)
-    ids = _image_names(path, images)
-    grouped = _group(path, content.annotations, ids, categories)
+    content = parse(path, _ANNOTATION, complain)
+    if content.annotations is None:
+        raise UserError(f"{path}: annotations: field required; this file has no boxes to compare with")
+    names = chosen(tuple(content.categories.values()), classes, f"{path}: categories")
     index = {name: position for position, name in enumerate(names)}
-    label = {number: index[name] for number, name in categories.items() if name in index}
-    kept = [[a for a in grouped[image.id] if a.category_id in label] for image in images]
+    label = {number: index[name] for number, name in content.categories.items() if name in index}
+    grouped = _group(content, complain)
+    sizes = _sizes(content, complain)
+    kept = {number: [a for a in grouped[number] if a.category_id in label] for number in sizes}
     truth = Truth(
         classes=names,
-        ids=tuple(ids.values()),
-        sizes=tuple((image.width, image.height) for image in images),
-        objects=tuple(_to_objects(rows, label) for rows in kept),
+        ids=tuple(content.names[number] for number in sizes),
+        sizes=tuple(sizes.values()),
+        objects=tuple(_to_objects(rows, label) for rows in kept.values()),
     )
-    areas = {name: _areas(rows) for name, rows in zip(truth.ids, kept, strict=True)}
-    return CocoTruth(truth, ids, categories, areas)
+    areas = {content.names[number]: _areas(rows) for number, rows in kept.items()}
+    return CocoTruth(truth, {number: content.names[number] for number in sizes}, content.categories, areas)
+
+
+def coco_has_boxes(path: Path) -> bool:
+    """Whether any annotation of a COCO file has a box."""
+
+    def probe(row: object) -> None:
+        if isinstance(row, dict) and row.get("bbox") is not None:
+            raise _Found
+
+    try:
+        each_row(path, "a COCO annotation file", {"annotations": probe})
+    except _Found:
+        return True
+    return False
 
 
 def write_coco_truth(path: Path, truth: Truth, file_names: Mapping[str, str]) -> None:
@@ -127,78 +132,35 @@ def write_coco_truth(path: Path, truth: Truth, file_names: Mapping[str, str]) ->
     write_json(path, {"images": images, "categories": categories, "annotations": annotations})
 
 
-def _parse(path: Path) -> _File:
-    document = read_json(path, "a COCO annotation file")
-    if not isinstance(document, dict):
-        raise UserError(
-            f"{path}: expected an object with images, categories and annotations, got a {type(document).__name__}"
-        )
-    try:
-        return _File.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-        got = "" if first["type"] == "missing" else f", got {reprlib.repr(first['input'])}"
-        raise UserError(
-            f"{path}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}{got}; correct the file"
-        ) from None
-
-
-def _categories(path: Path, categories: list[_Category]) -> dict[int, str]:
-    _refuse_repeats(path, "categories", [category.id for category in categories])
-    by_id = {category.id: category.name for category in sorted(categories, key=lambda category: category.id)}
-    for name, count in Counter(by_id.values()).items():
-        if count > 1:
-            raise UserError(f"{path}: categories: name {name!r} is used {count} times; give each category its own name")
-    return by_id
-
-
-def _chosen_classes(path: Path, known: tuple[str, ...], classes: Sequence[str] | None) -> tuple[str, ...]:
-    if classes is None:
-        return known
-    for name in classes:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise UserError(
-                f"{path}: categories: no class {name!r}; "
-                + (f"did you mean {near[0]!r}?" if near else "check its name")
-            )
-    if len(set(classes)) != len(classes):
-        raise UserError(f"{path}: classes: expected each name once, got {', '.join(classes)}; remove the repeated name")
-    return tuple(classes)
-
-
-def _refuse_repeats(path: Path, field: str, numbers: list[int]) -> None:
-    if len(set(numbers)) == len(numbers):
-        return
-    number = next(number for number, count in Counter(numbers).items() if count > 1)
-    raise UserError(f"{path}: {field}: id {number} is used twice; every id must be different")
-
-
-def _image_names(path: Path, images: list[_Image]) -> dict[int, str]:
-    files = [PurePosixPath((image.file_name or str(image.id)).replace("\\", "/")) for image in images]
-    name, count = Counter(file.as_posix() for file in files).most_common(1)[0] if files else ("", 0)
-    if count > 1:
-        raise UserError(f"{path}: images: file_name {name!r} is used {count} times; every image needs its own")
-    names = distinct_names(files)
-    return {image.id: name for image, name in zip(images, names, strict=True)}
-
-
-def _group(
-    path: Path, annotations: list[_Annotation], images: Mapping[int, str], categories: Mapping[int, str]
-) -> defaultdict[int, list[_Annotation]]:
+def _group(content: CocoFile[_Annotation], complain: Complain) -> defaultdict[int, list[_Annotation]]:
+    """Annotations by image; of several with one id, the first."""
     grouped: defaultdict[int, list[_Annotation]] = defaultdict(list)
-    for row, annotation in enumerate(annotations):
-        if annotation.image_id not in images:
-            raise UserError(
-                f"{path}: annotations[{row}].image_id: no image has id {annotation.image_id}; add the image"
-            )
-        if annotation.category_id not in categories:
-            raise UserError(
-                f"{path}: annotations[{row}].category_id: no category has id {annotation.category_id}; add the category"
-            )
-        grouped[annotation.image_id].append(annotation)
+    seen: set[int] = set()
+    for row in content.annotations or ():
+        annotation = row.value
+        if annotation.id is not None and annotation.id in seen:
+            line = f"{content.path}: annotations: id {annotation.id} is used twice; every id must be different"
+            complain(Fault("bad row", f"annotations[{row.number}]", line))
+        elif refers(content, row.number, annotation.image_id, annotation.category_id, complain):
+            grouped[annotation.image_id].append(annotation)
+        if annotation.id is not None:
+            seen.add(annotation.id)
     return grouped
+
+
+def _sizes(content: CocoFile[_Annotation], complain: Complain) -> dict[int, tuple[int, int]]:
+    """Width and height of the images that have them."""
+    sizes = {}
+    for number, row in content.images.items():
+        width, height = row.value.width, row.value.height
+        if width is None or height is None:
+            field = "width" if width is None else "height"
+            where = f"images[{row.number}]"
+            line = f"{content.path}: {where}.{field}: field required; correct the file"
+            complain(Fault("bad row", content.names[number], line))
+        else:
+            sizes[number] = (width, height)
+    return sizes
 
 
 def _to_objects(rows: list[_Annotation], label: Mapping[int, int]) -> Objects:
@@ -206,7 +168,7 @@ def _to_objects(rows: list[_Annotation], label: Mapping[int, int]) -> Objects:
     return Objects(
         boxes=torch.cat([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], dim=1),
         labels=torch.tensor([label[row.category_id] for row in rows], dtype=torch.long),
-        difficult=torch.tensor([row.difficult for row in rows], dtype=torch.bool),
+        difficult=torch.tensor([row.difficult or row.ignore for row in rows], dtype=torch.bool),
         crowd=torch.tensor([row.iscrowd for row in rows], dtype=torch.bool),
     )
 

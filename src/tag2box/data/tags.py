@@ -1,60 +1,95 @@
-"""Tags in a table: one row a photo, ``image,tags``, the tags of a photo separated by ``;`` or ``|``."""
+"""Tags in a table, recognised by its header.
+
+===================  ==============================================================================================
+``image,tags``       one row a photo; its tags separated by ``;`` or ``|``, nothing for a photo without
+``image,tag``        one row a photo and tag (or ``class``, ``label``, ``category``); all rows of a photo count
+``image,dog,cat``    one column a class: 1, yes, true or x; 0, no, false or nothing; -1 or ? where nobody is sure
+===================  ==============================================================================================
+
+Columns are separated by comma, semicolon or tab, whichever the header has most of. The column of the photos may also be
+called file, filename, file_name, path or photo.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from tag2box.data.photos import distinct_names, photo_size
+from tag2box.data.faults import Complain, Fault, plain, refuse
+from tag2box.data.lines import read_text
+from tag2box.data.listing import (
+    DataSource,
+    Listing,
+    TagRow,
+    below,
+    chosen,
+    list_rows,
+    photos_folder,
+    tag_photos,
+    tagged,
+    unique,
+)
 from tag2box.errors import UserError
 from tag2box.files import write_text
-from tag2box.types import Photo, TaggedPhotos
+from tag2box.types import TaggedPhotos
 
 if TYPE_CHECKING:
     from _csv import Reader
 
+__all__ = ["TagRow", "list_table", "read_tags", "tag_photos", "write_tags"]
+
 COLUMNS = ("image", "tags")
+_IMAGE = ("image", "file", "filename", "file_name", "path", "photo")
+_ONE_TAG = ("tag", "class", "label", "category")
+_MISNAMED = ("labels", "classes", "categories")  # a column of tags, not a class of that name
+_YES = frozenset({"1", "1.0", "yes", "y", "true", "x"})
+_NO = frozenset({"", "0", "0.0", "no", "n", "false"})
+_UNSURE = frozenset({"-1", "-1.0", "?"})
 
 
 @dataclass(frozen=True, slots=True)
-class TagRow:
-    """A photo's name and its tags, and where that was said."""
+class _Form:
+    """How the rows of a table are read."""
 
-    image: str
-    tags: tuple[str, ...]
-    where: str  # "file:line", for messages
+    header: tuple[str, ...]
+    image: int  # the column of the photos
+    read: Callable[[Sequence[str], str, str], TagRow]  # cells, image and place to a row; ValueError on a bad cell
+    merges: bool  # several rows may speak of one photo
+    classes: tuple[str, ...] | None  # None: the tags seen
 
 
-def read_tags(table: Path, photos: Path, classes: Sequence[str] | None = None) -> TaggedPhotos:
-    """Read tags from a CSV file with the columns ``image`` (relative to ``photos``) and ``tags``.
+def read_tags(
+    table: Path, photos: Path, classes: Sequence[str] | None = None, complain: Complain = refuse
+) -> TaggedPhotos:
+    """Read tags from a CSV file whose photos are named relative to ``photos``.
 
-    Tags are separated by ``;`` or ``|``, so names may hold spaces; a row without tags is a photo that shows none of
-    the classes. Without ``classes``, the classes are the tags seen, sorted.
+    A row without tags is a photo that shows none of the classes. Without ``classes``, the classes are those of the
+    columns, or the tags seen, sorted.
     """
-    return tag_photos(_rows(table), photos, classes)
+    source = DataSource(path=table, photos=photos, classes=None if classes is None else tuple(classes))
+    return tagged(list_table(source, complain), complain)
 
 
-def tag_photos(rows: Sequence[TagRow], photos: Path, classes: Sequence[str] | None) -> TaggedPhotos:
-    """Check rows of any origin against the photos folder and the classes, and make a dataset of them."""
-    names = tuple(classes) if classes is not None else tuple(sorted({tag for row in rows for tag in row.tags}))
-    column = {name: i for i, name in enumerate(names)}
-    if len(column) != len(names):
-        raise UserError(f"classes: {_repeated(names)} is listed twice; name every class once")
-    tags = torch.zeros(len(rows), len(names), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        for tag in row.tags:
-            if tag not in column:
-                raise UserError(f"{row.where}: unknown class {tag!r}; expected one of {', '.join(names)}")
-            tags[i, column[tag]] = True
-    return TaggedPhotos(names, _photos(rows, photos), tags)
+def list_table(source: DataSource, complain: Complain = refuse) -> Listing:
+    """The photos and tags a CSV file names; its photos are beside it, or in ``photos`` or ``images`` there.
+
+    A tag outside the chosen classes is a fault, as it is more often misspelt than left out on purpose; of a table
+    with a column for each class, the chosen columns are read.
+    """
+    header, reader = _opened(source.path)
+    form = _recognise(source.path, header, source.classes)
+    rows = list(_rows(source.path, reader, form, complain))
+    if not rows:
+        raise UserError(f"{source.path}: no photos; expected at least one row below {','.join(header[:3])!r}")
+    beside = source.path.parent
+    places = (beside, beside / "photos", beside / "images")
+    folder = photos_folder(source.photos, places, (row.image for row in rows if row.image), source.path)
+    return list_rows(_merged(rows, folder) if form.merges else rows, folder, form.classes, complain)
 
 
 def write_tags(table: Path, rows: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -66,61 +101,112 @@ def write_tags(table: Path, rows: Sequence[tuple[str, Sequence[str]]]) -> None:
     write_text(table, text.getvalue())
 
 
-def _rows(table: Path) -> list[TagRow]:
+# ---------------------------------------------------------------- the header
+
+
+def _opened(table: Path) -> tuple[tuple[str, ...], Reader]:
+    """The cells of the first line, and a reader of what is below it."""
+    text = read_text(table, "a CSV file with the columns image,tags")
+    first = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    try:
+        return tuple(cell.strip() for cell in next(reader, [])), reader
+    except csv.Error as error:
+        raise UserError(f"{table}:1: not readable as CSV ({error}); check the quotes") from None
+
+
+def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | None) -> _Form:
+    """The form a header announces."""
+    lower = [name.lower() for name in header]
+    wanted = None if classes is None else unique(classes, "classes")
+    image = next((lower.index(name) for name in _IMAGE if name in lower), None)
+    if image is None:
+        raise UserError(f"{table}:1: no column 'image'; expected a first line 'image,tags'")
+    for name in ("tags", *_ONE_TAG):
+        if name in lower:
+            return _Form(header, image, _spelled(lower.index(name)), merges=name != "tags", classes=wanted)
+    misnamed = [name for name in lower if name in _MISNAMED]
+    if misnamed or len(header) == 1:
+        hint = f"; rename the column {misnamed[0]!r}" if misnamed else ""
+        raise UserError(f"{table}:1: no column 'tags'; expected a first line 'image,tags'{hint}")
+    columns = _class_columns(table, header, image)
+    names = chosen(tuple(columns), wanted, f"{table}:1")
+    return _Form(header, image, _ticked({name: columns[name] for name in names}), merges=False, classes=names)
+
+
+def _class_columns(table: Path, header: Sequence[str], image: int) -> dict[str, int]:
+    """Where each class has its column."""
+    columns: dict[str, int] = {}
+    for place, name in enumerate(header):
+        if place == image:
+            continue
+        if not name:
+            raise UserError(f"{table}:1: column {place + 1} has no name; expected a class, or remove the column")
+        if name in columns:
+            raise UserError(plain(f"{table}:1: column {name!r} is there twice; name every class once"))
+        columns[name] = place
+    return columns
+
+
+# ---------------------------------------------------------------- the rows
+
+
+def _spelled(column: int) -> Callable[[Sequence[str], str, str], TagRow]:
+    """Rows whose tags are spelled out in one column."""
+
+    def read(cells: Sequence[str], image: str, where: str) -> TagRow:
+        return TagRow(image, tuple(tag.strip() for tag in re.split(r"[;|]", cells[column]) if tag.strip()), where)
+
+    return read
+
+
+def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], TagRow]:
+    """Rows that tick their classes."""
+
+    def read(cells: Sequence[str], image: str, where: str) -> TagRow:
+        words = {name: cells[place].strip().lower() for name, place in columns.items()}
+        for name, word in words.items():
+            if word not in _YES and word not in _NO and word not in _UNSURE:
+                raise ValueError(
+                    f"column {name!r}: expected 1, 0, yes, no, x, nothing, or ? for unsure, got {word[:40]!r}; "
+                    "correct it, or choose the columns that are classes with --classes"
+                )
+        there = tuple(name for name, word in words.items() if word in _YES)
+        return TagRow(image, there, where, tuple(name for name, word in words.items() if word in _UNSURE))
+
+    return read
+
+
+def _rows(table: Path, reader: Reader, form: _Form, complain: Complain) -> Iterator[TagRow]:
     """The rows of a CSV file; blank lines are passed over."""
     try:
-        text = table.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{table}: no such file; expected a CSV file with the columns image,tags") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{table}: not readable as UTF-8 text ({error}); expected a CSV file") from None
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
-    try:
-        return _parse(table, reader)
+        for cells in reader:
+            where = f"{table}:{reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            try:
+                yield _row(cells, form, where)
+            except ValueError as error:
+                complain(Fault("bad row", f"{table.name}:{reader.line_num}", f"{where}: {error}"))
     except csv.Error as error:
         raise UserError(f"{table}:{reader.line_num}: not readable as CSV ({error}); check the quotes") from None
 
 
-def _parse(table: Path, reader: Reader) -> list[TagRow]:
-    """Rows below a header that names the columns."""
-    header = [name.strip().lower() for name in next(reader, [])]
-    for name in COLUMNS:
-        if name not in header:
-            raise UserError(f"{table}:1: no column {name!r}; expected a first line 'image,tags'")
-    rows = []
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{table}:{reader.line_num}"
-        if len(cells) != len(header):
-            raise UserError(
-                f"{where}: {len(cells)} columns where the header has {len(header)}; separate tags with ';', not ','"
-            )
-        row = dict(zip(header, cells, strict=True))
-        tags = tuple(tag.strip() for tag in re.split(r"[;|]", row["tags"]) if tag.strip())
-        rows.append(TagRow(row["image"].strip(), tags, where))
-    if not rows:
-        raise UserError(f"{table}: no photos; expected at least one row below 'image,tags'")
-    return rows
+def _row(cells: Sequence[str], form: _Form, where: str) -> TagRow:
+    if len(cells) != len(form.header):
+        raise ValueError(
+            f"{len(cells)} columns where the header has {len(form.header)}; separate tags with ';', not ','"
+        )
+    return form.read(cells, cells[form.image].strip(), where)
 
 
-def _photos(rows: Sequence[TagRow], folder: Path) -> tuple[Photo, ...]:
-    """The photo of each row, named by its stem, or by its path without suffix where stems repeat."""
-    relative = [PurePosixPath(row.image.replace("\\", "/")) for row in rows]
-    first: dict[PurePosixPath, str] = {}
-    for row, path in zip(rows, relative, strict=True):
-        if not row.image:
-            raise UserError(f"{row.where}: field image is empty; expected a file name")
-        if not (folder / path).is_file():
-            raise UserError(f"{row.where}: no photo {row.image} in {folder}; check the name or the photos folder")
-        if path in first:
-            raise UserError(f"{row.where}: {row.image} was already listed at {first[path]}; keep one row per photo")
-        first[path] = row.where
-    stems = distinct_names(relative)
-    return tuple(
-        Photo(stem, folder / path, *photo_size(folder / path)) for stem, path in zip(stems, relative, strict=True)
-    )
-
-
-def _repeated(names: Sequence[str]) -> str:
-    return repr(Counter(names).most_common(1)[0][0])
+def _merged(rows: Sequence[TagRow], folder: Path) -> list[TagRow]:
+    """One row a photo, with the tags of all its rows, at the place of the first."""
+    first: dict[str, TagRow] = {}
+    tags: dict[str, dict[str, None]] = {}
+    for row in rows:
+        file = below(folder, row.image) or row.image
+        first.setdefault(file, row)
+        tags.setdefault(file, {}).update(dict.fromkeys(row.tags))
+    return [TagRow(row.image, tuple(tags[file]), row.where) for file, row in first.items()]

@@ -56,10 +56,15 @@ def resized(size: tuple[int, int], short: int, long_max: int | None) -> tuple[in
     return height, width
 
 
+def seen_size(view: View, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width that a view shows a photo of ``size`` (height, width) in."""
+    return size if view.short is None else resized(size, view.short, view.long_max)
+
+
 def place(view: View, boxes: Float[Tensor, "P 4"], size: tuple[int, int]) -> Float[Tensor, "P 4"]:
     """Boxes of a photo of ``size`` (height, width), as a view shows them: scaled by the exact ratio of the sides."""
     height, width = size
-    seen = size if view.short is None else resized(size, view.short, view.long_max)
+    seen = seen_size(view, size)
     scaled = boxes * boxes.new_tensor([seen[1] / width, seen[0] / height] * 2)
     return mirror(scaled, seen[1]) if view.flip else scaled
 
@@ -70,30 +75,9 @@ def mirror(boxes: Float[Tensor, "P 4"], width: float) -> Float[Tensor, "P 4"]:
     return torch.stack([width - x2, y1, width - x1, y2], dim=1)
 
 
-def resize_short(
-    image: Float[Tensor, "ch H W"], boxes: Float[Tensor, "P 4"], short: int, long_max: int | None = None
-) -> tuple[Float[Tensor, "ch h w"], Float[Tensor, "P 4"]]:
-    """Resize a photo, and its boxes by the exact ratio of the sides, which rounding makes differ a little."""
-    height, width = image.shape[1:]
-    size = resized((height, width), short, long_max)
-    if size == (height, width):
-        return image, boxes
-    small = interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
-    ratio = boxes.new_tensor([size[1] / width, size[0] / height] * 2)
-    return small, boxes * ratio
-
-
-def flip(
-    image: Float[Tensor, "ch H W"], boxes: Float[Tensor, "P 4"]
-) -> tuple[Float[Tensor, "ch H W"], Float[Tensor, "P 4"]]:
-    """Mirror a photo left to right, and its boxes."""
-    return image.flip(2), mirror(boxes, image.shape[2])
-
-
-def apply(
-    view: View, image: Float[Tensor, "ch H W"], boxes: Float[Tensor, "P 4"]
-) -> tuple[Float[Tensor, "ch h w"], Float[Tensor, "P 4"]]:
-    """See a photo and its boxes in a view."""
-    if view.short is not None:
-        image, boxes = resize_short(image, boxes, view.short, view.long_max)
-    return flip(image, boxes) if view.flip else (image, boxes)
+def show(view: View, image: Float[Tensor, "ch H W"], size: tuple[int, int]) -> Float[Tensor, "ch h w"]:
+    """A photo of ``size`` (height, width) as a view shows it; ``image`` is the photo, or a copy of another size."""
+    seen = seen_size(view, size)
+    if seen != tuple(image.shape[1:]):
+        image = interpolate(image[None], seen, mode="bilinear", align_corners=False, antialias=True)[0]
+    return image.flip(2) if view.flip else image

@@ -55,11 +55,11 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
         events.write("resume", {"iteration": first})
     detector.train()
     began = time.monotonic() - seconds
-    with _graceful_stop() as stop, progress("training", plan.iterations, first) as bar:
-        for iteration in range(first, plan.iterations):
+    left = range(first, plan.iterations)
+    with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
+        for iteration, batch in zip(left, batches, strict=True):
             torch.manual_seed(_seed_of(plan.seed, iteration))
             _set_pace(optimiser, plan, iteration)
-            batch = source.batch(iteration)
             outcome = step(batch)
             total = outcome.total.item()
             if not math.isfinite(total):

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tag2box.data.batch import BoxSource
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, apply
+from tag2box.data.look import see
+from tag2box.data.transforms import View, place
 from tag2box.engine.progress import Progress, silent
+from tag2box.errors import UserError
 from tag2box.files import replacing
 from tag2box.model.backbone import Backbone
 from tag2box.types import Photo, Proposals
@@ -44,8 +45,9 @@ class LiveMaps:
         """Read, resize, trunk, pool."""
         photo = self.photos[index]
         with torch.no_grad():
-            image, boxes = apply(view, read_photo(photo.path).float(), self.store.boxes(photo.id))
-            return self.backbone.roi_maps(self.backbone.trunk(image[None]), Proposals(boxes, (len(boxes),)))
+            boxes = place(view, self.store.boxes(photo.id), (photo.height, photo.width))
+            trunk = self.backbone.trunk(see(photo, view)[None])
+            return self.backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))
 
 
 class CachedMaps:
@@ -106,6 +108,13 @@ class CachedMaps:
         return path
 
 
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise UserError(f"{path}: no such photo ({error.strerror}); put it back, or read the dataset anew") from None
+
+
 def map_bytes(backbone: Backbone) -> int:
     """What one kept map takes on disk: two bytes a value."""
     return 2 * backbone.channels * backbone.map_size**2
@@ -120,7 +129,7 @@ def _identity(live: LiveMaps) -> str:
             digest.update(name.encode())
             digest.update(value.contiguous().numpy().tobytes())
     for photo in live.photos:
-        stat = photo.path.stat()
+        stat = _stat(photo.path)
         digest.update(f"{photo.id} {stat.st_size} {stat.st_mtime_ns}".encode())
         digest.update(live.store.boxes(photo.id).numpy().tobytes())
     return digest.hexdigest()

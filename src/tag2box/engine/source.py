@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.data.batch import BoxSource, batch_slots, collate, load_sample
-from tag2box.data.transforms import Resize, View, place
+from tag2box.data.batch import BLACK, BoxSource, Colour, batch_slots, collate, load_sample
+from tag2box.data.transforms import Resize, View, place, seen_size
+from tag2box.engine.loader import by_processes, by_thread, count_workers, in_turn
 from tag2box.engine.maps import RoiMaps
 from tag2box.types import Batch, Proposals, TaggedPhotos
 
@@ -27,6 +30,13 @@ class Feed:
     resize: Resize = Resize()
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """At most so many proposals of a photo take part in an iteration, drawn anew each time."""
+    group_aspect: bool = False
+    """Let wide photos share batches with wide ones and tall with tall: less padding, but fewer chance meetings."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that read photos ahead of training; 0 reads in turn with it. Kept maps need but a thread, or none (0).
+
+    By default half the cores, at most 4, where shared memory holds their batches. Batches do not depend on it.
+    """
 
 
 class Source(Protocol):
@@ -41,6 +51,10 @@ class Source(Protocol):
         """The batch of an iteration."""
         ...
 
+    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
+        """The batches of some iterations in order, made ahead where that helps, for the length of a with block."""
+        ...
+
     def still(self, count: int) -> Batch:
         """The same few photos, unmirrored at the middle scale with all their proposals: for looking at."""
         ...
@@ -51,8 +65,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class PhotoSource:
-    """Batches of pixels, for networks whose trunk learns."""
+class _Fed:
+    """What sources share: whose turn it is, and in which view."""
 
     photos: TaggedPhotos
     store: BoxSource
@@ -64,74 +78,105 @@ class PhotoSource:
         """Class names."""
         return self.photos.classes
 
-    def batch(self, iteration: int) -> Batch:
-        """Photos of the iteration, each in a view of its own."""
-        samples = []
-        for slot in batch_slots(len(self.photos), self.feed.batch, self.seed, iteration):
-            draw = (self.seed, slot.epoch, slot.index)
-            view = self.feed.resize.view(*draw)
-            most = self.feed.max_proposals
-            samples.append(load_sample(self.photos, self.store, slot.index, view, max_proposals=most, seed=draw))
-        return collate(samples)
-
-    def still(self, count: int) -> Batch:
-        """A few photos to look at."""
-        view = still_view(self.feed.resize)
-        return collate([load_sample(self.photos, self.store, i, view) for i in spread(self.photos, count)])
-
     def photo_boxes(self, photo_id: str) -> Float[Tensor, "P 4"]:
         """All proposals of a photo, in its own pixels."""
         return self.store.boxes(photo_id)
+
+    def turns(self, iteration: int) -> tuple[_Turn, ...]:
+        """The photos of an iteration, each with a view of its own."""
+        slots = batch_slots(len(self.photos), self.feed.batch, self.seed, iteration, wide=self._wide)
+        draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
+        return tuple(_Turn(index, self.feed.resize.view(*draw), draw) for index, draw in draws)
+
+    @cached_property
+    def _wide(self) -> Bool[np.ndarray, " n"] | None:
+        photos = self.photos.photos
+        return np.array([photo.width >= photo.height for photo in photos]) if self.feed.group_aspect else None
 
 
 @dataclass(frozen=True)
-class MapSource:
-    """Batches of kept RoI maps, for networks whose maps are frozen: no photo is read, no trunk is run."""
+class PhotoSource(_Fed):
+    """Batches of pixels, for networks whose trunk learns."""
 
-    photos: TaggedPhotos
-    store: BoxSource
-    feed: Feed
-    seed: int
-    maps: RoiMaps
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names."""
-        return self.photos.classes
+    pad: Colour = BLACK
+    """What surrounds photos smaller than their batch: the colour that the network takes for nothing."""
 
     def batch(self, iteration: int) -> Batch:
-        """Maps of the iteration's photos, each in a view of its own."""
-        looks = []
-        for slot in batch_slots(len(self.photos), self.feed.batch, self.seed, iteration):
-            draw = (self.seed, slot.epoch, slot.index)
-            looks.append(self._look(slot.index, self.feed.resize.view(*draw), draw, self.feed.max_proposals))
-        return self._packed(looks)
+        """Photos of the iteration, each in a view of its own."""
+        most = self.feed.max_proposals
+        return collate(
+            [
+                load_sample(self.photos, self.store, turn.index, turn.view, max_proposals=most, seed=turn.draw)
+                for turn in self.turns(iteration)
+            ],
+            self.pad,
+        )
+
+    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
+        """Made ahead by processes."""
+        workers = count_workers(self.feed.workers, self.most_bytes())
+        return by_processes(self.batch, iterations, workers) if workers else in_turn(self.batch, iterations)
 
     def still(self, count: int) -> Batch:
         """A few photos to look at."""
         view = still_view(self.feed.resize)
-        return self._packed([self._look(i, view, (0,), None) for i in spread(self.photos, count)])
+        return collate([load_sample(self.photos, self.store, i, view) for i in spread(self.photos, count)], self.pad)
 
-    def photo_boxes(self, photo_id: str) -> Float[Tensor, "P 4"]:
-        """All proposals of a photo, in its own pixels."""
-        return self.store.boxes(photo_id)
+    def most_bytes(self) -> int:
+        """What the pixels of the largest batch can take."""
+        resize = self.feed.resize
+        view = View(max(resize.scales), long_max=resize.long_max)
+        sizes = {(photo.height, photo.width) for photo in self.photos.photos}
+        seen = [seen_size(view, size) for size in sizes]
+        return self.feed.batch * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
 
-    def _look(self, index: int, view: View, draw: Sequence[int], most: int | None) -> _Look:
-        photo = self.photos.photos[index]
-        boxes = place(view, self.store.boxes(photo.id), (photo.height, photo.width))
-        maps = self.maps.maps(index, view)
+
+@dataclass(frozen=True)
+class MapSource(_Fed):
+    """Batches of kept RoI maps, for networks whose maps are frozen: no photo is read, no trunk is run."""
+
+    maps: RoiMaps
+
+    def batch(self, iteration: int) -> Batch:
+        """Maps of the iteration's photos, each in a view of its own."""
+        most = self.feed.max_proposals
+        return self._packed([self._look(turn, most) for turn in self.turns(iteration)])
+
+    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
+        """Made ahead by a thread: reading leaves the processor free, and maps are too large to pass around."""
+        ahead = self.feed.workers != 0
+        return by_thread(self.batch, iterations) if ahead else in_turn(self.batch, iterations)
+
+    def still(self, count: int) -> Batch:
+        """A few photos to look at."""
+        view = still_view(self.feed.resize)
+        return self._packed([self._look(_Turn(i, view, (0,)), None) for i in spread(self.photos, count)])
+
+    def _look(self, turn: _Turn, most: int | None) -> _Look:
+        photo = self.photos.photos[turn.index]
+        boxes = place(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
+        maps = self.maps.maps(turn.index, turn.view)
         if most is not None and len(boxes) > most:
-            rows = np.sort(np.random.default_rng(list(draw)).choice(len(boxes), most, replace=False))
+            rows = np.sort(np.random.default_rng(list(turn.draw)).choice(len(boxes), most, replace=False))
             boxes, maps = boxes[rows], maps[rows]
-        return _Look(index, boxes, maps)
+        return _Look(turn.index, boxes, maps)
 
     def _packed(self, looks: Sequence[_Look]) -> Batch:
+        rows, unsure = [look.index for look in looks], self.photos.unsure
         return Batch(
-            ids=tuple(self.photos.photos[look.index].id for look in looks),
-            tags=self.photos.tags[[look.index for look in looks]],
+            ids=tuple(self.photos.photos[row].id for row in rows),
+            tags=self.photos.tags[rows],
             proposals=Proposals(torch.cat([look.boxes for look in looks]), tuple(len(look.boxes) for look in looks)),
             maps=torch.cat([look.maps for look in looks]),
+            unsure=None if unsure is None else unsure[rows],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    index: int
+    view: View
+    draw: tuple[int, ...]  # the numbers that decide what is drawn for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tag2box.data.faults import Fault, plain, refuse
+from tag2box.data.findings import ADVICE, FIRST, SEVERITIES, Tally
+from tag2box.errors import UserError
+
+
+def test_the_strict_answer_is_the_line() -> None:
+    with pytest.raises(UserError, match=r"^tags.csv:2: no photo$"):
+        refuse(Fault("missing photo", "a.jpg", "tags.csv:2: no photo"))
+
+
+@given(st.text(max_size=2000))
+def test_whatever_a_file_says_becomes_one_short_printable_line(text: str) -> None:
+    fault = Fault("bad row", text, f"t.csv: {text}")
+    for said in (fault.subject, fault.line):
+        assert len(said.splitlines()) <= 1 and len(said) < 700
+        assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in said)
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"]), max_size=100))
+def test_harmless_text_is_left_alone(text: str) -> None:
+    assert plain(text) == text
+
+
+def test_a_tally_of_nothing_finds_nothing() -> None:
+    assert Tally().findings() == ()
+
+
+def test_a_tally_keeps_the_first_names_and_counts_all() -> None:
+    tally = Tally()
+    for number in range(1000):
+        tally.complain(Fault("bad row", f"row {number}", f"line {number}"))
+        tally.complain(Fault("bad row", f"row {number}", f"line {number}"))  # met again by a second reading
+        tally.add("photo no row names", f"{number}.jpg")
+    rows, strays = tally.findings()
+    assert (rows.kind, rows.severity, rows.count) == ("bad row", "error", 1000)
+    assert rows.names == tuple(f"row {number}" for number in range(FIRST))
+    assert rows.lines == tuple(f"line {number}" for number in range(FIRST))
+    assert (strays.severity, strays.count, strays.lines) == ("note", 1000, ())
+
+
+def test_findings_come_gravest_first_and_every_kind_has_advice() -> None:
+    tally = Tally()
+    for kind in reversed(ADVICE):
+        tally.add(kind, "x")
+    order = [SEVERITIES.index(finding.severity) for finding in tally.findings()]
+    assert order == sorted(order) and len(order) == len(ADVICE)
+    assert all(finding.advice for finding in tally.findings())
