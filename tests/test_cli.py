@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import typer
 
@@ -17,8 +19,9 @@ from tiny_world import call
 
 SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
-    "train": ["--out", "--config", "--recipe", "--photos", "--tags", "--resume", "--set"],
-    "detect": ["run", "photos", "--out", "--draw", "--min-score"],
+    "train": ["--out", "data", "--photos", "--split", "--classes", "--proposals", "--config", "--recipe", "--resume",
+              "--tags", "--set"],
+    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--min-score"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],
@@ -34,9 +37,20 @@ def names(parameter) -> list[str]:
 
 
 def test_commands_and_options_are_pinned():
-    group = typer.main.get_command(cli.app)
-    found = {name: [n for p in command.params for n in names(p)] for name, command in group.commands.items()}
+    found = {" ".join(path): [n for p in command.params for n in names(p)] for path, command in commands(cli.app)}
     assert found == SURFACE
+
+
+def commands(app: typer.Typer) -> Iterator[tuple[list[str], click.Command]]:
+    """Every command with the words that call it, groups entered."""
+    left = [([], typer.main.get_command(app))]
+    while left:
+        path, command = left.pop()
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield path, command
+        else:
+            left += [([*path, name], below) for name, below in inner.items()]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +60,7 @@ def helps() -> tuple[dict[str, str], set[str]]:
 import json, sys
 from typer.testing import CliRunner
 from tag2box.cli import app
-asked = [[], *([name] for name in sys.argv[1:])]
+asked = [[], *(name.split() for name in sys.argv[1:])]
 said = {" ".join(words): CliRunner().invoke(app, [*words, "--help"], prog_name="tag2box").output for words in asked}
 print(json.dumps([said, sorted(sys.modules)]))
 """
@@ -123,9 +137,17 @@ def asked(monkeypatch) -> list[tuple[tuple, dict]]:
     return calls
 
 
-def test_train_starts_from_od_wscl(asked, monkeypatch, capsys):
+def test_train_starts_from_the_recipe_for_photos(asked, monkeypatch, capsys):
     assert call(["train", "--out", "run"], monkeypatch, capsys).code == 0
-    assert asked[0][0] == (RECIPES["od-wscl"](), Path("run"))
+    assert asked[0][0] == (RECIPES["photos"](), Path("run"))
+
+
+def test_train_takes_a_dataset_and_its_part(asked, monkeypatch, capsys):
+    argv = ["train", "VOC", "--split", "trainval", "--classes", "cat, dog", "--proposals", "store", "--out", "run"]
+    assert call(argv, monkeypatch, capsys).code == 0
+    data = asked[0][0][0].data
+    assert (data.tags, data.split, data.classes) == (Path("VOC"), "trainval", ("cat", "dog"))
+    assert (data.proposals, data.photos) == (Path("store"), None)
 
 
 def test_later_files_win_over_earlier_ones_and_options_over_all(asked, tmp_path, monkeypatch, capsys):

@@ -9,11 +9,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from tag2box.data.datasets import DataSource
 from tag2box.data.transforms import Resize
 from tag2box.engine.infer import Inference
 from tag2box.engine.loop import Plan
 from tag2box.engine.optim import Adam, Schedule
 from tag2box.engine.source import Feed
+from tag2box.errors import UserError
 from tag2box.labelers import Discovery, Oicr
 from tag2box.model.detector import Heads
 from tag2box.model.lite0 import Lite0
@@ -21,6 +23,7 @@ from tag2box.model.regularise import DropBlock
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
 from tag2box.objective import Objective
+from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.selective_search import SelectiveSearch
 
 
@@ -28,14 +31,24 @@ from tag2box.proposals.selective_search import SelectiveSearch
 class Data:
     """What to learn from: photos and tags. There is no key for boxes."""
 
-    photos: Path | None = None
-    """Folder of the photos."""
     tags: Path | None = None
-    """CSV with the columns image,tags."""
+    """Where the tags are: a CSV, a COCO file, a VOC folder or a tree of class folders."""
+    photos: Path | None = None
+    """Folder of the photos, where the dataset does not say it itself."""
+    split: str | None = None
+    """Image list: a name in ImageSets/Main of a VOC folder, or a text file of ids, one a line."""
     classes: tuple[str, ...] | None = None
-    """Class names in order; without them, the tags seen, sorted."""
+    """Class names in order; without them, those of the dataset."""
+    skip_bad: bool = False
+    """Leave out photos that are missing or cannot be read, instead of stopping at the first."""
     proposals: Path | None = None
     """Proposal store of these photos; made on first use where it does not exist. Default: inside the run."""
+
+    def source(self) -> DataSource:
+        """The dataset these settings name."""
+        if self.tags is None:
+            raise UserError("data.tags: not set; name a dataset after `tag2box train`, or set it in the config file")
+        return DataSource(path=self.tags, photos=self.photos, split=self.split, classes=self.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +58,7 @@ class Config:
     name: str = "OD-WSCL"
     """What the report calls the run."""
     data: Data = Data()
-    proposals: SelectiveSearch = SelectiveSearch()
+    proposals: SelectiveSearch | EdgeBoxes = SelectiveSearch()
     backbone: Lite0 | Vgg16 = Lite0()
     heads: Heads = Heads()
     drop_block: DropBlock = DropBlock()
@@ -101,5 +114,31 @@ def scenes() -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[], Config]] = {"od-wscl": od_wscl, "oicr-plus": oicr_plus, "scenes": scenes}
+def photos() -> Config:
+    """For people's own photos: hundreds of them, on an ordinary CPU, in less than an hour.
+
+    Selective search on a copy with a short side of 200 pixels, one scale, a frozen trunk whose maps are kept on disk,
+    and a random part of the proposals at every iteration.
+    """
+    return Config(
+        proposals=SelectiveSearch(short_side=200),
+        backbone=Lite0(pool_size=8, dropout=0.5),
+        feed=Feed(batch=8, max_proposals=256, resize=Resize(scales=(480,), flip=0.0)),
+        plan=Plan(
+            iterations=400,
+            optimiser=Adam(lr=3e-4),
+            schedule=Schedule(warmup=20),
+            log_every=10,
+            checkpoint_every=50,
+        ),
+        inference=Inference(scales=(480,), mirror=False),
+    )
+
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    "photos": photos,
+    "od-wscl": od_wscl,
+    "oicr-plus": oicr_plus,
+    "scenes": scenes,
+}
 """Where a config file or ``--set`` may start from."""

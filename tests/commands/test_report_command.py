@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tag2box.commands.evaluate import dataset
 from tag2box.commands.report import exam, in_order, report
 from tag2box.commands.train import train
 from tag2box.data.coco import write_coco_truth
+from tag2box.data.datasets import DataSource
 from tag2box.data.photos import find_photos
 from tag2box.errors import UserError
 from tag2box.types import Objects, Photo, Truth
@@ -107,12 +109,19 @@ def test_a_photo_without_truth_is_named():
 
 def test_an_exam_takes_the_photos_the_truth_speaks_of(tmp_path):
     small_data(tmp_path)
-    got = exam(truth_of(["photo2", "photo0"]), tmp_path / "photos", tmp_path / "store")
-    assert [p.id for p in got.photos] == ["photo2", "photo0"]
+    got = exam(written(tmp_path, ["photo2", "photo0"]), tmp_path / "store")
+    assert tuple(p.id for p in got.photos) == got.truth.ids == ("photo2", "photo0")
     assert len(find_photos([tmp_path / "photos"])) == 4
 
 
 def test_truth_without_its_photo_is_named(tmp_path):
     small_data(tmp_path)
-    with pytest.raises(UserError, match="no photo absent, which the truth names"):
-        exam(truth_of(["photo1", "absent"]), tmp_path / "photos", tmp_path / "store")
+    with pytest.raises(UserError, match=r"no photo absent\.png in"):
+        exam(written(tmp_path, ["photo1", "absent"]), tmp_path / "store")
+
+
+def written(folder: Path, names: list[str]) -> DataSource:
+    """A COCO file of the truth of some photos."""
+    files = {name: next((p.name for p in (folder / "photos").glob(f"{name}.*")), f"{name}.png") for name in names}
+    write_coco_truth(folder / "part.json", truth_of(names), files)
+    return dataset(folder / "part.json", photos=folder / "photos")

@@ -12,9 +12,10 @@ import torch
 from tag2box import settings
 from tag2box.commands.assess import Exam, assess, boxes_per_class
 from tag2box.commands.detect import detect, detect_photos
-from tag2box.commands.evaluate import read_truth
+from tag2box.commands.evaluate import dataset
 from tag2box.commands.runs import build_detector, load_run, machine, read_config, start_run, versions, with_paths
 from tag2box.commands.train import read_training, resume, train
+from tag2box.data.datasets import read_truth
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import silent
 from tag2box.errors import UserError
@@ -60,10 +61,18 @@ def test_a_file_is_no_folder(tmp_path):
         start_run(Config(), tmp_path / "run")
 
 
-@pytest.mark.parametrize(("data", "missing"), [(Data(), "data.photos"), (Data(photos=Path("p")), "data.tags")])
-def test_photos_and_tags_are_needed(data, missing):
-    with pytest.raises(UserError, match=f"{missing}: not set"):
+@pytest.mark.parametrize("data", [Data(), Data(photos=Path("p"))])
+def test_tags_are_needed(data):
+    with pytest.raises(UserError, match=r"data\.tags: not set"):
         with_paths(Config(data=data), Path("run"))
+
+
+def test_a_list_of_photos_becomes_absolute_and_the_name_of_a_split_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("a\n")
+    for split, kept in ((None, None), ("trainval", "trainval"), ("mine.txt", f"{tmp_path / 'mine.txt'}")):
+        data = with_paths(Config(data=Data(tags=Path("VOC"), split=split)), Path("run")).data
+        assert (data.photos, data.split) == (None, kept)
 
 
 def test_paths_become_absolute_and_open_ones_go_into_the_run(tmp_path, monkeypatch):
@@ -227,6 +236,6 @@ def test_truth_is_read_from_a_file_or_a_folder(tmp_path):
     image = {"id": 1, "file_name": "1.jpg", "width": 9, "height": 9}
     content = {"images": [image], "categories": [{"id": 1, "name": "cat"}], "annotations": []}
     (tmp_path / "truth.json").write_text(json.dumps(content))
-    assert read_truth(tmp_path / "truth.json").classes == ("cat",)
-    with pytest.raises(UserError, match="Annotations"):
-        read_truth(tmp_path)
+    assert read_truth(dataset(tmp_path / "truth.json", split="test")).classes == ("cat",)
+    with pytest.raises(UserError, match="no boxes"):
+        read_truth(dataset(tmp_path, split="test"))

@@ -171,7 +171,7 @@ def unknown_recipe(desk: Desk) -> Argv:
     return [*desk.train(), "--recipe", "od-wslc"]
 
 
-def no_photos_given(desk: Desk) -> Argv:
+def no_data_given(desk: Desk) -> Argv:
     return ["train", "--out", f"{desk.out}"]
 
 

@@ -46,7 +46,7 @@ MISTAKES: dict[Callable[[Desk], Argv], tuple[str, ...]] = {
     mistakes.mistyped_value: ("--set plan.iterations=many", "integer"),
     mistakes.value_out_of_bounds: ("--set plan.seed=-1", "greater than or equal to 0"),
     mistakes.unknown_recipe: ("od-wslc", "did you mean od-wscl?"),
-    mistakes.no_photos_given: ("data.photos", "--photos"),
+    mistakes.no_data_given: ("data.tags", "not set"),
     mistakes.settings_on_resume: ("--resume", "--set"),
     mistakes.folder_holds_a_run: ("run", "already holds a run", "--resume"),
     mistakes.folder_is_a_file: ("tags.csv", "is a file"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of
+from tag2box.data.datasets import DataSource, read_photos
 from tag2box.data.photos import find_photos, read_photo
 from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
@@ -23,6 +24,8 @@ def detect(
     photos: Sequence[Path],
     out: Path | None = None,
     *,
+    split: str | None = None,
+    proposals: Path | None = None,
     draw: Path | None = None,
     min_score: float = 0.3,
     progress: Progress = silent,
@@ -30,12 +33,16 @@ def detect(
     """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
 
     Writes a COCO JSON to ``out`` and pictures with the boxes drawn to the folder ``draw``, where given.
+
+    Args:
+        split: with a dataset in place of the photos, the part of it to look at.
+        proposals: a store of the photos' proposals; made as those of the training photos where it does not exist yet.
     """
     if not photos:
         raise UserError("no photos given; name files or folders after the run")
     trained = load_run(run)
-    found_photos = find_photos(photos)
-    found = detect_photos(trained, found_photos, progress=progress)
+    found_photos = find_photos(photos) if split is None else _part(photos, split)
+    found = detect_photos(trained, found_photos, proposals=proposals, progress=progress)
     kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
     if out is not None:
         write_coco_detections(out, kept, trained.classes, found_photos)
@@ -45,15 +52,21 @@ def detect(
 
 
 def detect_photos(
-    trained: TrainedRun, photos: Sequence[Photo], *, progress: Progress = silent
+    trained: TrainedRun, photos: Sequence[Photo], *, proposals: Path | None = None, progress: Progress = silent
 ) -> dict[str, Detections]:
     """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
     with tempfile.TemporaryDirectory() as folder:
-        store = proposals_of(photos, trained.config, Path(folder), progress)
+        store = proposals_of(photos, trained.config, proposals or Path(folder), progress)
         maps = LiveMaps(trained.detector.backbone, photos, store)
         return detect_with(
             trained.detector, photos, store, maps=maps, inference=trained.config.inference, progress=progress
         )
+
+
+def _part(places: Sequence[Path], split: str) -> tuple[Photo, ...]:
+    if len(places) != 1:
+        raise UserError(f"--split {split}: belongs to one dataset, got {len(places)} paths; name the dataset alone")
+    return read_photos(DataSource(path=places[0], split=split))
 
 
 def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:

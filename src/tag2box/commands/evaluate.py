@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tag2box.data.coco import read_coco
-from tag2box.data.voc import read_voc_truth
+from tag2box.data.datasets import DataSource, format_of, read_truth
 from tag2box.files import write_json
 from tag2box.metrics.challenges import MIN_SCORE
 from tag2box.metrics.detections import read_detections
 from tag2box.metrics.run import EvaluationResult
 from tag2box.metrics.run import evaluate as score
-from tag2box.types import Truth
 
 
 def evaluate(
@@ -33,7 +33,7 @@ def evaluate(
         json: where to write the numbers, in full precision.
     """
     if truth.is_dir():
-        known = read_voc_truth(truth, split=split, classes=classes)
+        known = read_truth(dataset(truth, split=split, classes=classes))
         result = score(known, read_detections(detections, known), metrics, min_score=min_score)
     else:
         own = read_coco(truth, classes)
@@ -44,6 +44,9 @@ def evaluate(
     return result
 
 
-def read_truth(path: Path, *, split: str = "test", classes: Sequence[str] | None = None) -> Truth:
-    """Truth from a COCO file or a VOC folder."""
-    return read_voc_truth(path, split=split, classes=classes) if path.is_dir() else read_coco(path, classes).truth
+def dataset(
+    path: Path, *, photos: Path | None = None, split: str | None = None, classes: Sequence[str] | None = None
+) -> DataSource:
+    """A dataset with truth; ``split`` matters to formats that name their parts only."""
+    source = DataSource(path=path, photos=photos, classes=tuple(classes) if classes is not None else None)
+    return replace(source, split=split) if format_of(source).names_splits else source

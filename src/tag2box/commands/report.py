@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
-from tag2box.commands.evaluate import read_truth
+from tag2box.commands.evaluate import dataset
 from tag2box.commands.runs import proposals_of, read_config, required
 from tag2box.commands.train import read_training
-from tag2box.data.photos import find_photos
+from tag2box.data.datasets import DataSource, read_photos, read_truth
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
 from tag2box.metrics.detections import read_detections
@@ -36,25 +36,25 @@ def report(  # noqa: PLR0913 - one keyword an option of the command
     """Write a page about one or several runs, the baseline first; runs not yet assessed are, where truth is given.
 
     Args:
-        test_photos: folder of the photos ``test_truth`` speaks of.
+        test_photos: folder of the photos ``test_truth`` speaks of, where they are not where its format has them.
         train_truth: for CorLoc and for pictures; never seen by training.
         split: image list of a VOC folder given as ``test_truth``; ``train_split`` likewise.
         test_proposals: where the proposals of the test photos are or shall be kept; default: beside ``out``.
     """
     if not runs:
         raise UserError("no runs given; name at least one run folder")
-    if (test_truth is None) != (test_photos is None):
-        raise UserError("--test-truth and --test-photos belong together; give both or neither")
+    if test_photos is not None and test_truth is None:
+        raise UserError("--test-photos says where the photos of --test-truth are; give that too")
     if train_truth is not None and test_truth is None:
-        raise UserError("--train-truth needs --test-truth and --test-photos as well: a run is assessed on both at once")
+        raise UserError("--train-truth needs --test-truth as well: a run is assessed on both at once")
     config = read_config(runs[0])
     training = read_training(config)
     test = train = None
-    if test_truth is not None and test_photos is not None:
-        truth = read_truth(test_truth, split=split, classes=training.classes)
-        test = exam(truth, test_photos, test_proposals or out.parent / "test-proposals")
+    if test_truth is not None:
+        source = dataset(test_truth, photos=test_photos, split=split, classes=training.classes)
+        test = exam(source, test_proposals or out.parent / "test-proposals")
     if train_truth is not None:
-        truth = read_truth(train_truth, split=train_split, classes=training.classes)
+        truth = read_truth(dataset(train_truth, split=train_split, classes=training.classes))
         train = Exam(training.photos, in_order(truth, training.photos, train_truth), required(config.data.proposals))
     for run in runs:
         if test is not None and not (run / METRICS).exists():
@@ -74,13 +74,10 @@ def report(  # noqa: PLR0913 - one keyword an option of the command
     write_report(inputs, out)
 
 
-def exam(truth: Truth, folder: Path, proposals: Path) -> Exam:
-    """The photos of a folder that a truth speaks of, with it."""
-    photos = {photo.id: photo for photo in find_photos([folder])}
-    missing = [name for name in truth.ids if name not in photos]
-    if missing:
-        raise UserError(f"{folder}: no photo {missing[0]}, which the truth names ({len(missing)} missing)")
-    return Exam(tuple(photos[name] for name in truth.ids), truth, proposals)
+def exam(source: DataSource, proposals: Path) -> Exam:
+    """The photos of a dataset, with its truth."""
+    photos = read_photos(source)
+    return Exam(photos, in_order(read_truth(source), photos, source.path), proposals)
 
 
 def in_order(truth: Truth, photos: Sequence[Photo], where: Path) -> Truth:

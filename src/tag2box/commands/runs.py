@@ -17,15 +17,21 @@ from tag2box.data.transforms import View
 from tag2box.engine import checkpoint
 from tag2box.engine.events import FILE as EVENTS
 from tag2box.engine.maps import CachedMaps, LiveMaps, map_bytes
-from tag2box.engine.progress import Progress, silent
+from tag2box.engine.progress import Progress
 from tag2box.errors import UserError
 from tag2box.files import write_text
 from tag2box.model.detector import Detector
-from tag2box.proposals.store import ProposalStore, make_proposals
+from tag2box.model.vgg16 import Vgg16
+from tag2box.model.weights.find import is_file
+from tag2box.proposals.edge_boxes import EdgeBoxes
+from tag2box.proposals.make import make_proposals
+from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import Photo
 
 CONFIG = "config.toml"
+IMPORTED = "imported"  # the kind of proposals that were not made here
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,28 @@ def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Det
 
 
 def proposals_of(photos: Sequence[Photo], config: Config, folder: Path, progress: Progress) -> ProposalStore:
-    """The proposal store of some photos, made where it is missing."""
-    watch = silent if ProposalStore.exists(folder) else progress
-    with watch("proposals", len(photos)) as bar:
-        store = make_proposals(photos, config.proposals, folder, read=read_photo, on_progress=lambda *_: bar.advance())
+    """The proposal store of some photos: made where it is missing, taken as it is where it comes from elsewhere."""
+    store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
+    if store is None or store.source.get("kind") != IMPORTED:
+        store = make_proposals(photos, config.proposals, folder, read=read_photo, progress=progress)
     store.check(photos)
     return store
+
+
+def proposing_as(config: Config, folder: Path) -> Config:
+    """The settings with the method that a store was made with, so that new photos are treated as those it holds.
+
+    Of proposals from elsewhere no method is known: detection then takes a store too, or proposes as ``config`` says.
+    """
+    if not ProposalStore.exists(folder):
+        return config
+    source = ProposalStore.open(folder).source
+    methods = {"selective_search": SelectiveSearch, "edge_boxes": EdgeBoxes}
+    if source == config.proposals.source() or source.get("kind") not in methods:
+        return config
+    if source.get("model"):
+        raise UserError(f"{folder}: made with {source['model']}; name this file with --set proposals.model=FILE")
+    return replace(config, proposals=methods[str(source["kind"])](**source))
 
 
 def roi_maps(
@@ -115,16 +137,19 @@ def required(path: Path | None) -> Path:
 
 def with_paths(config: Config, folder: Path) -> Config:
     """The settings with every path absolute, and the ones left open inside the run."""
-    data = config.data
-    if data.photos is None or data.tags is None:
-        missing = "data.photos" if data.photos is None else "data.tags"
-        raise UserError(f"{missing}: not set; say where with --photos DIR --tags FILE.csv, or in the config file")
+    data, source = config.data, config.data.source()
+    backbone = config.backbone
+    if isinstance(backbone, Vgg16) and backbone.weights is not None and is_file(backbone.weights):
+        backbone = replace(backbone, weights=f"{Path(backbone.weights).absolute()}")
+    is_list = data.split is not None and Path(data.split).is_file()
     return replace(
         config,
+        backbone=backbone,
         data=replace(
             data,
-            photos=data.photos.absolute(),
-            tags=data.tags.absolute(),
+            tags=source.path.absolute(),
+            photos=data.photos.absolute() if data.photos else None,
+            split=f"{Path(data.split).absolute()}" if data.split and is_list else data.split,
             proposals=(data.proposals or folder / "proposals").absolute(),
         ),
         maps=(config.maps or folder / "maps").absolute(),

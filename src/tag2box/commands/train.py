@@ -16,7 +16,9 @@ from tag2box.commands.runs import (
     versions,
     with_paths,
 )
-from tag2box.data.tags import read_tags
+from tag2box.data.datasets import read_tagged
+from tag2box.data.faults import Fault, refuse
+from tag2box.engine.checkpoint import has_checkpoint
 from tag2box.engine.events import EventLog
 from tag2box.engine.loop import fit
 from tag2box.engine.maps import CachedMaps
@@ -28,6 +30,8 @@ from tag2box.model.detector import Detector
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import TaggedPhotos
+
+_OF_A_PHOTO = {"missing photo", "empty photo", "unreadable photo"}  # faults that leaving a photo out amends
 
 
 def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
@@ -62,10 +66,13 @@ def resume(out: Path, *, progress: Progress = silent) -> None:
 
 def read_training(config: Config) -> TaggedPhotos:
     """The photos and tags of a run."""
-    data = config.data
-    photos = read_tags(required(data.tags), required(data.photos), data.classes)
-    if not photos.classes:
-        raise UserError(f"{data.tags}: no photo has a tag; at least one class is needed to learn")
+    bad: list[Fault] = []
+    photos = read_tagged(config.data.source(), bad.append if config.data.skip_bad else refuse)
+    strange = next((fault for fault in bad if fault.kind not in _OF_A_PHOTO), None)
+    if strange is not None:
+        refuse(strange)
+    if not photos.tags.any():
+        raise UserError(f"{config.data.tags}: no photo has a tag; at least one is needed to learn")
     return photos
 
 
@@ -74,7 +81,7 @@ def _proposals(config: Config, photos: TaggedPhotos, progress: Progress) -> Prop
 
 
 def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:
-    detector = build_detector(config, len(photos.classes), pretrained=True)
+    detector = build_detector(config, len(photos.classes), pretrained=not has_checkpoint(out))
     step = Step(detector, config.objective, config.drop_block, config.augment)
     fit(step, _source(config, detector, photos, store, progress), config.plan, run=out, progress=progress)
 

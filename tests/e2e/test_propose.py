@@ -1,0 +1,252 @@
+"""``tag2box propose`` as a user types it, and killed at random moments: the store is always that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+
+from tag2box.cli import main
+from tag2box.proposals.store import ProposalStore
+from tag2box.types import Photo
+from tiny import tiny_photos
+from tiny_world import COMMAND, Finished, call, environment
+
+FLAGS = ["--short-side", "0", "--min-side", "4", "--max-boxes", "30"]
+PHOTOS = 60
+
+Propose = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos that are there for all tests, and changed by none."""
+    base = tmp_path_factory.mktemp("propose")
+    tiny_photos(base, PHOTOS)
+    return base / "photos"
+
+
+@pytest.fixture
+def propose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Propose:
+    def run(data: Path, out: Path, *more: str) -> Finished:
+        return call(_argv(data, out, *more), monkeypatch, capsys)
+
+    return run
+
+
+def _argv(data: Path, out: Path, *more: str) -> list[str]:
+    workers = () if "--workers" in more else ("--workers", "1")
+    return ["propose", f"{data}", "--out", f"{out}", *FLAGS, *workers, *more]
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def test_photos_become_a_store_and_the_next_command_is_told(folder: Path, tmp_path: Path, propose: Propose) -> None:
+    done = propose(folder, tmp_path / "s")
+    assert done.code == 0 and done.complaints == []
+    store = ProposalStore.open(tmp_path / "s")
+    boxes = sum(len(store.boxes(name)) for name in store.sizes)
+    first, where, hint = done.out.splitlines()
+    assert first.startswith(f"selective search: 60 photos, {boxes:,} boxes, {boxes / 60:,.0f} a photo (")
+    assert where == f"store: {tmp_path / 's'}"
+    assert hint == f"next: tag2box detect RUN {folder} --proposals {tmp_path / 's'} --draw drawn"
+    assert store.source == {
+        "kind": "selective_search", "short_side": None, "max_boxes": 30, "min_side": 4, "mode": "fast", "seed": 0,
+    }  # fmt: skip
+
+
+def test_a_dataset_with_tags_is_trained_next(folder: Path, tmp_path: Path, propose: Propose) -> None:
+    tags = tmp_path / "my tags.csv"
+    tags.write_text("image,tags\nphoto3.jpg,disc\nphoto1.jpg,box\n")
+    done = propose(tags, tmp_path / "s", "--photos", f"{folder}", "--classes", "disc,box", "--method", "edge_boxes")
+    assert done.code == 0 and [*ProposalStore.open(tmp_path / "s").sizes] == ["photo3", "photo1"]
+    assert done.out.startswith("edge boxes: 2 photos, ")
+    words = shlex.split(done.out.splitlines()[-1].removeprefix("next: "))
+    assert words == ["tag2box", "train", f"{tags}", "--photos", f"{folder}", "--classes", "disc,box", "--proposals",
+                     f"{tmp_path / 's'}", "--out", "runs/mine"]  # fmt: skip
+
+
+def test_options_and_overrides_reach_the_method(folder: Path, tmp_path: Path, propose: Propose) -> None:
+    split = tmp_path / "list.txt"
+    split.write_text("photo1\nphoto2\n")
+    argv = (folder, tmp_path / "s", "--split", f"{split}", "--method", "edge_boxes", "--set", "beta=0.6")
+    assert propose(*argv).code == 0
+    source = ProposalStore.open(tmp_path / "s").source
+    assert (source["kind"], source["beta"], source["short_side"], source["min_side"]) == ("edge_boxes", 0.6, None, 4)
+
+
+def test_photos_that_fail_are_named_and_skipped_and_tried_again(tmp_path: Path, propose: Propose) -> None:
+    photos: tuple[Photo, ...] = tiny_photos(tmp_path, 5).photos
+    whole = photos[1].path.read_bytes()
+    photos[1].path.write_bytes(whole[:-200])  # its header is whole
+    photos[2].path.write_bytes(b"")
+    photos[3].path.write_bytes(b"no photo")
+    for _ in range(2):
+        done = propose(tmp_path / "photos", tmp_path / "s")
+        assert done.code == 1 and "left out: 3 photos" in done.out.splitlines()
+        assert len(done.complaints) == 3 and "Traceback" not in done.err
+        for name in ("photo1.jpg: not readable", "photo2.jpg: the file is empty", "photo3.jpg: not readable"):
+            assert any(line.startswith("left out: ") and name in line for line in done.complaints)
+        assert [*ProposalStore.open(tmp_path / "s").sizes] == ["photo0", "photo4"]
+    for photo in photos[1:4]:
+        photo.path.write_bytes(whole)
+    done = propose(tmp_path / "photos", tmp_path / "s")
+    assert done.code == 0 and [*ProposalStore.open(tmp_path / "s").sizes] == [f"photo{i}" for i in range(5)]
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "a mode of another method": (["--method", "edge_boxes", "--mode", "fast"], "--mode: no setting of edge_boxes"),
+    "a model of another method": (["--edge-model", "m.yml"], "--edge-model: no setting of selective_search"),
+    "a model that is not there": (
+        ["--method", "edge_boxes", "--edge-model", "none.yml.gz"], "none.yml.gz: not readable"
+    ),
+    "too small a copy": (["--short-side", "10"], "--short-side 10: expected 32 or more, or 0 for photos as they are"),
+    "an unknown setting": (["--set", "sed=3"], "--set sed=3: unknown key sed; did you mean seed?"),
+    "a setting out of bounds": (["--set", "seed=-1"], "--set seed=-1: must be greater than or equal to 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    folder: Path, tmp_path: Path, propose: Propose, more: list[str], says: str
+) -> None:
+    done = propose(folder, tmp_path / "s", *more)
+    assert done.code == 2 and len(done.complaints) == 1 and says in done.complaints[0]
+    assert not (tmp_path / "s").exists()
+
+
+def test_no_photo_and_other_settings_are_told(folder: Path, tmp_path: Path, propose: Propose) -> None:
+    (tmp_path / "none").mkdir()
+    assert propose(tmp_path / "none", tmp_path / "s").code == 2
+    assert propose(tmp_path / "nowhere", tmp_path / "s").code == 2
+    assert not (tmp_path / "s").exists()
+    split = tmp_path / "list.txt"
+    split.write_text("photo1\n")
+    assert propose(folder, tmp_path / "s", "--split", f"{split}").code == 0
+    done = propose(folder, tmp_path / "s", "--max-boxes", "31")
+    assert done.code == 2 and "made with max_boxes 30, not 31; remove it, or name another folder" in done.err
+
+
+# ---------------------------------------------------------------- killed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "s"
+    assert _wait(_forked(folder, out)) == 0
+    return out
+
+
+def _forked(folder: Path, out: Path) -> int:
+    """The command in a copy of this process, which spares it seconds of imports; gives its process id."""
+    child = os.fork()
+    if child:
+        return child
+    cv2.setNumThreads(1)  # its threads were not copied
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    sys.argv = ["tag2box", *_argv(folder, out)]
+    try:
+        main()
+    except SystemExit as stop:
+        os._exit(int(stop.code or 0))
+    finally:
+        os._exit(99)
+
+
+def _wait(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_killed_at_random_moments_the_same_command_goes_on(
+    folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose
+) -> None:
+    begin = time.monotonic()
+    assert _wait(_forked(folder, tmp_path / "timed")) == 0
+    length = time.monotonic() - begin
+    moments = random.Random(7)
+    stopped = 0
+    for number in range(8):
+        out = tmp_path / f"{number}"
+        child = _forked(folder, out)
+        time.sleep(moments.uniform(0.0, length))
+        os.kill(child, signal.SIGKILL)
+        stopped += _wait(child) == -signal.SIGKILL
+        assert propose(folder, out).code == 0
+        assert _content(out) == _content(undisturbed)
+    assert stopped > 3
+
+
+def _alive(group: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_killed_with_several_workers_none_stays_behind(
+    folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose, parts: int
+) -> None:
+    out = tmp_path / "s"
+    command = [*COMMAND, *_argv(folder, out, "--workers", "2")]
+    running = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    _wait_for(lambda: len([*out.glob("parts/*.npz")]) >= parts or running.poll() is not None)
+    running.kill()
+    running.wait()
+    _wait_for(lambda: not _alive(running.pid))
+    assert propose(folder, out).code == 0
+    assert _content(out) == _content(undisturbed)
+
+
+def test_ctrl_c_ends_it_with_a_line_and_the_same_command_goes_on(
+    folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose
+) -> None:
+    out = tmp_path / "s"
+    command = [*COMMAND, *_argv(folder, out, "--workers", "2")]
+    running = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _wait_for(lambda: (out / "parts").exists() or running.poll() is not None)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all processes get it
+    _, err = running.communicate(timeout=60)
+    _wait_for(lambda: not _alive(running.pid))
+    assert running.returncode == 130 and "Traceback" not in err
+    assert "of 60 photos are done; the same command goes on" in err.splitlines()[-1]
+    assert not ProposalStore.exists(out)
+    assert propose(folder, out).code == 0
+    assert _content(out) == _content(undisturbed)
+
+
+def test_the_store_of_many_workers_is_that_of_one(undisturbed: Path) -> None:
+    """The workers' stores above are compared with this one, which is no empty thing."""
+    store = ProposalStore.open(undisturbed)
+    assert len(store) == PHOTOS and not store.failed
+    assert all(len(store.boxes(name)) > 1 for name in store.sizes)
+    assert torch.cat([store.boxes(name) for name in store.sizes]).isfinite().all()
+    assert json.loads((undisturbed / "index.json").read_text())["generation"] == 1
