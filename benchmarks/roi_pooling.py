@@ -1,0 +1,76 @@
+"""RoIAlign against RoIPool before lite0's pretrained tail: does a true box keep the ImageNet class of its crop?
+
+    python benchmarks/roi_pooling.py --data VOC2007 --split train --photos 100
+
+Each true box is classified twice by the same network: as a crop of the photo, and pooled from the photo's map. The
+share of boxes for which the two agree is printed for both ways of pooling, and written to OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, linear
+
+from tag2box.data.photos import read_photo
+from tag2box.data.transforms import View, apply
+from tag2box.data.voc import read_voc_truth, voc_root
+from tag2box.files import write_json
+from tag2box.model.lite0 import Lite0, Lite0Backbone
+from tag2box.model.weights import lite0_weights
+from tag2box.types import Proposals
+
+POOLINGS = ("align", "max")
+CROP = 224
+MIN_SIDE = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a VOC folder")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--photos", type=int, default=100, help="the first so many of the split")
+    parser.add_argument("--short", type=int, default=384)
+    parser.add_argument("--out", type=Path, default=Path("runs/roi_pooling.json"))
+    args = parser.parse_args()
+    networks = {pooling: Lite0(pooling=pooling).build().eval() for pooling in POOLINGS}
+    classifier = lite0_weights()
+    agree = dict.fromkeys(POOLINGS, 0)
+    boxes_seen = 0
+    truth = read_voc_truth(args.data, split=args.split)
+    for name, objects in list(zip(truth.ids, truth.objects, strict=True))[: args.photos]:
+        boxes = objects.boxes[~objects.difficult].float()
+        boxes = boxes[((boxes[:, 2:] - boxes[:, :2]) >= MIN_SIDE).all(dim=1)]
+        if len(boxes) == 0:
+            continue
+        image = read_photo(voc_root(args.data) / "JPEGImages" / f"{name}.jpg").float()
+        with torch.no_grad():
+            crops = [_class_of_crop(networks["align"], classifier, image, box) for box in boxes.round().long().tolist()]
+            seen, placed = apply(View(args.short), image, boxes)
+            for pooling, network in networks.items():
+                maps = network.roi_maps(network.trunk(seen[None]), Proposals(placed, (len(placed),)))
+                agree[pooling] += sum(a == b for a, b in zip(crops, _classes(network, classifier, maps), strict=True))
+        boxes_seen += len(boxes)
+    result = {"photos": args.photos, "boxes": boxes_seen, "short": args.short, "min_side": MIN_SIDE}
+    shares = {pooling: count / max(boxes_seen, 1) for pooling, count in agree.items()}
+    write_json(args.out, result | {"agree": shares})
+    print(", ".join(f"{pooling} {100 * share:.1f} %" for pooling, share in shares.items()), f"of {boxes_seen} boxes")
+
+
+def _class_of_crop(network: Lite0Backbone, classifier: dict[str, Tensor], image: Tensor, box: list[int]) -> int:
+    x1, y1, x2, y2 = box
+    crop = interpolate(image[None, :, max(y1, 0) : y2, max(x1, 0) : x2], (CROP, CROP), mode="bilinear", antialias=True)
+    (cls,) = _classes(network, classifier, network.tail(network.trunk(crop)))
+    return cls
+
+
+def _classes(network: Lite0Backbone, classifier: dict[str, Tensor], maps: Tensor) -> list[int]:
+    found: list[int] = linear(network.neck(maps), classifier["_fc.weight"], classifier["_fc.bias"]).argmax(1).tolist()
+    return found
+
+
+if __name__ == "__main__":
+    main()

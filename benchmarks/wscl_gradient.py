@@ -1,0 +1,74 @@
+"""How much of the gradient at the shared neck comes from the contrastive loss.
+
+    python benchmarks/wscl_gradient.py runs/table/seed0/od-wscl
+
+Norm of the gradient of lambda * L_wscl over that of all other losses, with respect to the head convolution of lite0,
+on the first batches of a run: once for the network the run began with, once for the one it ended with.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from tag2box.commands.runs import build_detector, load_run, proposals_of, read_config, required, roi_maps
+from tag2box.commands.train import read_training
+from tag2box.engine.maps import CachedMaps
+from tag2box.engine.progress import Terminal, silent
+from tag2box.engine.source import MapSource, PhotoSource, Source
+from tag2box.engine.step import Step
+from tag2box.files import write_json
+from tag2box.model.detector import Detector
+from tag2box.model.lite0 import Lite0Backbone
+from tag2box.recipes import Config
+from tag2box.types import Batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a finished run with lite0 and WSCL")
+    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/wscl_gradient.json"))
+    args = parser.parse_args()
+    config = read_config(args.run)
+    trained = load_run(args.run)
+    fresh = build_detector(config, len(trained.classes), pretrained=True)
+    source = _source(config, fresh)
+    batches = [source.batch(iteration) for iteration in range(args.batches)]
+    shares = {
+        name: [share(config, detector, batch) for batch in batches]
+        for name, detector in (("fresh", fresh), ("trained", trained.detector))
+    }
+    write_json(args.out, {"run": args.run.name, "share": shares})
+    for name, found in shares.items():
+        print(f"{name}: " + ", ".join(f"{100 * x:.3f} %" for x in found))
+
+
+def share(config: Config, detector: Detector, batch: Batch) -> float:
+    """Norm of lambda * L_wscl's gradient over that of the rest."""
+    torch.manual_seed(0)
+    detector.train()
+    if not isinstance(detector.backbone, Lite0Backbone):
+        raise SystemExit("this benchmark knows the neck of lite0 only")
+    neck = detector.backbone.head.weight
+    outcome = Step(detector, config.objective, config.drop_block, config.augment)(batch)
+    contrast = config.objective.contrast.weight * outcome.losses.contrast
+    (of_contrast,) = torch.autograd.grad(contrast, neck, retain_graph=True)
+    (of_rest,) = torch.autograd.grad(outcome.total - contrast, neck)
+    return float(of_contrast.norm() / of_rest.norm())
+
+
+def _source(config: Config, detector: Detector) -> Source:
+    photos = read_training(config)
+    store = proposals_of(photos.photos, config, required(config.data.proposals), silent)
+    views = config.feed.resize.views()
+    maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=Terminal())
+    if isinstance(maps, CachedMaps):
+        return MapSource(photos, store, config.feed, config.plan.seed, maps)
+    return PhotoSource(photos, store, config.feed, config.plan.seed)
+
+
+if __name__ == "__main__":
+    main()
