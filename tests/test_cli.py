@@ -26,7 +26,18 @@ SURFACE = {
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],
     "doctor": [],
+    "propose": ["data", "--out", "--photos", "--split", "--classes", "--method", "--mode", "--short-side",
+                "--max-boxes", "--min-side", "--edge-model", "--workers", "--set"],
+    "proposals import": ["file", "data", "--out", "--photos", "--split", "--classes", "--format", "--boxes-are",
+                         "--first-pixel", "--last-pixel", "--min-side", "--max-boxes", "--allow-missing"],
+    "proposals recall": ["data", "stores", "--photos", "--split", "--classes", "--out", "--json"],
+    "data check": ["path", "--photos", "--split", "--classes", "--json"],
+    "data stats": ["data", "--photos", "--split", "--classes", "--out", "--json"],
+    "weights list": [],
+    "weights get": ["name", "--file"],
+    "weights convert": ["file", "--as", "--preprocess", "--name"],
 }  # fmt: skip
+HIDDEN = {"--tags"}  # understood, and no longer told of
 """Every command with its arguments and options, in order. To change this list is to change what users have learnt."""
 
 
@@ -72,7 +83,8 @@ print(json.dumps([said, sorted(sys.modules)]))
 def test_help_imports_nothing_heavy(helps):
     heavy = {"torch", "numpy", "cv2", "PIL", "safetensors", "jinja2", "faster_coco_eval", "jaxtyping"}
     assert not helps[1] & heavy
-    assert {name for name in helps[1] if name.startswith("tag2box.")} == {"tag2box.cli", "tag2box.errors"}
+    ours = {name for name in helps[1] if name.startswith("tag2box.")}
+    assert all(name == "tag2box.errors" or name.startswith("tag2box.cli") for name in ours)
 
 
 @pytest.mark.parametrize("command", SURFACE)
@@ -80,11 +92,12 @@ def test_every_command_explains_itself_with_an_example(helps, command):
     text = helps[0][command]
     assert f"Usage: tag2box {command}" in text
     assert f"tag2box {command}" in text.partition("Example:")[2]
-    assert all(option in text for option in SURFACE[command] if option.startswith("--") and len(option) < 12)
+    shown = [option for option in SURFACE[command] if option.startswith("--") and option not in HIDDEN]
+    assert all(option in text for option in shown if len(option) < 12)
 
 
 def test_the_first_help_lists_the_commands(helps):
-    assert all(name in helps[0][""] for name in SURFACE)
+    assert all(name.split()[0] in helps[0][""] for name in SURFACE)
 
 
 # ---------------------------------------------------------------- how commands end

@@ -59,7 +59,7 @@ def _table(findings: tuple[Finding, ...]) -> Table:
     table.add_column("first", overflow="fold", ratio=3)
     table.add_column("what to do", ratio=2)
     for finding in findings:
-        more = ", ..." if finding.count > FIRST else ""
+        more = ", ..." if finding.count > len(finding.names) == FIRST else ""
         table.add_row(
             Text(finding.severity, style=_STYLE[finding.severity]),
             finding.kind,
