@@ -13,8 +13,8 @@ from tag2box import doctor
 from tag2box.doctor import Check, diagnose, exit_code, table
 
 NAMES = [
-    "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision", "GPU",
-    "CPUs", "memory", "disk", "working folder",
+    "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision",
+    "GPU", "CPUs", "memory", "disk", "working folder",
 ]  # fmt: skip
 
 
