@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, linear
 
 from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, apply
+from tag2box.data.transforms import View, place, show
 from tag2box.data.voc import read_voc_truth, voc_root
 from tag2box.files import write_json
 from tag2box.model.lite0 import Lite0, Lite0Backbone
@@ -49,7 +49,8 @@ def main() -> None:
         image = read_photo(voc_root(args.data) / "JPEGImages" / f"{name}.jpg").float()
         with torch.no_grad():
             crops = [_class_of_crop(networks["align"], classifier, image, box) for box in boxes.round().long().tolist()]
-            seen, placed = apply(View(args.short), image, boxes)
+            view, size = View(args.short), (image.shape[1], image.shape[2])
+            seen, placed = show(view, image, size), place(view, boxes, size)
             for pooling, network in networks.items():
                 maps = network.roi_maps(network.trunk(seen[None]), Proposals(placed, (len(placed),)))
                 agree[pooling] += sum(a == b for a, b in zip(crops, _classes(network, classifier, maps), strict=True))

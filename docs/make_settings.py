@@ -34,7 +34,7 @@ nms_iou = 0.2
 ```
 
 ```
-tag2box train --config mine.toml --set plan.seed=1 --photos photos --tags tags.csv --out runs/mine
+tag2box train tags.csv --photos photos --config mine.toml --set plan.seed=1 --out runs/mine
 ```
 
 TOML has no null: in a field that may be empty, `""` stands for none. Where a table has a `kind`, changing the kind

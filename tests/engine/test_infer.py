@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, apply, resized
+from tag2box.data.transforms import View, place, resized, show
 from tag2box.engine.infer import Inference, detect
 from tag2box.engine.maps import CachedMaps, LiveMaps
 from tag2box.engine.progress import Bar
@@ -47,7 +47,8 @@ def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[i
     """Mean scores (P, C) and mean boxes (P, C, 4) in the photo's pixels, one view and one corner at a time."""
     all_probs, all_boxes = [], []
     for short, flip in views:
-        image, seen = apply(View(short, flip, 2000), read_photo(photo.path).float(), boxes)
+        view, size = View(short, flip, 2000), (photo.height, photo.width)
+        image, seen = show(view, read_photo(photo.path).float(), size), place(view, boxes, size)
         maps = detector.backbone.roi_maps(detector.backbone.trunk(image[None]), Proposals(seen, (len(seen),)))
         out = detector.score(detector.neck(maps))
         all_probs.append(sum(x.softmax(dim=1)[:, :-1] for x in out.refine) / len(out.refine))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of
 from tag2box.data.datasets import DataSource, read_photos
-from tag2box.data.photos import find_photos, read_photo
+from tag2box.data.look import see
+from tag2box.data.photos import find_photos
+from tag2box.data.transforms import View, place
 from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
 from tag2box.engine.progress import Progress, silent
@@ -17,6 +20,9 @@ from tag2box.files import replacing
 from tag2box.metrics.results import write_coco_detections
 from tag2box.reporting.draw import draw_detections
 from tag2box.types import Detections, Photo
+
+DRAWN_MOST = 4096
+"""Longest side of a picture with boxes; larger photos are drawn smaller."""
 
 
 def detect(
@@ -71,6 +77,9 @@ def _part(places: Sequence[Path], split: str) -> tuple[Photo, ...]:
 
 def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
     for photo in photos:
-        picture = draw_detections(read_photo(photo.path), found[photo.id], classes)
+        view = View(min(photo.width, photo.height), long_max=DRAWN_MOST)
+        boxes = place(view, found[photo.id].boxes, (photo.height, photo.width))
+        shown = replace(found[photo.id], boxes=boxes)
+        picture = draw_detections(see(photo, view).round().byte(), shown, classes)
         with replacing(folder / f"{photo.id.replace('/', '_')}.jpg") as temporary:
             picture.save(temporary, format="JPEG", quality=92)

@@ -94,4 +94,4 @@ def _source(
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=progress)
     if isinstance(maps, CachedMaps):
         return MapSource(photos, store, config.feed, config.plan.seed, maps)
-    return PhotoSource(photos, store, config.feed, config.plan.seed)
+    return PhotoSource(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from tag2box.data.batch import BoxSource
-from tag2box.data.transforms import Side, View, place, resized
+from tag2box.data.transforms import Side, View, place, seen_size
 from tag2box.engine.maps import RoiMaps
 from tag2box.engine.progress import Progress, silent
 from tag2box.model.detector import Detector
@@ -60,7 +60,7 @@ def detect(
 def _pass(detector: Detector, photo: Photo, store: BoxSource, index: int, maps: RoiMaps, view: View) -> Scored:
     """One view of one photo, its boxes brought back to the photo's pixels."""
     size = (photo.height, photo.width)
-    height, width = size if view.short is None else resized(size, view.short, view.long_max)
+    height, width = seen_size(view, size)
     boxes = place(view, store.boxes(photo.id), size)
     seen = scored(detector.score(detector.neck(maps.maps(index, view))), boxes)
     upright = unflip(seen, width) if view.flip else seen

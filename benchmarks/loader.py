@@ -1,0 +1,184 @@
+"""Does training wait for its batches? Loader images/s against what the training step asks for, on a VOC folder.
+
+    python benchmarks/loader.py --data ../shared/data/voc07-mini --split train --out docs/results/loader.json
+
+Two ways to feed the od-wscl recipe on lite0, at the paper's six scales and batch of 8, random boxes as proposals:
+pixels (the trunk runs at every step) and kept RoI maps (read from disk). For each way and number of workers:
+
+    loader    images/s with nobody training
+    step      images/s that the training step alone gets through, its batches ready
+    waiting   share of the time that training, fed by this loader, spends waiting for a batch
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from tag2box.commands.runs import build_detector, machine, versions
+from tag2box.data.batch import BoxSource
+from tag2box.data.datasets import DataSource, class_names, read_tagged
+from tag2box.engine.maps import CachedMaps, LiveMaps
+from tag2box.engine.progress import Terminal
+from tag2box.engine.source import MapSource, PhotoSource, Source
+from tag2box.engine.step import Step
+from tag2box.files import write_json
+from tag2box.recipes import Config, od_wscl
+from tag2box.types import Batch, Photo, TaggedPhotos
+
+
+@dataclass(frozen=True)
+class RandomBoxes(BoxSource):
+    """So many boxes for every photo: what they hold does not matter to the time they take."""
+
+    photos: dict[str, Photo]
+    count: int
+
+    def boxes(self, photo_id: str) -> Float32[Tensor, "P 4"]:
+        """The same ones at every call."""
+        photo = self.photos[photo_id]
+        generator = torch.Generator().manual_seed(photo.width * 10_007 + photo.height)
+        side = torch.tensor([photo.width, photo.height], dtype=torch.float32)
+        extent = side * (0.1 + 0.8 * torch.rand(self.count, 2, generator=generator))
+        corner = (side - extent) * torch.rand(self.count, 2, generator=generator)
+        return torch.cat([corner, corner + extent], dim=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    feed: str
+    workers: int
+    loader: float
+    step: float
+    waiting: float
+
+
+class Trainer:
+    """The training step with its optimiser, without the records a run keeps."""
+
+    def __init__(self, config: Config, photos: TaggedPhotos) -> None:
+        self.detector = build_detector(config, len(photos.classes), pretrained=True)
+        self._step = Step(self.detector, config.objective, config.drop_block, config.augment)
+        self._optimiser = config.plan.optimiser.build(self.detector)
+        self.detector.train()
+
+    def __call__(self, batch: Batch) -> None:
+        """Forward, backward, update."""
+        total = self._step(batch).total
+        self._optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        self._optimiser.step()
+
+
+def loader_speed(source: Source, batch: int, iterations: int) -> float:
+    """Images/s of the loader alone, its start not counted."""
+    with source.batches(range(iterations + 1)) as batches:
+        next(batches)
+        began = time.perf_counter()
+        for _ in batches:
+            pass
+    return batch * iterations / (time.perf_counter() - began)
+
+
+def step_speed(trainer: Trainer, source: Source, batch: int, iterations: int) -> float:
+    """Images/s of the step alone, on batches that are there."""
+    trainer(source.batch(0))
+    spent = 0.0
+    for iteration in range(1, iterations + 1):
+        ready = source.batch(iteration)
+        began = time.perf_counter()
+        trainer(ready)
+        spent += time.perf_counter() - began
+    return batch * iterations / spent
+
+
+def waiting_share(trainer: Trainer, source: Source, iterations: int) -> float:
+    """The part of training's time that passes between asking for a batch and having it, but for the first."""
+    waited, began = 0.0, 0.0
+    with source.batches(range(iterations + 1)) as batches:
+        for iteration in range(iterations + 1):
+            asked = time.perf_counter()
+            batch = next(batches)
+            if iteration == 0:
+                began = time.perf_counter()
+            else:
+                waited += time.perf_counter() - asked
+            trainer(batch)
+    return waited / (time.perf_counter() - began)
+
+
+def measure(name: str, trainer: Trainer, source: PhotoSource | MapSource, args: argparse.Namespace) -> list[Row]:
+    """All rows of one way to feed training."""
+    demand = step_speed(trainer, source, source.feed.batch, args.iterations)
+    rows = []
+    for workers in args.workers:
+        fed = replace(source, feed=replace(source.feed, workers=workers))
+        speed = loader_speed(fed, source.feed.batch, args.load_iterations)
+        rows.append(Row(name, workers, speed, demand, waiting_share(trainer, fed, args.iterations)))
+        print(markdown(rows[-1:], head=len(rows) == 1 and name == "pixels"), flush=True)
+    return rows
+
+
+def markdown(rows: Sequence[Row], *, head: bool = True) -> str:
+    """The table."""
+    lines = ["| fed with | workers | loader, images/s | step, images/s | waiting |", "|---|---|---|---|---|"] * head
+    for r in rows:
+        lines.append(f"| {r.feed} | {r.workers} | {r.loader:.2f} | {r.step:.2f} | {100 * r.waiting:.1f} % |")
+    return "\n".join(lines)
+
+
+def read_few(args: argparse.Namespace) -> TaggedPhotos:
+    """The first photos of the dataset."""
+    classes = class_names(str(args.classes)) if args.classes else None
+    found = read_tagged(DataSource(path=args.data, split=args.split, classes=classes))
+    few = slice(args.photos)
+    unsure = None if found.unsure is None else found.unsure[few]
+    return TaggedPhotos(found.classes, found.photos[few], found.tags[few], unsure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="VOC folder, or any other dataset")
+    parser.add_argument("--split", default=None, help="image list, such as train")
+    parser.add_argument("--classes", default=None, help="names, or a text file of them")
+    parser.add_argument("--photos", type=int, default=64, help="take the first so many")
+    parser.add_argument("--boxes", type=int, default=640, help="proposals a photo")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=6, help="training steps timed for each figure")
+    parser.add_argument("--load-iterations", type=int, default=20, help="batches timed for the loader alone")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--map-scales", type=int, nargs="+", default=[480, 688], help="scales that maps are kept at")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"))
+    args = parser.parse_args()
+
+    photos = read_few(args)
+    store = RandomBoxes({photo.id: photo for photo in photos.photos}, args.boxes)
+    config = od_wscl()
+    feed = replace(config.feed, batch=args.batch)
+    trainer = Trainer(config, photos)
+    backbone = trainer.detector.backbone
+    pixels = PhotoSource(photos, store, feed, 0, backbone.preprocess.neutral())
+    rows = measure("pixels", trainer, pixels, args)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = CachedMaps(LiveMaps(backbone, photos.photos, store), Path(folder))
+        few = replace(feed, resize=replace(feed.resize, scales=tuple(args.map_scales), flip=0.0))
+        kept.make(few.resize.views(), Terminal())
+        rows += measure("kept maps", trainer, MapSource(photos, store, few, 0, kept), args)
+        kept.close()
+    figures = [asdict(row) for row in rows]
+    settings = {"photos": len(photos), "boxes": args.boxes, "batch": args.batch, "map_scales": args.map_scales}
+    write_json(args.out, {"settings": settings, "machine": machine(), "versions": versions(), "rows": figures})
+
+
+if __name__ == "__main__":
+    main()
