@@ -22,7 +22,7 @@ from tag2box.model.lite0 import Lite0
 from tag2box.model.regularise import DropBlock
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
-from tag2box.objective import Objective
+from tag2box.objective import Mil, Objective
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.selective_search import SelectiveSearch
 
@@ -118,11 +118,13 @@ def photos() -> Config:
     """For people's own photos: hundreds of them, on an ordinary CPU, in less than an hour.
 
     Selective search on a copy with a short side of 200 pixels, one scale, a frozen trunk whose maps are kept on disk,
-    and a random part of the proposals at every iteration.
+    and a random part of the proposals at every iteration. Chosen on a split of the training photos of voc07-mini, as
+    docs/own-photos.md tells.
     """
     return Config(
         proposals=SelectiveSearch(short_side=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
+        objective=Objective(mil=Mil(over_classes="sum")),
         feed=Feed(batch=8, max_proposals=256, resize=Resize(scales=(480,), flip=0.0)),
         plan=Plan(
             iterations=400,
