@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -132,7 +132,7 @@ def test_boxes_are_for_evaluation_where_there_are_any(make, tmp_path):
         assert truth.ids == ("one", "two")
         assert [objects.boxes.tolist() for objects in truth.objects] == [[[0, 0, 4, 4]]] * 2
     else:
-        with pytest.raises(UserError, match="no boxes|bbox: field required") as caught:
+        with pytest.raises(UserError, match=r"no boxes|bbox: field required") as caught:
             read_truth(source)
         assert str(source.path) in str(caught.value)
 
@@ -247,7 +247,7 @@ def test_hostile_json_is_refused_in_one_line(name, read, tmp_path):
     with pytest.raises(UserError) as caught:
         read(DataSource(path=tmp_path / "t.json"))
     said = str(caught.value)
-    assert said.startswith(str(tmp_path / "t.json")) and "\n" not in said and len(said) < 1000
+    assert said.startswith(str(tmp_path / "t.json")) and said.isprintable() and len(said) < 1000
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
@@ -256,7 +256,8 @@ HOSTILE_TABLES = {
     "UTF-16": "image,tags\na.jpg,b\n".encode("utf-16"), "header only": b"image,tags\n", "no header": b"a.jpg,dog\n",
     "endless quote": b'image,tags\n"a.jpg,dog\n' + b"x,y\n" * 50_000, "endless name": b"image,tags\n" + b"x" * 70_000,
     "many columns": b"image" + b",x" * 100_000, "escape": b"image,tags\n../../../../etc/passwd,dog\n",
-    "absolute": b"image,tags\n/etc/passwd,dog\n", "a folder": b"image,tags\n.,dog\n", "terminal": b"image,tags\n\x1b[2J,d\n",
+    "absolute": b"image,tags\n/etc/passwd,dog\n", "a folder": b"image,tags\n.,dog\n",
+    "terminal": b"image,tags\n\x1b[2J,d\n",
 }  # fmt: skip
 
 
@@ -283,13 +284,14 @@ def test_hostile_lists_are_refused_in_one_line(content, tmp_path):
 documents = st.dictionaries(
     st.sampled_from(["images", "annotations", "info", 'odd "\\ key']),
     st.lists(st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers() | st.text(),
-                          lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)),
+                          lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6), max_size=4),
 )  # fmt: skip
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(documents, st.sampled_from([None, 0, 3]), st.booleans())
 def test_rows_are_those_of_the_whole_file(tmp_path_factory, document, indent, ascii_only):
-    path = tmp_path_factory.mktemp("rows") / "t.json"
+    path = tmp_path_factory.getbasetemp() / "rows.json"
     path.write_text(f" {json.dumps(document, indent=indent, ensure_ascii=ascii_only)}\n", encoding="utf-8")
     rows: dict[str, list[object]] = {"images": [], "annotations": []}
     there = each_row(path, "a file", {name: taken.append for name, taken in rows.items()})
@@ -320,5 +322,5 @@ def test_tags_are_the_same_wherever_the_boxes_are(make, tmp_path):
         file.write_text(file.read_text().replace("<xmax>4", "<xmax>-77").replace("[0, 0, 4, 4]", '["x", -3]'))
     after = read_tagged(DataSource(path=path))
     assert torch.equal(before.tags, after.tags)
-    with pytest.raises(UserError, match="bndbox|bbox"):
+    with pytest.raises(UserError, match=r"bndbox|bbox"):
         read_truth(DataSource(path=path))

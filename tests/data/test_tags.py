@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -180,6 +180,7 @@ def test_a_class_listed_twice_is_refused(photos: Path) -> None:
 names = st.text(st.characters(codec="utf-8", exclude_characters=";|", exclude_categories=["Cc", "Cs", "Z"]), min_size=1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sets(names, max_size=3), min_size=1, max_size=2))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, tags: list[set[str]]) -> None:
     folder = tmp_path_factory.mktemp("tags")

@@ -50,5 +50,5 @@ def refuse(fault: Fault) -> None:
 
 def plain(text: str) -> str:
     """Text from strangers' files on one short line, without control characters that could write on a terminal."""
-    line = _CONTROL.sub(" ", text)
+    line = _CONTROL.sub(" ", text).encode(errors="replace").decode()  # half a surrogate pair cannot be printed
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"

@@ -12,7 +12,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """An error: a command would refuse the dataset, or learn what is wrong. A note: nothing need be done."""
 
 FIRST = 4
-"""So many names of each kind are kept, however often it occurs."""
+"""So many different names of each kind are kept, however often it occurs."""
 
 ADVICE: dict[str, tuple[Severity, str]] = {
     "missing photo": ("error", "put the file there, or remove its row"),
@@ -77,10 +77,12 @@ class Tally:
 
     def add(self, kind: str, name: str, line: str = "") -> None:
         """Count one more."""
-        count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count <= FIRST:
-            self._names.setdefault(kind, []).append(plain(name))
-            self._lines.setdefault(kind, []).extend([plain(line)] if line else [])
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        names = self._names.setdefault(kind, [])
+        lines = self._lines.setdefault(kind, [])
+        if len(names) < FIRST and plain(name) not in names:
+            names.append(plain(name))
+            lines.extend([plain(line)] if line else [])
 
     def findings(self) -> tuple[Finding, ...]:
         """All kinds met, the gravest first, in the order of ``ADVICE``."""
