@@ -18,7 +18,7 @@ from tag2box.commands.runs import (
 )
 from tag2box.data.datasets import read_tagged
 from tag2box.data.faults import Fault, refuse
-from tag2box.engine.checkpoint import has_checkpoint
+from tag2box.engine import checkpoint
 from tag2box.engine.events import EventLog
 from tag2box.engine.loop import fit
 from tag2box.engine.maps import CachedMaps
@@ -81,9 +81,18 @@ def _proposals(config: Config, photos: TaggedPhotos, progress: Progress) -> Prop
 
 
 def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:
-    detector = build_detector(config, len(photos.classes), pretrained=not has_checkpoint(out))
+    detector = _network(config, out, len(photos.classes))
     step = Step(detector, config.objective, config.drop_block, config.augment)
     fit(step, _source(config, detector, photos, store, progress), config.plan, run=out, progress=progress)
+
+
+def _network(config: Config, out: Path, num_classes: int) -> Detector:
+    """The network a run begins or goes on with; its checkpoint has all weights, so the pretrained are not needed."""
+    is_begun = checkpoint.has_checkpoint(out)
+    detector = build_detector(config, num_classes, pretrained=not is_begun)
+    if is_begun:
+        checkpoint.load_model(out, checkpoint.read_state(out), detector)
+    return detector
 
 
 def _source(
