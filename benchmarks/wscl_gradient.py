@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from tag2box.commands.runs import build_detector, load_run, proposals_of, read_config, required, roi_maps
-from tag2box.commands.train import read_training
+from tag2box.commands.runs import build_detector, load_run, read_config, roi_maps
+from tag2box.commands.train import prepared
 from tag2box.engine.maps import CachedMaps
-from tag2box.engine.progress import Terminal, silent
+from tag2box.engine.progress import Terminal
 from tag2box.engine.source import MapSource, PhotoSource, Source
 from tag2box.engine.step import Step
 from tag2box.files import write_json
@@ -61,8 +61,7 @@ def share(config: Config, detector: Detector, batch: Batch) -> float:
 
 
 def _source(config: Config, detector: Detector) -> Source:
-    photos = read_training(config)
-    store = proposals_of(photos.photos, config, required(config.data.proposals), silent)
+    photos, store = prepared(config)
     views = config.feed.resize.views()
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=Terminal())
     if isinstance(maps, CachedMaps):

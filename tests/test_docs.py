@@ -3,57 +3,65 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import re
 import shlex
-import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import typer
 
+from pages import DOCS, PAGES, ROOT, blocks, load, name, prose
 from tag2box import settings
 from tag2box.cli import app
 from tag2box.objective import no_exemplars
 from tag2box.recipes import RECIPES, Config
 from tag2box.types import Proposals, Scene
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "docs").glob("*.py")])
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
+PROGRAM = typer.main.get_command(app)
 KEYS = {setting.key for setting in settings.describe(Config)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"objective"}
 PICTURES = {".png", ".jpg"}
 IMAGINED = {"objective.labeler.count", "src/tag2box/labelers/top_apart.py"}  # of the labeler the reader is shown to add
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"^(?:\.venv/bin/)?tag2box ([a-z]+)(.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^(?:\.venv/bin/)?tag2box ([a-z].*)$", re.MULTILINE)
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?: = [^`]*)?`")
 PATH = re.compile(r"(?<![\w.~])/(?:home|work|tmp|root|Users|mnt|opt)/")
 
 
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def leaves(command: typer.core.TyperCommand, before: str = "") -> dict[str, typer.core.TyperCommand]:
+    """Every command by all its words: ``data check`` is one, ``data`` is none."""
+    inside = getattr(command, "commands", None)
+    if inside is None:
+        return {before.strip(): command}
+    return {name: leaf for word, part in inside.items() for name, leaf in leaves(part, f"{before} {word}").items()}
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+COMMANDS = leaves(PROGRAM)
+GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 
-def prose(page: Path) -> str:
-    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+def typed(page: Path) -> list[list[str]]:
+    """The command lines of the blocks, as words: they must be whole."""
+    return [
+        shlex.split(line, comments=True)
+        for text in blocks(page, "")
+        for line in COMMAND.findall(text.replace("\\\n", " "))
+    ]
 
 
-def commands(page: Path) -> list[tuple[str, str]]:
-    """Every command shown in a block or in backticks: its name, and the rest of the line."""
-    inline = re.findall(r"`([^`\n]+)`", prose(page))
-    return [found for text in (*blocks(page, ""), *inline) for found in COMMAND.findall(text.replace("\\\n", " "))]
+def named(page: Path) -> list[list[str]]:
+    """The commands in backticks, as words: they may leave out what the reader knows."""
+    return [shlex.split(line) for text in re.findall(r"`([^`\n]+)`", prose(page)) for line in COMMAND.findall(text)]
+
+
+def leaf_of(words: list[str]) -> str:
+    return " ".join(words[: 2 if words[0] in GROUPS else 1])
 
 
 def own(language: str) -> list[object]:
@@ -66,18 +74,6 @@ def options_of(command: str) -> set[str]:
     return {option for parameter in COMMANDS[command].params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[path.stem]
-    return module
-
-
 def anchors(page: Path) -> set[str]:
     """What a heading can be linked by, as GitHub makes it."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
@@ -88,25 +84,46 @@ def test_there_are_pages_to_check() -> None:
     wanted = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} | {
         f"docs/{page}.md" for page in ("method", "architecture", "settings", "evaluation", "scenes", "results")
     }
+    wanted |= {f"docs/{page}.md" for page in ("datasets", "proposals", "weights")}
     assert wanted <= {name(page) for page in PAGES}
+    assert all(typed(ROOT / f"docs/{page}.md") for page in ("datasets", "proposals", "weights"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_and_option_exists(page: Path) -> None:
-    for command, rest in commands(page):
-        assert command in COMMANDS, f"tag2box {command}"
-        words = shlex.split(rest)
+    for words in (*typed(page), *named(page)):
+        if words[0] in GROUPS and len(words) == 1:
+            continue  # the group is spoken of
+        assert leaf_of(words) in COMMANDS, words
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert given <= options_of(command) | {"--help"}, f"tag2box {command}{rest}"
-        overrides = [value for option, value in pairwise(words) if option == "--set"]
-        assert all(override.partition("=")[0] in KEYS | IMAGINED for override in overrides), rest
-        recipes = {value for option, value in pairwise(words) if option == "--recipe"}
-        assert recipes <= set(RECIPES), rest
+        assert given <= options_of(leaf_of(words)) | {"--help"}, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_backticks_are_broken_over_lines(page: Path) -> None:
+    assert [line for line in prose(page).splitlines() if line.count("`") % 2] == []  # commands in them go unchecked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_line_is_understood_as_it_stands(page: Path) -> None:
+    for words in typed(page):
+        name_, rest = leaf_of(words), words[len(leaf_of(words).split()) :]
+        COMMANDS[name_].make_context(name_, list(rest))  # raises where an argument is missing, or a value is none
+        keys = {override.partition("=")[0] for option, override in pairwise(words) if option == "--set"}
+        known = {key.removeprefix("proposals.") for key in KEYS} if name_ == "propose" else KEYS | IMAGINED
+        assert keys <= known, words
+        assert {value for option, value in pairwise(words) if option == "--recipe"} <= set(RECIPES), words
 
 
 def test_the_readme_shows_every_command() -> None:
-    shown = {command for command, _ in commands(ROOT / "README.md")}
-    assert set(COMMANDS) - shown <= {"demo"}  # make demo calls it
+    readme = ROOT / "README.md"
+    shown = {words[0] for words in (*typed(readme), *named(readme))}
+    assert {command.partition(" ")[0] for command in COMMANDS} - shown <= {"demo"}  # make demo calls it
+
+
+def test_every_command_is_shown_somewhere() -> None:
+    shown = {leaf_of(words) for page in PAGES for words in (*typed(page), *named(page))}
+    assert set(COMMANDS) <= shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -144,13 +161,11 @@ def test_pictures_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=name)
 def test_files_of_the_package_named_in_docs_exist(page: Path) -> None:
     named = re.findall(r"`([a-z0-9_]+/[a-z0-9_/]+\.py|[a-z_]+\.py)`", prose(page))
-    homes = (ROOT, ROOT / "src" / "tag2box", ROOT / "docs")
+    homes = (ROOT, ROOT / "src" / "tag2box", DOCS)
     assert {file for file in named if not any((home / file).exists() for home in homes)} <= IMAGINED
 
 
-@pytest.mark.parametrize(
-    "row", re.findall(r"^\| (?:eq|sec|before|after|app).*$", prose(ROOT / "docs" / "method.md"), re.M)
-)
+@pytest.mark.parametrize("row", re.findall(r"^\| (?:eq|sec|before|after|app).*$", prose(DOCS / "method.md"), re.M))
 def test_every_function_of_the_method_is_where_the_table_says(row: str) -> None:
     *_, functions, files, _ = row.split("|")
     sources = [(ROOT / "src" / "tag2box" / file).read_text(encoding="utf-8") for file in re.findall(r"`(.+?)`", files)]
@@ -174,7 +189,7 @@ def test_python_in_the_docs_parses_and_its_imports_resolve(text: str) -> None:
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
-    script = load(ROOT / "docs" / "make_settings.py")
+    script = load(DOCS / "make_settings.py")
     assert script.PAGE.read_text(encoding="utf-8") == script.page(), "run python docs/make_settings.py"
 
 
@@ -192,7 +207,7 @@ def test_examples_are_short_and_can_be_imported_without_running(path: Path) -> N
 
 
 def test_the_labeler_of_the_docs_labels_and_survives_nothing(tmp_path: Path) -> None:
-    code = next(text for text in blocks(ROOT / "docs" / "architecture.md", "python") if "class TopApart" in text)
+    code = next(text for text in blocks(DOCS / "architecture.md", "python") if "class TopApart" in text)
     (tmp_path / "labeler_of_the_docs.py").write_text(code, encoding="utf-8")
     labeler = load(tmp_path / "labeler_of_the_docs.py").TopApart(count=2)
     assert not labeler.uses_exemplars

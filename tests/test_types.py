@@ -128,3 +128,17 @@ def test_a_tag_is_true_false_or_unsure(tags, unsure, fits):
     else:
         with pytest.raises(ValueError, match="unsure"):
             TaggedPhotos(classes, (PHOTO,), rows, open_)
+
+
+@pytest.mark.parametrize("wanted", [[], [True], [False], [True, False, True]])
+def test_a_part_keeps_photos_tags_and_doubts_together(wanted):
+    count = len(wanted)
+    photos = tuple(Photo(f"{i}", Path(f"{i}.jpg"), 4, 3) for i in range(count))
+    tags = torch.arange(2 * count).reshape(count, 2) % 3 == 0
+    for unsure in (None, ~tags):
+        part = TaggedPhotos(("cat", "dog"), photos, tags, unsure).part(wanted)
+        kept = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+        assert [photo.id for photo in part.photos] == [f"{i}" for i in kept]
+        assert part.tags.tolist() == tags[kept].tolist()
+        assert (part.unsure is None) == (unsure is None)
+        assert part.unsure is None or part.unsure.tolist() == (~tags)[kept].tolist()

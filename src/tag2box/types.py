@@ -54,6 +54,12 @@ class TaggedPhotos:
     def __len__(self) -> int:
         return len(self.photos)
 
+    def part(self, wanted: Sequence[bool]) -> TaggedPhotos:
+        """The wanted photos."""
+        rows = torch.tensor(wanted, dtype=torch.bool)
+        photos = tuple(photo for photo, is_wanted in zip(self.photos, wanted, strict=True) if is_wanted)
+        return TaggedPhotos(self.classes, photos, self.tags[rows], None if self.unsure is None else self.unsure[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Proposals:

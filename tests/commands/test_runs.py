@@ -14,7 +14,7 @@ from tag2box.commands.assess import Exam, assess, boxes_per_class
 from tag2box.commands.detect import detect, detect_photos
 from tag2box.commands.evaluate import dataset
 from tag2box.commands.runs import build_detector, load_run, machine, read_config, start_run, versions, with_paths
-from tag2box.commands.train import read_training, resume, train
+from tag2box.commands.train import prepared, read_training, resume, train
 from tag2box.data.datasets import read_truth
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import silent
@@ -239,3 +239,16 @@ def test_truth_is_read_from_a_file_or_a_folder(tmp_path):
     assert read_truth(dataset(tmp_path / "truth.json", split="test")).classes == ("cat",)
     with pytest.raises(UserError, match="no boxes"):
         read_truth(dataset(tmp_path, split="test"))
+
+
+def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
+    path = small / "photos" / "photo1.jpg"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"photo1\.jpg"):
+        train(small_config(small), small / "strict")
+    assert not (small / "strict" / "config.toml").exists()
+    config = small_config(small, "data.skip_bad=true")
+    train(config, small / "lenient")
+    photos, store = prepared(read_config(small / "lenient"))
+    assert [photo.id for photo in photos.photos] == ["photo0", "photo2", "photo3"]
+    assert list(store.failed) == ["photo1"]

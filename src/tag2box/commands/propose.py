@@ -13,7 +13,7 @@ from tag2box.data.datasets import DataSource, format_of, read_photos
 from tag2box.data.faults import Fault
 from tag2box.data.photos import read_photo
 from tag2box.engine.progress import Progress, silent
-from tag2box.errors import UserError
+from tag2box.errors import Interrupted, UserError
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.make import make_proposals
 from tag2box.proposals.policy import ProposalMethod
@@ -56,7 +56,10 @@ def propose(
     """Propose boxes for the photos of a dataset; photos that cannot be read are left out and told of."""
     start = time.monotonic()
     faults: list[Fault] = []
-    photos = read_photos(source, faults.append)
+    try:
+        photos = read_photos(source, faults.append)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{source.path}: stopped while the dataset was read; the same command goes on") from None
     if not photos:
         first = f" ({faults[0].line})" if faults else ""
         raise UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
 from tag2box.commands.evaluate import dataset
 from tag2box.commands.runs import proposals_of, read_config, required
-from tag2box.commands.train import read_training
+from tag2box.commands.train import prepared
 from tag2box.data.datasets import DataSource, read_photos, read_truth
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
@@ -48,7 +48,7 @@ def report(  # noqa: PLR0913 - one keyword an option of the command
     if train_truth is not None and test_truth is None:
         raise UserError("--train-truth needs --test-truth as well: a run is assessed on both at once")
     config = read_config(runs[0])
-    training = read_training(config)
+    training, _ = prepared(config, progress)
     test = train = None
     if test_truth is not None:
         source = dataset(test_truth, photos=test_photos, split=split, classes=training.classes)

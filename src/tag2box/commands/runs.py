@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tag2box import settings
+from tag2box.commands.propose import METHODS
 from tag2box.data.photos import read_photo
 from tag2box.data.transforms import View
 from tag2box.engine import checkpoint
@@ -23,9 +24,7 @@ from tag2box.files import write_text
 from tag2box.model.detector import Detector
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.weights.find import is_file
-from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.make import make_proposals
-from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import Photo
@@ -83,12 +82,17 @@ def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Det
     return Detector(config.backbone.build(pretrained=pretrained), num_classes, config.heads)
 
 
-def proposals_of(photos: Sequence[Photo], config: Config, folder: Path, progress: Progress) -> ProposalStore:
-    """The proposal store of some photos: made where it is missing, taken as it is where it comes from elsewhere."""
+def proposals_of(
+    photos: Sequence[Photo], config: Config, folder: Path, progress: Progress, *, skip_bad: bool = False
+) -> ProposalStore:
+    """The proposal store of some photos: made where it is missing, taken as it is where it comes from elsewhere.
+
+    With ``skip_bad``, photos that cannot be searched are not in it, but among those that failed.
+    """
     store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
     if store is None or store.source.get("kind") != IMPORTED:
-        store = make_proposals(photos, config.proposals, folder, read=read_photo, progress=progress)
-    store.check(photos)
+        store = make_proposals(photos, config.proposals, folder, read=read_photo, skip_bad=skip_bad, progress=progress)
+    store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
     return store
 
 
@@ -100,12 +104,12 @@ def proposing_as(config: Config, folder: Path) -> Config:
     if not ProposalStore.exists(folder):
         return config
     source = ProposalStore.open(folder).source
-    methods = {"selective_search": SelectiveSearch, "edge_boxes": EdgeBoxes}
-    if source == config.proposals.source() or source.get("kind") not in methods:
+    if source == config.proposals.source() or source.get("kind") not in METHODS:
         return config
     if source.get("model"):
         raise UserError(f"{folder}: made with {source['model']}; name this file with --set proposals.model=FILE")
-    return replace(config, proposals=methods[str(source["kind"])](**source))
+    method = type(METHODS[str(source["kind"])])
+    return replace(config, proposals=method(**source))  # type: ignore[arg-type]
 
 
 def roi_maps(

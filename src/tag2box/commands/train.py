@@ -38,8 +38,7 @@ def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
     """Train a detector into a new run folder."""
     config = with_paths(config, out)
     check_free(out)
-    photos = read_training(config)
-    store = _proposals(config, photos, progress)  # before the run is begun: a photo that cannot be read leaves none
+    photos, store = prepared(config, progress)  # before the run is begun: a photo that cannot be read leaves none
     start_run(config, out)
     EventLog(out).write(
         "start",
@@ -60,8 +59,8 @@ def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
 def resume(out: Path, *, progress: Progress = silent) -> None:
     """Continue a run where its last checkpoint left it, with the settings it was started with."""
     config = read_config(out)
-    photos = read_training(config)
-    _fit(config, out, photos, _proposals(config, photos, progress), progress=progress)
+    photos, store = prepared(config, progress)
+    _fit(config, out, photos, store, progress=progress)
 
 
 def read_training(config: Config) -> TaggedPhotos:
@@ -76,8 +75,11 @@ def read_training(config: Config) -> TaggedPhotos:
     return photos
 
 
-def _proposals(config: Config, photos: TaggedPhotos, progress: Progress) -> ProposalStore:
-    return proposals_of(photos.photos, config, required(config.data.proposals), progress)
+def prepared(config: Config, progress: Progress = silent) -> tuple[TaggedPhotos, ProposalStore]:
+    """The photos of a run and their proposals; with ``data.skip_bad``, without photos that cannot be searched."""
+    photos, skip_bad = read_training(config), config.data.skip_bad
+    store = proposals_of(photos.photos, config, required(config.data.proposals), progress, skip_bad=skip_bad)
+    return (photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos), store
 
 
 def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:

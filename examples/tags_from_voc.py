@@ -1,0 +1,29 @@
+"""Make a table of tags from a dataset that has more: only which classes a photo shows, never where.
+
+    python examples/tags_from_voc.py VOC2007 train tags.csv
+
+Works for a COCO file too. The photos stay where they are: name their folder with --photos afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tag2box.data.datasets import DataSource, read_tagged
+from tag2box.data.tags import write_tags
+
+
+def main(data: Path, split: str, out: Path) -> None:
+    """Write the table."""
+    tagged = read_tagged(DataSource(path=data, split=split))
+    rows = [
+        (photo.path.name, [name for name, is_there in zip(tagged.classes, tags, strict=True) if is_there])
+        for photo, tags in zip(tagged.photos, tagged.tags.tolist(), strict=True)
+    ]
+    write_tags(out, rows)
+    print(f"{len(rows)} photos, {len(tagged.classes)} classes: {out}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
