@@ -103,7 +103,7 @@ def _sample(image: np.ndarray, x: float, y: float) -> float:
     return upper * (1 - dy) + lower * dy
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000))
 def test_thinning_matches_one_written_with_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -35,7 +35,7 @@ class Proposed:
 
     store: ProposalStore
     counts: tuple[int, ...]  # boxes of each photo that has been searched
-    left_out: tuple[str, ...]  # a line for each photo that has not
+    left_out: tuple[str, ...]  # a line for each photo that has not, and for each row that was not understood
     seconds: float
 
     def lines(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Proposed:
         kind = str(self.store.source["kind"]).replace("_", " ")
         return (
             f"{kind}: {_many(photos, 'photo')}, {_many(boxes, 'box')}{spread}, in {self.seconds:,.0f} s",
-            *((f"left out: {_many(len(self.left_out), 'photo')}",) if self.left_out else ()),
+            *((f"left out: {len(self.left_out)}, named below",) if self.left_out else ()),
             f"store: {self.store.path}",
         )
 

@@ -88,8 +88,9 @@ def make_proposals(
     with _spaced(out), locked(out):
         work = _Work(out, source, tuple(photos), _stored(out, source), Parts.open(out / PARTS, source))
         _sweep(out, work.store)
-        work.search(partial(search_photo, method, read), workers, skip_bad=skip_bad, progress=progress)
-        work.finish()
+        with work.interruptible():
+            work.search(partial(search_photo, method, read), workers, skip_bad=skip_bad, progress=progress)
+            work.finish()
     return ProposalStore.open(out)
 
 
@@ -104,25 +105,30 @@ class _Work:
     parts: Parts
     failed: dict[str, str] = field(default_factory=dict)
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Keep what is done when Ctrl-C ends the block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.parts.flush()
+            done = len(self.photos) - len(self._missing())
+            raise Interrupted(
+                f"{self.out}: {done} of {len(self.photos)} photos are done; the same command goes on"
+            ) from None
+
     def search(
         self, search: Callable[[Photo], Searched], workers: int | None, *, skip_bad: bool, progress: Watch
     ) -> None:
         """Search the photos that neither the store nor the parts have; the parts then have them."""
-        missing = _missing(self.photos, {**self._kept(), **self.parts.sizes})
+        missing = self._missing()
         if not missing:
             return
         workers = min(workers or min(os.cpu_count() or 1, 1 + len(missing) // _FEW), len(missing))
-        done = len(self.photos) - len(missing)
-        try:
-            with progress("proposals", len(self.photos), done) as bar:
-                for photo, searched in spread(search, missing, workers=workers, lost=crashed):
-                    self._take(photo, searched, skip_bad=skip_bad)
-                    done += 1
-                    bar.advance()
-        except KeyboardInterrupt:
-            self.parts.flush()
-            total = len(self.photos)
-            raise Interrupted(f"{self.out}: {done} of {total} photos are done; the same command goes on") from None
+        with progress("proposals", len(self.photos), len(self.photos) - len(missing)) as bar:
+            for photo, searched in spread(search, missing, workers=workers, lost=crashed):
+                self._take(photo, searched, skip_bad=skip_bad)
+                bar.advance()
 
     def _take(self, photo: Photo, searched: Searched, *, skip_bad: bool) -> None:
         candidates = searched.candidates()
@@ -149,6 +155,9 @@ class _Work:
         if self.store is None or self.parts.sizes.get(entry.id) == entry.size:
             return self.parts.candidates(entry.id)
         return self.store.candidates(entry.id)
+
+    def _missing(self) -> list[Photo]:
+        return _missing(self.photos, {**self._kept(), **self.parts.sizes})
 
     def _kept(self) -> Mapping[str, tuple[int, int]]:
         return self.store.sizes if self.store else {}
