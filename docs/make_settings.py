@@ -18,8 +18,8 @@ This page is generated: `python docs/make_settings.py` writes it, and a test fai
 
 Every run is described by one nested value, `tag2box.Config`. You change it in three places, and the later one wins:
 
-1. a recipe, `--recipe photos` (the default), `od-wscl`, `oicr-plus` or `scenes`: a function in `src/tag2box/recipes.py` that
-   returns a complete value;
+1. a recipe, `--recipe photos` (the default), `od-wscl`, `oicr-plus` or `scenes`: a function in
+   `src/tag2box/recipes.py` that returns a complete value;
 2. TOML files, `--config mine.toml`, as many as you like;
 3. `--set key=value` on the command line, as often as you like. Quotes around a string may be left out.
 
