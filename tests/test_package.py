@@ -16,7 +16,10 @@ import tag2box
 
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
-COMMANDS = ("demo", "detect", "diagnose", "evaluate", "report", "resume", "train")
+COMMANDS = (
+    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "propose", "recall", "report", "resume",
+    "stats", "train",
+)  # fmt: skip
 
 
 def test_importing_it_loads_nothing_heavy():
@@ -28,7 +31,7 @@ def test_importing_it_loads_nothing_heavy():
 
 
 def test_the_public_names_are_pinned():
-    assert sorted(tag2box.__all__) == sorted([*COMMANDS, "RECIPES", "Config"])
+    assert sorted(tag2box.__all__) == sorted([*COMMANDS, "RECIPES", "Config", "DataSource"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
