@@ -15,7 +15,7 @@ from tag2box.data.transforms import View, place
 from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
 from tag2box.engine.progress import Progress, silent
-from tag2box.errors import UserError
+from tag2box.errors import Interrupted, UserError
 from tag2box.files import replacing
 from tag2box.metrics.results import write_coco_detections
 from tag2box.reporting.draw import draw_detections
@@ -62,7 +62,12 @@ def detect_photos(
 ) -> dict[str, Detections]:
     """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
     with tempfile.TemporaryDirectory() as folder:
-        store = proposals_of(photos, trained.config, proposals or Path(folder), progress)
+        try:
+            store = proposals_of(photos, trained.config, proposals or Path(folder), progress)
+        except Interrupted:
+            if proposals is not None:
+                raise
+            raise Interrupted("stopped, and nothing kept; `tag2box propose` makes proposals that last") from None
         maps = LiveMaps(trained.detector.backbone, photos, store)
         return detect_with(
             trained.detector, photos, store, maps=maps, inference=trained.config.inference, progress=progress

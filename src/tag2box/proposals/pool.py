@@ -44,24 +44,29 @@ def spread(
         return
     waiting = iter(items)
     busy: dict[Connection, _Worker[Item]] = {}
+    hired: dict[Connection, SpawnProcess] = {}
     try:
         for item in islice(waiting, workers):
-            _give(busy, _start(work, item))
+            _give(busy, hired, _start(work, item))
         while busy:
             ready = wait(list(busy))
             for line in [line for line in busy if line in ready]:
                 worker = busy.pop(line)
                 result = _answer(worker, lost)
                 for item in islice(waiting, 1):  # before the result is looked at: nobody shall wait for that
-                    _give(busy, _go_on(work, worker, item))
+                    _give(busy, hired, _go_on(work, worker, item))
                 yield worker.item, result
     finally:
         for worker in busy.values():
             worker.process.kill()  # nothing is lost with it: a worker only computes
+        for line, process in hired.items():
+            line.close()  # an idle one ends with its line
+            process.join()
 
 
-def _give(busy: dict[Connection, _Worker[Item]], worker: _Worker[Item]) -> None:
+def _give(busy: dict[Connection, _Worker[Item]], hired: dict[Connection, SpawnProcess], worker: _Worker[Item]) -> None:
     busy[worker.line] = worker
+    hired[worker.line] = worker.process
 
 
 def _start(work: Callable[[Item], Result], item: Item) -> _Worker[Item]:

@@ -1,0 +1,44 @@
+"""Work spread over processes: every item answered once, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tag2box.proposals.pool import spread
+
+
+def double(item: int) -> int:
+    return 2 * item
+
+
+def lost(item: int, signal: int) -> int:
+    return -item
+
+
+def children() -> set[int]:
+    """Processes of this one, ended and unburied ones included; multiprocessing's own helpers stay for good."""
+    found = {
+        int(word) for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()
+    }
+    return {pid for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+@pytest.mark.parametrize(("items", "workers"), [(0, 1), (0, 2), (1, 2), (5, 1), (9, 2)])
+def test_every_item_is_answered_once(items: int, workers: int) -> None:
+    before = children()
+    found = list(spread(double, range(items), workers=workers, lost=lost))
+    assert sorted(found) == [(i, 2 * i) for i in range(items)]
+    assert children() <= before
+
+
+def test_work_that_is_given_up_leaves_no_process() -> None:
+    before = children()
+    work = spread(double, range(1000), workers=2, lost=lost)
+    next(work)
+    assert len(children() - before) == 2
+    work.close()
+    assert children() <= before
+    assert os.getpid() not in before
