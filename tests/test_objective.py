@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -285,3 +288,41 @@ def test_instance_difficulty_is_a_share_of_the_image() -> None:
     scene = make_scene((4, 3), [[1, 1], [1, 0]])
     omega = instance_difficulty(scene, torch.arange(7), torch.zeros(7, dtype=torch.long))
     assert omega[:4].sum().item() == pytest.approx(1) and omega[4:].sum().item() == pytest.approx(1)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark of the objective, with its batches of any size and its loop-written twin."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("objective")
+
+
+@pytest.mark.parametrize(
+    ("images", "proposals", "classes", "seed"), [(1, 6, 2, 0), (2, 25, 3, 1), (3, 40, 5, 2), (5, 17, 4, 3)]
+)
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+def test_loss_and_gradients_are_those_of_the_specification_written_with_loops(
+    bench: ModuleType, images: int, proposals: int, classes: int, seed: int, positives: str
+) -> None:
+    """1e-10 relative in double precision, through heads, views, sampling, discovery and all four losses."""
+    world = bench.make_world(bench.Size(images, proposals, classes), torch.float64, seed)
+    call = {"proposals": world.proposals, "tags": world.tags}
+    results = []
+    for loss in (
+        lambda *args, **kwargs: Objective(contrast=Contrast(positives=positives))(*args, **kwargs).total,
+        lambda *args, **kwargs: bench.total_loss(*args, **kwargs, positives=positives),
+    ):
+        scores, embed = world.outputs()
+        total = loss(scores, embed, **call, views=world.views(scores))
+        results.append((total.detach(), bench.back(world, total)))
+    (ours, ours_grad), (twin, twin_grad) = results
+    torch.testing.assert_close(ours, twin, rtol=1e-10, atol=1e-12)
+    assert (ours_grad - twin_grad).norm() <= 1e-10 * twin_grad.norm()
+
+
+def test_the_benchmark_measures_a_batch_like_those_of_the_paper(bench: ModuleType) -> None:
+    world = bench.make_world(bench.Size(2, 200, 6))
+    assert world.tags.sum(dim=1).tolist() == [2, 3]
+    assert 3 * 2 * 10 < bench.contrastive_rows(world) < 3 * 400
+    figures = bench.measure(lambda: bench.our_step(world), 2)
+    assert 0 < figures["cpu"]["min"] <= figures["cpu"]["median"] <= figures["cpu"]["max"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
@@ -26,6 +26,7 @@ def test_iou_table(a: list, b: list, expected: list) -> None:
     torch.testing.assert_close(got, torch.tensor(expected).reshape(len(a), len(b)))
 
 
+@settings(deadline=None)
 @given(box_sets(), box_sets())
 def test_iou_is_symmetric_within_zero_and_one_and_counts_pixels(a: torch.Tensor, b: torch.Tensor) -> None:
     got = iou(a, b)

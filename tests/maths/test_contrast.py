@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import golden_names, load_golden
+from tag2box.maths import contrast
 from tag2box.maths.contrast import wscl
 
 
@@ -66,3 +69,96 @@ def test_losses_match_the_reference_on_its_exemplars(name: str) -> None:
     size = torch.bincount(cls)[cls].float()
     outside = wscl(embed, cls, (size - 1) / size, temperature=eps, positives="outside")
     assert outside.item() * scale == pytest.approx(float(g["out_supcon_loss_sim"]), rel=1e-4)
+
+
+def all_at_once(embed: Tensor, cls: Tensor, weight: Tensor, *, temperature: float, positives: str) -> Tensor:
+    """The loss with all |S|^2 logits in one table, differentiated by torch."""
+    logits = embed @ embed.T / temperature
+    others = ~torch.eye(len(cls), dtype=torch.bool)
+    is_positive = (cls[:, None] == cls) & others
+    partition = logits.masked_fill(~others, -torch.inf).logsumexp(dim=1)
+    if positives == "outside":
+        inner = (logits * is_positive).sum(dim=1) / is_positive.sum(dim=1).clamp(min=1)
+    else:
+        inner = logits.masked_fill(~is_positive, -torch.inf).logsumexp(dim=1)
+    has_positive = is_positive.any(dim=1)
+    return ((partition - inner)[has_positive] * weight[has_positive]).sum() / len(cls)
+
+
+def exemplars(count: int, classes: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings that lean to the middle of their class; the last class has one member."""
+    cls = torch.randint(0, classes, (count,))
+    cls[count // 2] = classes
+    centres = torch.randn(classes + 1, dim, dtype=dtype)
+    embed = torch.nn.functional.normalize(centres[cls] + torch.randn(count, dim, dtype=dtype), dim=1)
+    return embed.requires_grad_(), cls, torch.rand(count, dtype=dtype)
+
+
+def both(case: tuple[Tensor, Tensor, Tensor], temperature: float, positives: str) -> list[tuple[Tensor, Tensor]]:
+    results = []
+    for loss in (wscl, all_at_once):
+        value = loss(*case, temperature=temperature, positives=positives)
+        results.append((value.detach(), torch.autograd.grad(value * 3, case[0])[0]))
+    return results
+
+
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+@pytest.mark.parametrize("side", [1, 4, 7, 1024])
+@pytest.mark.parametrize("narrow", [0.0, 40.0])
+def test_blocks_change_neither_the_loss_nor_its_gradient(
+    positives: str, side: int, narrow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1e-12 in double precision, whatever the blocks, with shared exponentials and without."""
+    monkeypatch.setattr(contrast, "_SIDE", side)
+    monkeypatch.setattr(contrast, "_NARROW", narrow)
+    ours, twin = both(exemplars(23, 4, 6, torch.float64), 0.2, positives)
+    torch.testing.assert_close(ours, twin, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+@pytest.mark.parametrize("temperature", [1e-3, 0.02, 0.2, 5.0])
+def test_single_precision_stays_close_at_any_temperature(positives: str, temperature: float) -> None:
+    """1e-4 relative at two thousand exemplars, 1e-3 at the coldest, where logits reach a thousand."""
+    ours, twin = both(exemplars(2000, 5, 32, torch.float32), temperature, positives)
+    torch.testing.assert_close(ours[0], twin[0], atol=1e-5, rtol=1e-4)
+    assert (ours[1] - twin[1]).norm() <= max(1e-4, 1e-6 / temperature) * twin[1].norm()
+
+
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+def test_sums_are_in_single_precision_under_autocast(positives: str) -> None:
+    embed, cls, weight = exemplars(300, 4, 16, torch.float32)
+    half = embed.detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = wscl(half, cls, weight, temperature=0.2, positives=positives)
+        loss.backward()
+    exact = half.detach().float().requires_grad_()
+    expected = wscl(exact, cls, weight, temperature=0.2, positives=positives)
+    expected.backward()
+    assert loss.dtype == torch.float32 and loss.item() == expected.item()
+    assert half.grad.dtype == torch.bfloat16
+    assert torch.equal(half.grad, exact.grad.bfloat16())
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        self.elements = max(self.elements, out.numel() if isinstance(out, Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+def test_no_tensor_is_larger_than_a_block_or_the_embeddings(positives: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrast, "_SIDE", 16)
+    embed, cls, weight = exemplars(200, 3, 4, torch.float32)
+    with Largest() as largest:
+        wscl(embed, cls, weight, temperature=0.2, positives=positives).backward()
+    assert largest.elements == embed.numel()  # 800, where all pairs would be 40,000 and a block is 256
+
+
+def test_a_nan_is_told() -> None:
+    embed = torch.tensor([[1.0, 0], [math.nan, 0], [0, 1]])
+    assert wscl(embed, torch.tensor([0, 0, 1]), torch.ones(3), temperature=0.2).isnan()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tag2box.maths.mil import image_scores, mil_loss, mil_scores, mil_view_scores
+from tag2box.maths.mil import image_scores, mil_loss, mil_partition, mil_scores, mil_view_scores
 
 
 def scores_with_loops(cls: list, det: list, sizes: tuple[int, ...]) -> list:
@@ -69,12 +69,14 @@ def test_scores_of_one_image_sum_to_at_most_one_over_everything() -> None:
 def test_an_unchanged_copy_scores_as_its_proposal() -> None:
     cls, det, sizes = torch.randn(6, 3), torch.randn(6, 3), (4, 2)
     rows = torch.tensor([0, 3, 5])
-    copies = mil_view_scores(cls[rows], det[rows], torch.tensor([0, 0, 1]), det.split(sizes))
+    copies = mil_view_scores(cls[rows], det[rows], mil_partition(det, sizes)[[0, 0, 1]])
     torch.testing.assert_close(copies, mil_scores(cls, det, sizes)[rows])
 
 
 def test_no_copies_no_scores() -> None:
-    assert mil_view_scores(torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), ()).shape == (0, 3)
+    assert mil_view_scores(torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0, 3)
+    assert mil_partition(torch.zeros(0, 3), ()).shape == (0, 3)
+    assert mil_partition(torch.zeros(0, 3), (0,)).isneginf().all()
 
 
 def test_loss_and_gradient_stay_finite_at_certainty() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.maths import roi
+from tag2box.maths import roi, window_max
 from tag2box.maths.roi import roi_align, roi_pool, roi_pool_inclusive
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -36,7 +36,9 @@ def pool_with_loops(features: Tensor, corners: Tensor, image_ids: Tensor, *, siz
 
 
 @pytest.mark.parametrize("name", ["roi_pool_01", "roi_pool_05"])
-def test_pool_equals_the_reference_forward_and_backward(name):
+@pytest.mark.parametrize("worth_compiling", [0, 1 << 60])
+def test_pool_equals_the_reference_forward_and_backward(name, worth_compiling, monkeypatch):
+    monkeypatch.setattr(window_max, "_WORTH_COMPILING", worth_compiling)
     golden = {key: torch.as_tensor(value) for key, value in np.load(GOLDEN / f"{name}.npz").items()}
     rois = golden["in_rois"]
     call = {"size": 7, "scale": float(golden["in_scale"])}
@@ -49,7 +51,9 @@ def test_pool_equals_the_reference_forward_and_backward(name):
 
 
 @pytest.mark.parametrize("pool", [roi_pool, roi_align])
-def test_no_boxes_give_no_maps_and_no_gradient(pool):
+@pytest.mark.parametrize("worth_compiling", [0, 1 << 60])
+def test_no_boxes_give_no_maps_and_no_gradient(pool, worth_compiling, monkeypatch):
+    monkeypatch.setattr(window_max, "_WORTH_COMPILING", worth_compiling)
     features = torch.randn(2, 3, 5, 6, requires_grad=True)
     pooled = pool(features, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), size=7, scale=0.5)
     pooled.sum().backward()
@@ -123,7 +127,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     boxes = torch.tensor([[0, 0, 33, 30], [3, 4, 9, 29], [20, 1, 21, 2], [5, 5, 30, 30.0]])
     results = []
     for chunk in (1, 1 << 20):
-        monkeypatch.setattr(roi, "_CHUNK", chunk)
+        monkeypatch.setattr(window_max, "_CHUNK", chunk)
         tracked = features.clone().requires_grad_()
         pooled = roi_pool(tracked, boxes, ids, size=3, scale=1.0)
         pooled.square().sum().backward()
@@ -162,6 +166,17 @@ def test_align_equals_its_definition_written_with_loops():
     ids = torch.tensor([0, 1, 0, 1, 1])
     expected = align_with_loops(features, boxes, ids, size=4, scale=1 / 8)
     assert torch.allclose(roi_align(features, boxes, ids, size=4, scale=1 / 8), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_align_keeps_its_precision(dtype):
+    torch.manual_seed(2)
+    features = torch.randn(1, 3, 5, 5).to(dtype)
+    boxes, ids = torch.tensor([[3.0, 5.0, 30.0, 38.0]]), torch.zeros(1, dtype=torch.long)
+    got = roi_align(features, boxes, ids, size=2, scale=1 / 8)
+    assert got.dtype == dtype
+    expected = roi_align(features.float(), boxes, ids, size=2, scale=1 / 8)
+    assert torch.allclose(got.float(), expected, atol=torch.finfo(dtype).eps * 4)
 
 
 def test_align_of_the_whole_map_at_its_own_size_is_the_map_and_has_its_gradient():

@@ -56,7 +56,7 @@ class Discovery:
         for i, (top, c, image) in enumerate(zip(tops.rows.tolist(), tops.cls.tolist(), images, strict=True)):
             inside = slice(spans[image].start, spans[image].stop)
             rivals = [row for j, row in enumerate(tops.rows.tolist()) if images[j] == image and j != i]
-            closeness = self._closeness(scene, stage, top, c)[inside]
+            closeness = self._closeness(scene, stage, top, c, inside)
             tau = self._threshold(scene, stage, top, exemplars[c])
             to_rivals = scene.embed[inside] @ scene.embed[rivals if self._judges_rivals else []].T
             candidate = is_candidate(closeness, tau, to_rivals)
@@ -71,9 +71,11 @@ class Discovery:
     def _judges_rivals(self) -> bool:
         return self.exclusive and self.criterion == "similarity"
 
-    def _closeness(self, scene: Scene, stage: int, top: int, c: int) -> Float[Tensor, " R"]:
-        """How strongly every proposal looks like an object of class c."""
-        return scene.embed @ scene.embed[top] if self.criterion == "similarity" else scene.probs[stage][:, c]
+    def _closeness(self, scene: Scene, stage: int, top: int, c: int, inside: slice) -> Float[Tensor, " P"]:
+        """How strongly every proposal of an image looks like an object of class c."""
+        if self.criterion == "similarity":
+            return scene.embed[inside] @ scene.embed[top]
+        return scene.probs[stage][inside, c]
 
     def _threshold(self, scene: Scene, stage: int, top: int, of_class: Bool[Tensor, " M"]) -> Float[Tensor, ""]:
         """What a candidate has to beat."""

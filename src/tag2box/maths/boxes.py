@@ -22,17 +22,21 @@ def areas(boxes: Float[Tensor, "A 4"]) -> Float[Tensor, " A"]:
 
 def intersections(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
     """Area shared by every box of ``a`` with every box of ``b``."""
-    top_left = torch.maximum(a[:, None, :2], b[None, :, :2])  # (A, B, 2)
-    bottom_right = torch.minimum(a[:, None, 2:], b[None, :, 2:])
-    sides = (bottom_right - top_left).clamp(min=0)
-    return sides[..., 0] * sides[..., 1]
+    across, down = (_shared_sides(a[:, axis::2], b[:, axis::2]) for axis in (0, 1))
+    return across * down
+
+
+def _shared_sides(a: Float[Tensor, "A 2"], b: Float[Tensor, "B 2"]) -> Float[Tensor, "A B"]:
+    """Length that every interval of ``a`` shares with every one of ``b``."""
+    begins, ends = b.T.contiguous()  # each in one piece: several times faster to spread over A rows
+    return (torch.minimum(a[:, 1:], ends) - torch.maximum(a[:, :1], begins)).clamp_(min=0)
 
 
 def iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
     """Intersection over union of all pairs; zero where both boxes are empty."""
     shared = intersections(a, b)
     union = areas(a)[:, None] + areas(b)[None, :] - shared
-    return torch.where(union > 0, shared / union.clamp(min=torch.finfo(union.dtype).tiny), shared.new_zeros(()))
+    return torch.where(union > 0, shared / union, shared.new_zeros(()))
 
 
 def clip(boxes: Float[Tensor, "A 4"], width: float, height: float) -> Float[Tensor, "A 4"]:

@@ -1,12 +1,23 @@
-"""The weakly supervised contrastive loss (eq. 11-12), as the paper writes it and as its published code does."""
+"""The weakly supervised contrastive loss (eq. 11-12), as the paper writes it and as its published code does.
+
+|S|^2 similarities never exist at once: they are made in square blocks, and made again for the gradient. Similarity is
+symmetric, so a block above the diagonal serves its rows and, turned over, its columns.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tag2box.maths.numbers import at_least_single
+
+_SIDE = 1024  # of a block: 4 MB in single precision, which stays in a cache
+_NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
 
 
 def wscl(
@@ -21,20 +32,108 @@ def wscl(
 
     ``outside`` is eq. 11, the mean over positives of log-ratios. ``inside`` is the published code's variant: one
     logarithm of the positives' summed share. An exemplar alone in its class has no positive and adds zero.
+    Sums run in single precision at least, also under autocast.
     """
     if len(cls) == 0:
         return embed.sum() * 0.0
-    logits = embed @ embed.T / temperature  # (M, M)
-    others = ~torch.eye(len(cls), dtype=torch.bool, device=cls.device)
-    is_positive = (cls[:, None] == cls[None, :]) & others
-    count = is_positive.sum(dim=1)
-    has_positive = count > 0
-    partition = logits.masked_fill(~others, -torch.inf).logsumexp(dim=1)  # (M,)
-    if positives == "outside":
-        mean_logit = (logits * is_positive).sum(dim=1) / count.clamp(min=1)
-        per_exemplar = partition - mean_logit
-    else:
-        share = logits.masked_fill(~is_positive, -torch.inf).logsumexp(dim=1) - partition
-        per_exemplar = -share
-    usable = has_positive & partition.isfinite()
-    return (torch.where(usable, per_exemplar, 0.0) * weight).sum() / len(cls)
+    with torch.autocast(embed.device.type, enabled=False):
+        z = at_least_single(embed)
+        order = cls.argsort(stable=True)
+        z, cls, weight = z[order], cls[order], weight[order].to(z.dtype)
+        members = torch.bincount(cls)[cls]
+        partition = _log_sum(z, torch.zeros_like(cls), temperature)
+        if positives == "outside":
+            inner = _mean_positive(z, cls, members, temperature)
+        else:
+            inner = _log_sum(z, cls, temperature)
+        return (torch.where(members > 1, partition - inner, 0.0) * weight).sum() / len(cls)
+
+
+def _mean_positive(
+    embed: Float[Tensor, "M D"], cls: Int[Tensor, " M"], members: Int[Tensor, " M"], temperature: float
+) -> Float[Tensor, " M"]:
+    """Each exemplar's mean logit with the others of its class: its product with their sum, so no pairs are needed."""
+    sums = embed.new_zeros(int(cls.max()) + 1, embed.shape[1]).index_add(0, cls, embed)
+    with_all = (embed * sums[cls]).sum(dim=1) - embed.square().sum(dim=1)
+    return with_all / ((members - 1).clamp(min=1).to(embed.dtype) * temperature)
+
+
+def _log_sum(embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float) -> Float[Tensor, " M"]:
+    """log sum of exp(z_i z_j / temperature) over the others j in i's group; ``group`` is sorted."""
+    result: Tensor = _LogSum.apply(embed, group, temperature)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _End(NamedTuple):
+    """What the gradient needs to know of the exemplars along one side of a block."""
+
+    total: Float[Tensor, " a"]
+    grad: Float[Tensor, " a"]
+
+
+class _LogSum(torch.autograd.Function):
+    """The sums block by block, and their gradient: softmax-weighted sums of embeddings, block by block again."""
+
+    @staticmethod
+    def forward(ctx: Any, embed: Tensor, group: Tensor, temperature: float) -> Tensor:
+        ctx.temperature = temperature
+        ctx.bound = float(embed.square().sum(dim=1).max()) / temperature
+        total = embed.new_full((len(embed),), -torch.inf)
+        for rows, columns, logits in _blocks(embed, group, temperature):
+            by_row, by_column = _block_sums(logits, ctx.bound)
+            total[rows] = torch.logaddexp(total[rows], by_row)
+            if rows != columns:
+                total[columns] = torch.logaddexp(total[columns], by_column)
+        ctx.save_for_backward(embed, group, total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        embed, group, total = ctx.saved_tensors
+        total = total.masked_fill(total.isneginf(), torch.inf)  # nobody in the group: every share is zero
+        pull = torch.zeros_like(embed)
+        with torch.autocast(embed.device.type, enabled=False):
+            for rows, columns, logits in _blocks(embed, group, ctx.temperature):
+                ends = [_End(total[part], grads[0][part]) for part in (rows, columns)]
+                shares = _block_shares(logits, ctx.bound, *ends)
+                pull[rows] += shares @ embed[columns]
+                if rows != columns:
+                    pull[columns] += shares.T @ embed[rows]
+        return pull / ctx.temperature, None, None
+
+
+def _blocks(
+    embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float
+) -> Iterator[tuple[slice, slice, Float[Tensor, "a b"]]]:
+    """Logits on and above the diagonal, block by block; pairs of two groups, or of one exemplar, are -inf."""
+    scaled = embed / temperature
+    edges = [slice(start, min(start + _SIDE, len(embed))) for start in range(0, len(embed), _SIDE)]
+    firsts, lasts = group[::_SIDE].tolist(), [int(group[edge.stop - 1]) for edge in edges]
+    for i, rows in enumerate(edges):
+        for j, columns in enumerate(edges[i:], start=i):
+            if firsts[j] > lasts[i]:
+                break
+            logits = scaled[rows] @ embed[columns].T
+            if i == j:
+                logits.fill_diagonal_(-torch.inf)
+            if firsts[i] != lasts[j]:
+                logits.masked_fill_(group[rows][:, None] != group[columns][None, :], -torch.inf)
+            yield rows, columns, logits
+
+
+def _block_sums(logits: Float[Tensor, "a b"], bound: float) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
+    """Log-sum-exp along both axes; narrow logits share one exponential, because nothing can vanish."""
+    if bound <= _NARROW:
+        shares = logits.sub_(bound).exp_()
+        return shares.sum(dim=1).log() + bound, shares.sum(dim=0).log() + bound
+    return logits.logsumexp(dim=1), logits.logsumexp(dim=0)
+
+
+def _block_shares(logits: Float[Tensor, "a b"], bound: float, left: _End, right: _End) -> Float[Tensor, "a b"]:
+    """g_i softmax_i(j) + g_j softmax_j(i): what the logit of a pair means to the loss, from its two ends."""
+    if bound <= _NARROW:
+        factors = [end.grad * (bound - end.total).exp() for end in (left, right)]
+        return logits.sub_(bound).exp_().mul_(factors[0][:, None] + factors[1][None, :])
+    from_left = (logits - left.total[:, None]).exp_().mul_(left.grad[:, None])
+    return from_left.addcmul_((logits - right.total).exp_(), right.grad.expand_as(logits))

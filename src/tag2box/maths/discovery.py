@@ -16,12 +16,12 @@ def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Ten
     A proposal that is the top of one class cannot be the top of a later one; with fewer proposals than classes the
     later classes share what there is.
     """
-    left = probs.clone()
+    left = probs[:, present]
+    ids = torch.arange(len(probs), device=probs.device)
     tops: list[Tensor] = []
-    for c in present:
-        scores = left[:, c]
-        top = torch.where(scores == scores.max(), torch.arange(len(scores), device=scores.device), len(scores)).min()
-        top = top.clamp(max=len(scores) - 1)  # nan equals nothing: any row will do, and the loss will tell
+    for scores in left.unbind(dim=1):
+        top = torch.where(scores == scores.max(), ids, len(ids)).min()
+        top = top.clamp(max=len(ids) - 1)  # nan equals nothing: any row will do, and the loss will tell
         tops.append(top)
         left[top] = -1.0  # below every probability
     return torch.stack(tops) if tops else present.new_zeros(0)

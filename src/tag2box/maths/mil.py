@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 CLAMP = 1e-6
@@ -20,17 +20,16 @@ def mil_scores(cls: Float[Tensor, "R c"], det: Float[Tensor, "R c"], sizes: Sequ
     return over_classes * over_boxes
 
 
+def mil_partition(det: Float[Tensor, "R c"], sizes: Sequence[int]) -> Float[Tensor, "N c"]:
+    """Log of the second softmax's denominator: log-sum-exp of each image's detection logits; -inf without proposals."""
+    return torch.stack([d.logsumexp(dim=0) for d in torch.split(det, list(sizes))]) if sizes else det[:0]
+
+
 def mil_view_scores(
-    cls: Float[Tensor, "m c"],
-    det: Float[Tensor, "m c"],
-    image_ids: Int[Tensor, " m"],
-    image_det: tuple[Float[Tensor, "P c"], ...],
+    cls: Float[Tensor, "m c"], det: Float[Tensor, "m c"], partition: Float[Tensor, "m c"]
 ) -> Float[Tensor, "m c"]:
     """X of augmented copies: each is weighed against its image's original proposals in the second softmax."""
-    if len(cls) == 0:
-        return cls
-    partition = torch.stack([d.logsumexp(dim=0) for d in image_det])  # (N, c)
-    return cls.softmax(dim=1) * (det - partition[image_ids]).exp()
+    return cls.softmax(dim=1) * (det - partition).exp()
 
 
 def image_scores(scores: Float[Tensor, "R c"], sizes: Sequence[int]) -> Float[Tensor, "N c"]:

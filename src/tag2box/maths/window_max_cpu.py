@@ -1,0 +1,158 @@
+"""``window_max`` for CPUs, compiled: a few channels at a time, so that a whole table stays in the cache.
+
+Value and cell travel as one integer whose order is that of the values and, among equals, of the earlier cells. The
+twin in plain torch is ``window_max.find_with_torch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from tag2box.maths.window_max import Found, LookUp, Windows, look_ups
+
+LANES = 8  # channels side by side: one line of the cache
+_LOW = np.int64((1 << 32) - 1)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+
+
+def find(features: Tensor, windows: Windows) -> Found:
+    """Maxima and their cells; half precision is exact in single."""
+    maps = features.detach().float().contiguous()
+    images, channels, _, width = maps.shape
+    bits = maps.view(torch.int32).view(images, channels, -1).numpy()
+    shape = (len(windows.image), channels, windows.top.shape[1])
+    value, cell = np.empty(shape, np.int32), np.empty(shape, np.int32)  # numpy asks for large pages, torch does not
+    rows = [(windows.image == image).nonzero().flatten() for image in range(images)]
+    asked = [_packed(look_ups(windows, chosen, width)) for chosen in rows]
+
+    def work(first: int, last: int) -> None:
+        for image in range(images):
+            _find(bits[image], *asked[image], width, rows[image].numpy(), (first, last), (value, cell))
+
+    _in_threads(work, channels)
+    found = torch.from_numpy(value).view(torch.float32)
+    return Found(found.to(features.dtype), torch.from_numpy(cell))
+
+
+def spread(grad: Tensor, cell: Tensor, image: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient, summed in single precision in the order of the windows, whatever the number of threads."""
+    total = torch.zeros(shape)
+    flat = total.view(shape[0], shape[1], -1).numpy()
+    arrays = (grad.detach().float().contiguous().numpy(), cell.contiguous().numpy(), image.numpy())
+
+    def work(first: int, last: int) -> None:
+        _spread(*arrays, first, last, flat)
+
+    _in_threads(work, shape[1])
+    return total.to(grad.dtype)
+
+
+def _packed(asked: list[LookUp]) -> tuple[Any, Any, Any]:
+    """Look-ups as three arrays: (log height, log width, end) of each table, then windows and cells of all."""
+    ends = np.cumsum([len(a.windows) for a in asked])
+    tables = np.array([(a.log_height, a.log_width, end) for a, end in zip(asked, ends, strict=True)], np.int64)
+    windows = torch.cat([torch.zeros(0, dtype=torch.long), *(a.windows for a in asked)])
+    cells = torch.cat([torch.zeros(0, 4, dtype=torch.long), *(a.cells for a in asked)])
+    return tables.reshape(-1, 3), windows.int().numpy(), cells.int().numpy()
+
+
+def _in_threads(work: Callable[[int, int], None], channels: int) -> None:
+    """Share the channels out to as many threads as torch uses; kernels run without Python's lock."""
+    threads = torch.get_num_threads()
+    blocks = -(-channels // LANES)
+    edges = [min(channels, LANES * (blocks * i // threads)) for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, edges[:-1], edges[1:]))
+
+
+def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
+    """Compile when first called, and keep the result on disk where there is a place for it."""
+    try:
+        return numba.njit(nogil=True, cache=True)(kernel)
+    except RuntimeError:  # no folder to write to
+        return numba.njit(nogil=True)(kernel)
+
+
+@_compiled
+def _pack(bits: Any, first: int, last: int, table: Any) -> None:
+    for lane in range(last - first):
+        for cell in range(bits.shape[1]):
+            key = bits[first + lane, cell]
+            if (key & _MAGNITUDE) > _INFINITY:  # NaN, of either sign
+                key = _MAGNITUDE
+            elif key < 0:
+                key = (key ^ _MAGNITUDE) + np.int32(1)  # + 1 makes -0.0 equal to 0.0
+            table[cell, lane] = (np.int64(key) << 32) | (_LOW - cell)
+
+
+@_compiled
+def _grow(table: Any, shift: int, out: Any) -> None:
+    for cell in range(table.shape[0] - shift):
+        for lane in range(LANES):
+            out[cell, lane] = max(table[cell, lane], table[cell + shift, lane])
+
+
+@_compiled
+def _look(table: Any, windows: Any, cells: Any, best: Any) -> None:
+    for i in range(len(windows)):
+        a, b, c, d = cells[i, 0], cells[i, 1], cells[i, 2], cells[i, 3]
+        for lane in range(LANES):
+            best[windows[i], lane] = max(table[a, lane], table[b, lane], table[c, lane], table[d, lane])
+
+
+@_compiled
+def _unpack(best: Any, rows: Any, first: int, last: int, value: Any, cell: Any) -> None:
+    bins = value.shape[2]
+    for i, row in enumerate(rows):
+        for lane in range(last - first):
+            values, places = value[row, first + lane], cell[row, first + lane]
+            for column in range(bins):
+                packed = best[i * bins + column, lane]
+                key = np.int32(packed >> 32)
+                values[column] = key if key >= 0 else (key - np.int32(1)) ^ _MAGNITUDE
+                places[column] = np.int32(_LOW - (packed & _LOW))
+
+
+@_compiled
+def _find(bits: Any, tables: Any, windows: Any, cells: Any, width: int, rows: Any, span: Any, found: Any) -> None:
+    size = (bits.shape[1], LANES)
+    tall, wide, spare = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    best = np.zeros((len(rows) * found[0].shape[2], LANES), np.int64)  # zero stands for value 0 and cell -1
+    for first in range(span[0], span[1], LANES):
+        last = min(first + LANES, span[1])
+        _pack(bits, first, last, tall)
+        wide[:] = tall
+        log_height, log_width, begin = 0, 0, 0
+        for log_y, log_x, end in tables:
+            if log_y > log_height:
+                while log_height < log_y:
+                    _grow(tall, width << log_height, spare)
+                    tall, spare = spare, tall
+                    log_height += 1
+                wide[:] = tall
+                log_width = 0
+            while log_width < log_x:
+                _grow(wide, 1 << log_width, spare)
+                wide, spare = spare, wide
+                log_width += 1
+            _look(wide, windows[begin:end], cells[begin:end], best)
+            begin = end
+        _unpack(best, rows, first, last, found[0], found[1])
+
+
+@_compiled
+def _spread(grad: Any, cell: Any, image: Any, first: int, last: int, total: Any) -> None:
+    for channel in range(first, last):
+        for row in range(grad.shape[0]):
+            sums, grads, places = total[image[row], channel], grad[row, channel], cell[row, channel]
+            for column in range(len(places)):
+                if places[column] >= 0:
+                    sums[places[column]] += grads[column]
