@@ -61,9 +61,9 @@ def test_a_batch_has_pixels_or_maps_never_both():
     tags, images, maps = torch.zeros(1, 2, dtype=torch.bool), torch.zeros(1, 3, 8, 8), torch.zeros(0, 5, 2, 2)
     assert Batch(("a",), tags, none, images=images).maps is None
     assert Batch(("a",), tags, none, maps=maps).images is None
-    with pytest.raises(ValueError, match="either images or maps"):
+    with pytest.raises(ValueError, match="either images, trunks or maps"):
         Batch(("a",), tags, none)
-    with pytest.raises(ValueError, match="either images or maps"):
+    with pytest.raises(ValueError, match="either images, trunks or maps"):
         Batch(("a",), tags, none, images=images, maps=maps)
 
 

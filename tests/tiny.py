@@ -18,6 +18,8 @@ from torch.nn import functional
 from tag2box.maths.roi import roi_align
 from tag2box.model.backbone import Backbone, Preprocess
 from tag2box.model.detector import Detector, Heads
+from tag2box.model.luck import Dice
+from tag2box.model.regularise import dropout
 from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.types import Photo, Proposals, TaggedPhotos
@@ -35,8 +37,9 @@ class TinyBackbone(Backbone):
     map_size = 3
     vector_size = 8
 
-    def __init__(self, *, frozen: bool = True) -> None:
+    def __init__(self, *, frozen: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.conv = nn.Conv2d(3, self.channels, 1)
         self.fc = nn.Linear(self.channels * self.map_size**2, self.vector_size)
         self.conv.requires_grad_(not frozen)
@@ -49,8 +52,8 @@ class TinyBackbone(Backbone):
         scale = 1 / self.stride
         return roi_align(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Tensor) -> Tensor:
-        return torch.relu(self.fc(maps.flatten(1)))
+    def neck(self, maps: Tensor, dice: Dice | None = None) -> Tensor:
+        return dropout(torch.relu(self.fc(maps.flatten(1))), self.dropout, dice)
 
     def map_parts(self) -> tuple[nn.Module, ...]:
         return (self.conv,)

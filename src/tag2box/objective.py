@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import torch
@@ -112,6 +112,12 @@ class Outcome:
     total: Float[Tensor, ""]
     losses: Losses
     labeling: Labeling
+    tags: Bool[Tensor, "N C"]  # those it was about
+
+    def detached(self) -> Outcome:
+        """The same numbers without a graph."""
+        terms = (getattr(self.losses, term.name).detach() for term in fields(self.losses))
+        return Outcome(self.total.detach(), Losses(*terms), self.labeling, self.tags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +161,7 @@ class Objective:
             contrast=self.contrast(grown(scene, labeling)) if self.contrast.enabled else mil.new_zeros(()),
         )
         total = self.mil.weight * losses.mil + losses.refine + losses.box + self.contrast.weight * losses.contrast
-        return Outcome(total, losses, labeling)
+        return Outcome(total, losses, labeling, tags)
 
     def _mil_loss(
         self,

@@ -89,7 +89,7 @@ class Proposals:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One training batch. Its pixels are ``images``, or ``maps`` where frozen RoI maps are read from the cache."""
+    """One training batch: pixels (``images``), or what a frozen network made of them: ``trunks``, or RoI ``maps``."""
 
     ids: tuple[str, ...]
     tags: Bool[Tensor, "N C"]
@@ -97,10 +97,75 @@ class Batch:
     images: Float[Tensor, "N 3 H W"] | None = None
     maps: Float[Tensor, "R ch h w"] | None = None
     unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
+    trunks: tuple[Float[Tensor, "c h w"], ...] | None = None  # a map a photo, each of its own size
 
     def __post_init__(self) -> None:
-        if (self.images is None) == (self.maps is None):
-            raise ValueError("a batch carries either images or maps")
+        if sum(x is not None for x in (self.images, self.maps, self.trunks)) != 1:
+            raise ValueError("a batch carries either images, trunks or maps")
+
+    @classmethod
+    def empty(cls, num_classes: int) -> Batch:
+        """No photo at all: the share of a process when processes outnumber photos."""
+        tags = torch.zeros(0, num_classes, dtype=torch.bool)
+        return cls((), tags, Proposals(torch.zeros(0, 4), ()), trunks=())
+
+    def photo(self, index: int) -> Batch:
+        """One photo of it."""
+        span, photo = self.proposals.spans()[index], slice(index, index + 1)
+        rows = slice(span.start, span.stop)
+        return Batch(
+            ids=self.ids[photo],
+            tags=self.tags[photo],
+            proposals=Proposals(self.proposals.boxes[rows], self.proposals.sizes[photo]),
+            images=None if self.images is None else self.images[photo],
+            maps=None if self.maps is None else self.maps[rows],
+            unsure=None if self.unsure is None else self.unsure[photo],
+            trunks=None if self.trunks is None else self.trunks[photo],
+        )
+
+    def facts(self) -> Facts:
+        """What the objective is told of it."""
+        return Facts(self.proposals, self.tags, self.unsure)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(
+            ids=self.ids,
+            tags=self.tags.to(device),
+            proposals=Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            images=None if self.images is None else self.images.to(device),
+            maps=None if self.maps is None else self.maps.to(device),
+            unsure=None if self.unsure is None else self.unsure.to(device),
+            trunks=None if self.trunks is None else tuple(trunk.to(device) for trunk in self.trunks),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A batch without its pixels: proposals and tags, all that the objective is told beside the network's outputs."""
+
+    proposals: Proposals
+    tags: Bool[Tensor, "N C"]
+    unsure: Bool[Tensor, "N C"] | None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Facts]) -> Facts:
+        """Parts of a batch, one after the other."""
+        unsure = [part.unsure for part in parts if part.unsure is not None]
+        sizes = tuple(size for part in parts for size in part.proposals.sizes)
+        return cls(
+            Proposals(torch.cat([part.proposals.boxes for part in parts]), sizes),
+            torch.cat([part.tags for part in parts]),
+            torch.cat(unsure) if unsure else None,
+        )
+
+    def to(self, device: torch.device) -> Facts:
+        """The same on a device."""
+        return Facts(
+            Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            self.tags.to(device),
+            None if self.unsure is None else self.unsure.to(device),
+        )
 
 
 # ---------------------------------------------------------------- what the network says
@@ -167,6 +232,10 @@ class Seeds:
     def __len__(self) -> int:
         return int(self.rows.shape[0])
 
+    def to(self, device: torch.device) -> Seeds:
+        """The same on a device."""
+        return Seeds(self.rows.to(device), self.cls.to(device), self.score.to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class PseudoLabels:
@@ -212,6 +281,10 @@ class Detections:
         if self.boxes.shape != (n, 4) or self.scores.shape != (n,) or self.labels.shape != (n,):
             shapes = [tuple(x.shape) for x in (self.boxes, self.scores, self.labels)]
             raise ValueError(f"shapes of boxes, scores and labels disagree: {shapes}")
+
+    def to(self, device: torch.device) -> Detections:
+        """The same on a device."""
+        return Detections(self.boxes.to(device), self.scores.to(device), self.labels.to(device))
 
     @classmethod
     def empty(cls) -> Detections:

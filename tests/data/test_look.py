@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from tag2box.data.look import see
+from tag2box.data.look import look, see
 from tag2box.data.photos import find_photos, read_photo, reduction
 from tag2box.data.transforms import View, seen_size
 from tag2box.errors import UserError
@@ -67,3 +67,24 @@ def test_a_photo_of_another_size_than_the_dataset_says_is_refused(tmp_path: Path
     photo = saved(tmp_path / "p.jpg", 500, 375)
     with pytest.raises(UserError, match=rf"p\.jpg: 500x375 pixels, expected {claimed[0]}x{claimed[1]}"):
         see(Photo("p", photo.path, *claimed), View(480, long_max=2000))
+
+
+def test_one_look_serves_views_of_all_sizes(tmp_path: Path) -> None:
+    photo = saved(tmp_path / "p.jpg", 500, 375)
+    views = [view for view in VIEWS if view.short != 48]
+    read = look(photo, views)
+    for view in views:
+        assert torch.equal(read.seen(view), see(photo, view))
+
+
+@pytest.mark.parametrize(
+    "views", [[View(48)], [View(48), View(80, True)], [View(80), View(48), View(16)], [View(None)]]
+)
+def test_a_look_is_as_large_as_its_largest_view_needs(tmp_path: Path, views: list[View]) -> None:
+    photo = saved(tmp_path / "p.jpg", 800, 600)
+    height, width = max(seen_size(view, (600, 800)) for view in views)
+    factor = reduction((800, 600), (width, height))
+    read = look(photo, views)
+    assert read.pixels.shape == (3, 600 // factor, 800 // factor)
+    for view in views:
+        assert (read.seen(view) - see(photo, view)).abs().mean() < 2.5  # as if read for it alone

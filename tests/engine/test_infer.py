@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tag2box.data.transforms import View, place, resized, show
 from tag2box.engine.infer import Inference, detect
 from tag2box.engine.maps import CachedMaps, LiveMaps
 from tag2box.engine.progress import Bar
+from tag2box.errors import UserError
 from tag2box.maths.boxes import decode
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.predict import Predict
@@ -50,6 +52,7 @@ def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[i
         view, size = View(short, flip, 2000), (photo.height, photo.width)
         image, seen = show(view, read_photo(photo.path).float(), size), place(view, boxes, size)
         maps = detector.backbone.roi_maps(detector.backbone.trunk(image[None]), Proposals(seen, (len(seen),)))
+        maps = maps.half().float() if detector.backbone.frozen_maps else maps
         out = detector.score(detector.neck(maps))
         all_probs.append(sum(x.softmax(dim=1)[:, :-1] for x in out.refine) / len(out.refine))
         moved = decode(sum(out.deltas) / len(out.deltas), seen).reshape(len(boxes), -1, 4)  # type: ignore[arg-type]
@@ -72,10 +75,13 @@ def test_views_are_every_scale_upright_then_mirrored() -> None:
     assert len(Inference().views()) == 14
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("scales", [(40,), (24, 36)])
-def test_detections_are_the_mean_over_the_views(tmp_path: Path, scales: tuple[int, ...], mirror: bool) -> None:
-    detector = tiny_detector(3)
+def test_detections_are_the_mean_over_the_views(
+    tmp_path: Path, scales: tuple[int, ...], mirror: bool, frozen: bool
+) -> None:
+    detector = tiny_detector(3, frozen)
     found, live = run(tmp_path, Inference(scales=scales, mirror=mirror, predict=ALL), detector)
     photo = live.photos[0]
     flips = [False, True] if mirror else [False]
@@ -142,14 +148,89 @@ def test_mirror_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
         assert (b[1], b[3]) == pytest.approx((a[1], a[3]), abs=1e-2)
 
 
-def test_kept_maps_give_nearly_the_same_detections(tmp_path: Path) -> None:
+def same(a: Detections, b: Detections) -> bool:
+    return all(torch.equal(x, y) for x, y in ((a.boxes, b.boxes), (a.scores, b.scores), (a.labels, b.labels)))
+
+
+def test_kept_maps_give_the_same_detections(tmp_path: Path) -> None:
     inference = Inference(scales=(24, 32), predict=ALL)
     detector = tiny_detector(3)
     found, live = run(tmp_path, inference, detector)
     cached = CachedMaps(live, tmp_path / "maps")
+    cached.make(inference.views())
+    for photo in live.photos:
+        photo.path.unlink()  # nobody will miss them
     kept = detect(detector, live.photos, live.store, maps=cached, inference=inference)
-    for name, own in found.items():
-        assert kept[name].scores.tolist() == pytest.approx(own.scores.tolist(), abs=1e-3)
+    assert found.keys() == kept.keys() and all(same(found[name], kept[name]) for name in found)
+    cached.close()
+
+
+class ViewByView(LiveMaps):
+    """The photo read anew for every view, as it was once done."""
+
+    def passes(self, index: int, views: Sequence[View]) -> Iterator[Tensor]:
+        return (next(LiveMaps.passes(self, index, [view])) for view in views)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("scales", [(32,), (24, 40, 32)])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_reading_once_detects_what_reading_for_every_view_does(
+    tmp_path: Path, mirror: bool, scales: tuple[int, ...], frozen: bool
+) -> None:
+    inference = Inference(scales=scales, mirror=mirror, predict=ALL)
+    detector = tiny_detector(3, frozen)
+    found, live = run(tmp_path, inference, detector)
+    twin = ViewByView(live.backbone, live.photos, live.store)
+    expected = detect(detector, live.photos, live.store, maps=twin, inference=inference)
+    assert found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in found)
+
+
+def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    lock = threading.Lock()
+
+    def note(event: str) -> None:
+        with lock:
+            events.append(event)
+
+    def counted(path: Path, at_least: tuple[int, int] | None = None) -> Tensor:
+        note(f"read {path.stem} {threading.current_thread() is threading.main_thread()}")
+        return read_photo(path, at_least)
+
+    class Counting:
+        def advance(self, note_: str = "") -> None:
+            note("done")
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        yield Counting()
+
+    monkeypatch.setattr("tag2box.data.look.read_photo", counted)
+    photos = tiny_photos(tmp_path, 4).photos
+    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)), progress=progress)
+    assert [event for event in events if event != "done"] == [f"read photo{i} False" for i in range(4)]
+    for i in range(2, 4):
+        assert events[: events.index(f"read photo{i} False")].count("done") >= i - 1
+
+
+def test_a_broken_photo_is_told_in_its_turn(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 3).photos
+    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    photos[1].path.write_bytes(b"no photo at all")
+    before = threading.active_count()
+    with pytest.raises(UserError, match=r"photo1\.jpg: not readable as a photo"):
+        detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)))
+    assert threading.active_count() == before
+
+
+def test_a_photo_without_proposals_is_never_opened(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 3).photos
+    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(2, 0, 2)))
+    photos[1].path.unlink()
+    found = detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)))
+    assert len(found["photo1"]) == 0 < len(found["photo2"])
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from tag2box.maths.roi import roi_align, roi_pool
 from tag2box.model.backbone import Preprocess
 from tag2box.model.lite0 import Lite0, fold_weights
+from tag2box.model.luck import Luck, Purpose
 from tag2box.model.weights import lite0_weights
 from tag2box.types import Proposals
 
@@ -115,6 +116,8 @@ def test_settings_decide_what_learns(settings, learning, frozen):
     backbone = settings.build(pretrained=False)
     assert {name.split(".")[0] for name, p in backbone.named_parameters() if p.requires_grad} == learning
     assert backbone.frozen_maps is frozen
+    assert backbone.frozen_trunk
+    assert "pool" not in backbone.trunk_recipe()  # its maps serve every pooling
 
 
 def test_gradients_reach_the_tail_where_it_learns():
@@ -125,19 +128,26 @@ def test_gradients_reach_the_tail_where_it_learns():
     assert all(p.grad is None for p in backbone.body.parameters())
 
 
-def test_training_mode_changes_nothing_but_dropout(backbone):
+def test_training_mode_changes_nothing_and_dropout_needs_dice(backbone):
     images = torch.rand(1, 3, 64, 64) * 255
     quiet = backbone.trunk(images)
-    maps = torch.rand(3, 320, 7, 7)
+    maps = 9 * torch.randn(3, 320, 7, 7)
     vector = backbone.neck(maps)
+    assert (vector > 0).sum() > 100
     backbone.train()
     try:
         assert torch.equal(backbone.trunk(images), quiet) and torch.equal(backbone.neck(maps), vector)
     finally:
         backbone.eval()
     assert not list(backbone.buffers())
-    dropping = Lite0(dropout=0.5).build(pretrained=False).train()
-    assert (dropping.neck(maps.abs() + 1) == 0).any()
+    backbone.dropout = 0.5
+    try:
+        dropped = backbone.neck(maps, Luck(0, 0).dice(Purpose.NECK, torch.zeros(3, dtype=torch.long)))
+        assert torch.equal(backbone.neck(maps), vector)
+    finally:
+        backbone.dropout = 0.0
+    assert ((dropped == 0) | (dropped == 2 * vector)).all()
+    assert 0.4 < (dropped == 0)[vector > 0].float().mean() < 0.6
 
 
 def test_folding_names_every_parameter_of_the_network(raw):

@@ -8,9 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.model.regularise import DropBlock, block_mask, drop_block, noise, random_mask
+from tag2box.model.luck import Luck, Purpose
+from tag2box.model.regularise import DropBlock, block_mask, drop_block, dropout, mask_factors, noise
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def dice_of(images, seed=3):
+    return Luck(seed, 0).dice(Purpose.DROP_BLOCK, torch.tensor(images, dtype=torch.long))
 
 
 def mask_with_loops(rand, block, gamma):
@@ -47,32 +52,45 @@ def test_block_mask_equals_its_definition_written_with_loops(count, block, gamma
 
 def test_no_proposals_stay_no_proposals():
     x = torch.zeros(0, 4, 7, 7)
-    assert DropBlock()(x).shape == x.shape
-    assert random_mask(x, torch.rand(0, 1, 7, 7), 0.3, rescale=True).shape == x.shape
+    assert drop_block(x, torch.rand(0, 7, 7), block=3, drop=0.3).shape == x.shape
+    assert DropBlock().factors(dice_of([]), 7).shape == (0, 7, 7)
+    assert mask_factors(torch.rand(0, 1, 7, 7), 0.3, rescale=True).shape == (0, 1, 7, 7)
+    assert dropout(torch.zeros(0, 5), 0.5, dice_of([])).shape == (0, 5)
     assert noise(x, torch.randn(0, 1, 7, 7)).shape == x.shape
 
 
 def test_a_batch_that_loses_every_cell_is_zero_not_nan():
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(drop_block(x, torch.zeros(2, 4, 4), block=3, drop=0.3), torch.zeros_like(x))
-    assert torch.equal(random_mask(x, torch.zeros(2, 1, 4, 4), 0.3, rescale=True), torch.zeros_like(x))
+    assert torch.equal(mask_factors(torch.zeros(2, 1, 4, 4), 0.3, rescale=True), torch.zeros(2, 1, 4, 4))
 
 
-def test_drop_block_without_drops_changes_nothing_and_follows_its_generator():
+def test_drop_block_without_drops_changes_nothing_and_follows_its_dice():
+    images = [0, 0, 1, 1, 1, 2]
+    assert torch.equal(DropBlock(drop=0).factors(dice_of(images), 7), torch.ones(6, 7, 7))
+    first = DropBlock().factors(dice_of(images), 7)
+    assert torch.equal(first, DropBlock().factors(dice_of(images), 7))
+    assert not torch.equal(first, DropBlock().factors(dice_of(images, seed=4), 7))
+    assert not torch.equal(first, DropBlock(block=1).factors(dice_of(images), 7))
+    rand = dice_of(images).uniform(7, 7)
     x = torch.randn(6, 3, 7, 7)
-    assert torch.equal(DropBlock(drop=0)(x), x)
-    first = DropBlock()(x, torch.Generator().manual_seed(3))
-    assert torch.equal(first, DropBlock()(x, torch.Generator().manual_seed(3)))
-    assert not torch.equal(first, DropBlock()(x, torch.Generator().manual_seed(4)))
-    assert not torch.equal(first, DropBlock(block=1)(x, torch.Generator().manual_seed(3)))
+    assert torch.equal(x * first[:, None], drop_block(x, rand, block=3, drop=0.3))
+
+
+def test_dropout_keeps_the_mean_and_does_nothing_without_dice():
+    x = torch.ones(400, 50)
+    dropped = dropout(x, 0.25, dice_of([0] * 400))
+    assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert dropout(x, 0.25, None) is x and dropout(x, 0.0, dice_of([0] * 400)) is x
 
 
 def test_random_mask_keeps_a_cell_at_exactly_the_rate_and_masks_all_channels_alike():
     x = torch.ones(1, 2, 2, 2)
     rand = torch.tensor([[0.1, 0.25], [0.5, 0.9]]).view(1, 1, 2, 2)
     kept = torch.tensor([[0.0, 1.0], [1.0, 1.0]]).expand(1, 2, 2, 2)
-    assert torch.equal(random_mask(x, rand, 0.25), kept)
-    assert torch.allclose(random_mask(x, rand, 0.25, rescale=True), kept * 4 / 3)
+    assert torch.equal(x * mask_factors(rand, 0.25), kept)
+    assert torch.allclose(x * mask_factors(rand, 0.25, rescale=True), kept * 4 / 3)
 
 
 def test_noise_scales_each_cell_by_one_plus_its_number():

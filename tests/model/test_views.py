@@ -4,14 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.maths.mil import mil_scores
+from tag2box.maths.mil import mil_partition, mil_scores
 from tag2box.model.detector import Detector, Heads
-from tag2box.model.views import Augment, view_maker
+from tag2box.model.luck import Luck
+from tag2box.model.views import Augment, Chosen, make_views
 from tag2box.types import Proposals, StageScores, Views
 from tiny import TinyBackbone, tiny_detector
 
 MAPS = torch.rand(5, TinyBackbone.channels, 3, 3, generator=torch.Generator().manual_seed(4)) + 0.1
 SIZES = (3, 0, 2)
+LUCK = Luck(3, 0)
 
 
 def maps_of(rows: int) -> Tensor:
@@ -23,10 +25,16 @@ def look(
 ) -> tuple[Views, Detector, StageScores]:
     detector = tiny_detector(num_classes, heads=heads)
     scores = detector.score(detector.neck(MAPS))
-    proposals = Proposals(torch.zeros(5, 4), SIZES)
-    make = view_maker(detector, MAPS, scores, proposals=proposals, augment=augment)
-    torch.manual_seed(3)
-    return make(torch.tensor(rows, dtype=torch.long)), detector, scores
+    images = Proposals(torch.zeros(5, 4), SIZES).image_ids()[rows]
+    chosen = Chosen(torch.tensor(rows, dtype=torch.long), images, augment.masks(LUCK, images, 3))
+    partition = mil_partition(scores.mil_det, SIZES)[images]
+    views = make_views(detector, MAPS[chosen.rows], partition, chosen=chosen, augment=augment, luck=LUCK)
+    return views, detector, scores
+
+
+def copies_of(maps: Tensor, augment: Augment, luck: Luck = LUCK, images: Tensor | None = None) -> list[Tensor]:
+    images = torch.zeros(len(maps), dtype=torch.long) if images is None else images
+    return [copy for _, copy in augment.copies(maps, augment.masks(luck, images, maps.shape[-1]), luck, images)]
 
 
 @pytest.mark.parametrize("rows", [[], [2], [4, 0, 0]])
@@ -68,8 +76,8 @@ def test_mil_score_of_a_copy_matches_the_loop(noise: bool) -> None:
     """Softmax over classes of the copy, times exp of its detection logit over the sum of its image's originals."""
     rows, images = [4, 0, 2], [2, 0, 0]
     views, detector, scores = look(rows, Augment(mask=not noise, noise=noise))
-    torch.manual_seed(3)
-    copy = detector.score(detector.neck(Augment(mask=not noise, noise=noise).copies(MAPS[rows])[0]))
+    (made,) = copies_of(MAPS[rows], Augment(mask=not noise, noise=noise), images=torch.tensor(images))
+    copy = detector.score(detector.neck(made))
     originals = torch.split(scores.mil_det, list(SIZES))
     for i, image in enumerate(images):
         for c in range(3):
@@ -89,7 +97,7 @@ def test_gradients_reach_the_network_through_embeddings_alone() -> None:
 
 def test_a_mask_zeroes_a_cell_in_all_channels_or_leaves_it() -> None:
     maps = maps_of(200)
-    (masked,) = Augment(drop=0.3, noise=False).copies(maps)
+    (masked,) = copies_of(maps, Augment(drop=0.3, noise=False))
     kept = masked == maps
     assert (kept | (masked == 0)).all()
     assert torch.equal(kept.all(dim=1), kept.any(dim=1))
@@ -98,19 +106,18 @@ def test_a_mask_zeroes_a_cell_in_all_channels_or_leaves_it() -> None:
 
 def test_rescaling_keeps_the_sum_of_a_flat_map() -> None:
     maps = torch.ones(300, 2, 3, 3)
-    (masked,) = Augment(drop=0.4, rescale_mask=True, noise=False).copies(maps)
-    torch.manual_seed(0)
-    (plain,) = Augment(drop=0.4, noise=False).copies(maps)
+    (masked,) = copies_of(maps, Augment(drop=0.4, rescale_mask=True, noise=False))
+    (plain,) = copies_of(maps, Augment(drop=0.4, noise=False))
     assert masked.sum().item() == pytest.approx(maps.sum().item(), rel=1e-5)
     assert plain.sum() < 0.7 * maps.sum()
 
 
 def test_noise_is_one_map_for_all_channels_or_one_each() -> None:
     maps = maps_of(300)
-    (shared,) = Augment(mask=False).copies(maps)
+    (shared,) = copies_of(maps, Augment(mask=False))
     factor = shared / maps - 1
     assert torch.allclose(factor, factor[:, :1].expand_as(factor), atol=1e-4)
-    (apart,) = Augment(mask=False, noise_per_channel=True).copies(maps)
+    (apart,) = copies_of(maps, Augment(mask=False, noise_per_channel=True))
     own = apart / maps - 1
     assert not torch.allclose(own, own[:, :1].expand_as(own), atol=1e-1)
     for drawn in (factor, own):
@@ -119,10 +126,8 @@ def test_noise_is_one_map_for_all_channels_or_one_each() -> None:
 
 
 def test_copies_follow_the_seed() -> None:
-    torch.manual_seed(7)
-    first = Augment().copies(MAPS)
-    torch.manual_seed(7)
-    again = Augment().copies(MAPS)
-    other = Augment().copies(MAPS)
+    first = copies_of(MAPS, Augment(), Luck(7, 0))
+    again = copies_of(MAPS, Augment(), Luck(7, 0))
+    other = copies_of(MAPS, Augment(), Luck(7, 1))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))

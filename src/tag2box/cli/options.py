@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from tag2box.errors import UserError
+
 if TYPE_CHECKING:
     from tag2box.data.datasets import DataSource
+    from tag2box.proposals.pool import Pool
 
 DataPath = Annotated[
     Path,
@@ -29,6 +33,42 @@ Classes = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--classes", help="Comma-separated names, or a text file with one a line; default: all there are."),
 ]
+
+
+class Where(StrEnum):
+    """What does the work on photos."""
+
+    here = "here"
+    ray = "ray"
+
+
+On = Annotated[
+    Where,
+    typer.Option(
+        "--on", help="Where photos are worked on; all nodes of a Ray cluster must find them under the same path."
+    ),
+]
+Address = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; default: that of RAY_ADDRESS, else one is started here and stopped in the end.",
+    ),
+]
+
+
+def pool(on: Where, address: str | None, *, workers: int | None = None, chunk: int) -> Pool | None:
+    """The cluster a command line names, for tasks of ``chunk`` photos; None is this machine."""
+    if on is Where.here:
+        if address is not None:
+            raise UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
+        return None
+    from tag2box.proposals.ray_cluster import check
+    from tag2box.proposals.ray_pool import RayPool
+
+    check(address)
+    return RayPool(address, workers, chunk)
 
 
 def data_source(path: Path, photos: Path | None, split: str | None, classes: str | None) -> DataSource:

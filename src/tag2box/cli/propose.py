@@ -8,10 +8,11 @@ from typing import Annotated, Optional
 
 import typer
 
-from tag2box.cli.options import Classes, DataPath, PhotosFolder, Split, data_source
+from tag2box.cli.options import Address, Classes, DataPath, On, PhotosFolder, Split, Where, data_source, pool
 
 EPILOG = "Example: `tag2box propose photos --out proposals`. Broken off, the same command goes on."
 FIRST = 20  # photos left out that are named
+CHUNK = 4  # photos of a task on a cluster: a second or two of work
 
 
 class Method(StrEnum):
@@ -53,6 +54,8 @@ def propose(
     override: Annotated[
         list[str], typer.Option("--set", metavar="key=value", help="Any other setting of the method; may be repeated.")
     ] = [],  # noqa: B006
+    on: On = Where.here,
+    address: Address = None,
 ) -> None:
     """Propose boxes for photos, into a store that training and detection read."""
     from tag2box.commands import propose as command
@@ -67,7 +70,8 @@ def propose(
         "model": edge_model.absolute() if edge_model else None,
     }
     built = command.build_method(method.value, given, override)
-    done = command.propose(source, built, out, workers=workers, progress=Terminal())
+    where = pool(on, address, workers=workers, chunk=CHUNK)
+    done = command.propose(source, built, out, workers=workers, pool=where, progress=Terminal())
     for line in done.lines():
         typer.echo(line)
     typer.echo(f"next: {command.next_command(source, classes, out)}")

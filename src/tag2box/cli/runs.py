@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from tag2box.cli.options import Classes, PhotosFolder, Split
+from tag2box.cli.options import Address, Classes, On, PhotosFolder, Split, Where, pool
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,22 +58,26 @@ def train(
     tags: Annotated[Optional[Path], typer.Option(help="DATA, by its older name.", hidden=True)] = None,  # noqa: UP045
     override: Set = [],  # noqa: B006
 ) -> None:
-    """Train a detector from photos and tags."""
+    """Train a detector from photos and tags. Under torchrun, with all processes that it starts."""
     from tag2box.commands import train as command
     from tag2box.commands.runs import proposing_as
-    from tag2box.engine.progress import Terminal
+    from tag2box.engine.processes import joined
+    from tag2box.engine.progress import Terminal, silent
 
-    if resume:
-        if config or override or any((data, tags, photos, split, classes, proposals)):
-            raise UserError("--resume takes its settings from the run; leave out the dataset, --config and --set")
-        command.resume(out, progress=Terminal())
-    else:
-        named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals}
-        settled = _config(recipe, config, override, named, classes)
-        if proposals is not None:
-            settled = proposing_as(settled, proposals)
-        command.train(settled, out, progress=Terminal())
-    typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
+    if resume and (config or override or any((data, tags, photos, split, classes, proposals))):
+        raise UserError("--resume takes its settings from the run; leave out the dataset, --config and --set")
+    named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals}
+    with joined() as processes:
+        progress = Terminal() if processes.leads else silent
+        if resume:
+            command.resume(out, progress=progress, processes=processes)
+        else:
+            settled = _config(recipe, config, override, named, classes)
+            if proposals is not None:
+                settled = proposing_as(settled, proposals)
+            command.train(settled, out, progress=progress, processes=processes)
+        if processes.leads:
+            typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
 
 
 def _config(
@@ -109,17 +113,31 @@ def detect(
     ] = None,
     draw: Annotated[Optional[Path], typer.Option(help="Folder for pictures with the boxes drawn.")] = None,  # noqa: UP045
     min_score: Annotated[float, typer.Option(help="Leave out detections below this score.")] = 0.3,
+    on: On = Where.here,
+    address: Address = None,
 ) -> None:
-    """Detect objects in photos with a trained run."""
+    """Detect objects in photos with a trained run. Under torchrun, the processes share the photos."""
     from tag2box.commands import detect as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.engine.processes import joined
+    from tag2box.engine.progress import Terminal, silent
 
-    found = command.detect(
-        run, photos, out, split=split, proposals=proposals, draw=draw, min_score=min_score, progress=Terminal()
-    )
-    typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
-    if draw is not None:
-        typer.echo(f"pictures: {draw}")
+    with joined() as processes:
+        found = command.detect(
+            run,
+            photos,
+            out,
+            split=split,
+            proposals=proposals,
+            draw=draw,
+            min_score=min_score,
+            pool=pool(on, address, chunk=1),
+            processes=processes,
+            progress=Terminal() if processes.leads else silent,
+        )
+        if processes.leads:
+            typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
+            if draw is not None:
+                typer.echo(f"pictures: {draw}")
 
 
 @app.command(epilog="Example: `tag2box evaluate --truth VOC2007 --split test --detections results/ --metrics voc07`")

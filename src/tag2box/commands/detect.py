@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tag2box.commands.detect_pool import detect_on
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of
 from tag2box.data.datasets import DataSource, read_photos
 from tag2box.data.look import see
@@ -14,18 +15,19 @@ from tag2box.data.photos import find_photos
 from tag2box.data.transforms import View, place
 from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
+from tag2box.engine.processes import ALONE, Processes
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import Interrupted, UserError
 from tag2box.files import replacing
 from tag2box.metrics.results import write_coco_detections
-from tag2box.reporting.draw import draw_detections
+from tag2box.proposals.pool import Pool
 from tag2box.types import Detections, Photo
 
 DRAWN_MOST = 4096
 """Longest side of a picture with boxes; larger photos are drawn smaller."""
 
 
-def detect(
+def detect(  # noqa: PLR0913 - one keyword an option of the command
     run: Path,
     photos: Sequence[Path],
     out: Path | None = None,
@@ -34,6 +36,8 @@ def detect(
     proposals: Path | None = None,
     draw: Path | None = None,
     min_score: float = 0.3,
+    pool: Pool | None = None,
+    processes: Processes = ALONE,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
@@ -43,13 +47,19 @@ def detect(
     Args:
         split: with a dataset in place of the photos, the part of it to look at.
         proposals: a store of the photos' proposals; made as those of the training photos where it does not exist yet.
+        pool: where photos are looked at, if not by this process; ``RayPool`` is a cluster. Boxes are the same.
+        processes: those that share the photos among them; all return everything, and the leader writes.
     """
     if not photos:
         raise UserError("no photos given; name files or folders after the run")
+    if pool is not None and processes.size > 1:
+        raise UserError("--on ray: Ray has processes of its own; start the command without torchrun")
     trained = load_run(run)
     found_photos = find_photos(photos) if split is None else _part(photos, split)
-    found = detect_photos(trained, found_photos, proposals=proposals, progress=progress)
+    found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, processes=processes, progress=progress)
     kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
+    if not processes.leads:
+        return kept
     if out is not None:
         write_coco_detections(out, kept, trained.classes, found_photos)
     if draw is not None:
@@ -58,19 +68,35 @@ def detect(
 
 
 def detect_photos(
-    trained: TrainedRun, photos: Sequence[Photo], *, proposals: Path | None = None, progress: Progress = silent
+    trained: TrainedRun,
+    photos: Sequence[Photo],
+    *,
+    proposals: Path | None = None,
+    pool: Pool | None = None,
+    processes: Processes = ALONE,
+    progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        folder = proposals or Path(processes.everywhere(own)[0])
         try:
-            store = proposals_of(photos, trained.config, proposals or Path(folder), progress)
+            with processes.leader_first():
+                store = proposals_of(photos, trained.config, folder, progress, pool=pool)
         except Interrupted:
             if proposals is not None:
                 raise
             raise Interrupted("stopped, and nothing kept; `tag2box propose` makes proposals that last") from None
+        if pool is not None:
+            return detect_on(pool, trained, photos, store, progress=progress)
         maps = LiveMaps(trained.detector.backbone, photos, store)
         return detect_with(
-            trained.detector, photos, store, maps=maps, inference=trained.config.inference, progress=progress
+            trained.detector,
+            photos,
+            store,
+            maps=maps,
+            inference=trained.config.inference,
+            progress=progress,
+            processes=processes,
         )
 
 
@@ -81,6 +107,8 @@ def _part(places: Sequence[Path], split: str) -> tuple[Photo, ...]:
 
 
 def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
+    from tag2box.reporting.draw import draw_detections  # brings all that pages are made with
+
     for photo in photos:
         view = View(min(photo.width, photo.height), long_max=DRAWN_MOST)
         boxes = place(view, found[photo.id].boxes, (photo.height, photo.width))

@@ -17,6 +17,7 @@ from tag2box.errors import Interrupted, UserError
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.make import make_proposals
 from tag2box.proposals.policy import ProposalMethod
+from tag2box.proposals.pool import Pool
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore
 
@@ -51,9 +52,19 @@ class Proposed:
 
 
 def propose(
-    source: DataSource, method: ProposalMethod, out: Path, *, workers: int | None = None, progress: Progress = silent
+    source: DataSource,
+    method: ProposalMethod,
+    out: Path,
+    *,
+    workers: int | None = None,
+    pool: Pool | None = None,
+    progress: Progress = silent,
 ) -> Proposed:
-    """Propose boxes for the photos of a dataset; photos that cannot be read are left out and told of."""
+    """Propose boxes for the photos of a dataset; photos that cannot be read are left out and told of.
+
+    Args:
+        pool: where photos are searched, if not by ``workers`` processes of this machine; ``RayPool`` is a cluster.
+    """
     start = time.monotonic()
     faults: list[Fault] = []
     try:
@@ -63,7 +74,9 @@ def propose(
     if not photos:
         first = f" ({faults[0].line})" if faults else ""
         raise UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")
-    store = make_proposals(photos, method, out, read=read_photo, workers=workers, skip_bad=True, progress=progress)
+    store = make_proposals(
+        photos, method, out, read=read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
+    )
     spans = [store.spans[photo.id] for photo in photos if photo.id in store.spans]
     failed = [store.failed[photo.id] for photo in photos if photo.id in store.failed]
     left_out = (*(fault.line for fault in faults), *failed)

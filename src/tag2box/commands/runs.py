@@ -19,12 +19,14 @@ from tag2box.engine import checkpoint
 from tag2box.engine.events import FILE as EVENTS
 from tag2box.engine.maps import CachedMaps, LiveMaps, map_bytes
 from tag2box.engine.progress import Progress
+from tag2box.engine.trunks import CachedTrunks, LiveTrunks, trunk_bytes
 from tag2box.errors import UserError
 from tag2box.files import write_text
 from tag2box.model.detector import Detector
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.weights.find import is_file
 from tag2box.proposals.make import make_proposals
+from tag2box.proposals.pool import Pool
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import Photo
@@ -43,11 +45,16 @@ class TrainedRun:
     detector: Detector
 
 
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds a run, or the beginning of one."""
+    return any((folder / name).exists() for name in (CONFIG, EVENTS, checkpoint.STATE))
+
+
 def check_free(folder: Path) -> None:
     """Raise if a folder cannot take a new run."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; expected a folder for the run, choose another --out")
-    if any((folder / name).exists() for name in (CONFIG, EVENTS, checkpoint.STATE)):
+    if has_run(folder):
         raise UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
 
 
@@ -83,15 +90,23 @@ def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Det
 
 
 def proposals_of(
-    photos: Sequence[Photo], config: Config, folder: Path, progress: Progress, *, skip_bad: bool = False
+    photos: Sequence[Photo],
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
+    pool: Pool | None = None,
 ) -> ProposalStore:
     """The proposal store of some photos: made where it is missing, taken as it is where it comes from elsewhere.
 
-    With ``skip_bad``, photos that cannot be searched are not in it, but among those that failed.
+    With ``skip_bad``, photos that cannot be searched are not in it, but among those that failed. ``pool`` is where else
+    than on this machine photos are searched.
     """
     store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
     if store is None or store.source.get("kind") != IMPORTED:
-        store = make_proposals(photos, config.proposals, folder, read=read_photo, skip_bad=skip_bad, progress=progress)
+        method = config.proposals
+        store = make_proposals(photos, method, folder, read=read_photo, pool=pool, skip_bad=skip_bad, progress=progress)
     store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
     return store
 
@@ -128,6 +143,18 @@ def roi_maps(
     if not backbone.frozen_maps or len(views) * boxes * map_bytes(backbone) > config.maps_budget * 1e9:
         return live
     kept = CachedMaps(live, required(config.maps))
+    kept.make(views, progress)
+    return kept
+
+
+def trunk_maps(
+    detector: Detector, photos: Sequence[Photo], *, config: Config, views: Sequence[View], progress: Progress
+) -> LiveTrunks | CachedTrunks:
+    """Maps of a frozen trunk: kept on disk where all views fit the budget; the same values where they do not."""
+    live = LiveTrunks(detector.backbone, photos)
+    if trunk_bytes(detector.backbone, photos, views) > config.maps_budget * 1e9:
+        return live
+    kept = CachedTrunks(live, required(config.maps))
     kept.make(views, progress)
     return kept
 

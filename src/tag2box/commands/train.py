@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tag2box.commands.runs import (
     build_detector,
     check_free,
+    has_run,
     machine,
     proposals_of,
     read_config,
     required,
     roi_maps,
     start_run,
+    trunk_maps,
     versions,
     with_paths,
 )
@@ -22,9 +25,11 @@ from tag2box.engine import checkpoint
 from tag2box.engine.events import EventLog
 from tag2box.engine.loop import fit
 from tag2box.engine.maps import CachedMaps
+from tag2box.engine.processes import ALONE, Processes, by_torchrun
 from tag2box.engine.progress import Progress, silent
-from tag2box.engine.source import MapSource, PhotoSource, Source
+from tag2box.engine.source import MapSource, PhotoSource
 from tag2box.engine.step import Step
+from tag2box.engine.trunk_source import TrunkSource
 from tag2box.errors import UserError
 from tag2box.model.detector import Detector
 from tag2box.proposals.store import ProposalStore
@@ -34,11 +39,42 @@ from tag2box.types import TaggedPhotos
 _OF_A_PHOTO = {"missing photo", "empty photo", "unreadable photo"}  # faults that leaving a photo out amends
 
 
-def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
-    """Train a detector into a new run folder."""
+def train(config: Config, out: Path, *, progress: Progress = silent, processes: Processes = ALONE) -> None:
+    """Train a detector into a new run folder.
+
+    Under torchrun a run that was begun with the same settings goes on: whoever is started again says the same words.
+    """
     config = with_paths(config, out)
-    check_free(out)
-    photos, store = prepared(config, progress)  # before the run is begun: a photo that cannot be read leaves none
+    config.compute.place()  # asks nothing that this machine cannot do
+    with processes.leader_first():
+        is_new = processes.leads and not _goes_on(config, out)
+        if is_new:
+            check_free(out)
+        photos, store = prepared(config, progress)  # before the run is begun: a photo that cannot be read leaves none
+        if is_new:
+            _begin(config, out, photos, store)
+    _fit(config, out, photos, store, progress=progress, processes=processes)
+
+
+def resume(out: Path, *, progress: Progress = silent, processes: Processes = ALONE) -> None:
+    """Continue a run where its last checkpoint left it, with the settings it was started with."""
+    config = read_config(out)
+    config.compute.place()
+    with processes.leader_first():
+        photos, store = prepared(config, progress)
+    _fit(config, out, photos, store, progress=progress, processes=processes)
+
+
+def _goes_on(config: Config, out: Path) -> bool:
+    """Whether torchrun started again what it had begun."""
+    if not (by_torchrun() and has_run(out)):
+        return False
+    if read_config(out) != config:
+        raise UserError(f"{out}: already holds a run with other settings; continue it with --resume, or choose another")
+    return True
+
+
+def _begin(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore) -> None:
     start_run(config, out)
     EventLog(out).write(
         "start",
@@ -53,14 +89,6 @@ def train(config: Config, out: Path, *, progress: Progress = silent) -> None:
             "versions": versions(),
         },
     )
-    _fit(config, out, photos, store, progress=progress)
-
-
-def resume(out: Path, *, progress: Progress = silent) -> None:
-    """Continue a run where its last checkpoint left it, with the settings it was started with."""
-    config = read_config(out)
-    photos, store = prepared(config, progress)
-    _fit(config, out, photos, store, progress=progress)
 
 
 def read_training(config: Config) -> TaggedPhotos:
@@ -82,10 +110,22 @@ def prepared(config: Config, progress: Progress = silent) -> tuple[TaggedPhotos,
     return (photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos), store
 
 
-def _fit(config: Config, out: Path, photos: TaggedPhotos, store: ProposalStore, *, progress: Progress) -> None:
-    detector = _network(config, out, len(photos.classes))
-    step = Step(detector, config.objective, config.drop_block, config.augment)
-    fit(step, _source(config, detector, photos, store, progress), config.plan, run=out, progress=progress)
+def _fit(
+    config: Config,
+    out: Path,
+    photos: TaggedPhotos,
+    store: ProposalStore,
+    *,
+    progress: Progress,
+    processes: Processes,
+) -> None:
+    compute = config.compute
+    detector = _network(config, out, len(photos.classes)).to(compute.place())
+    with processes.leader_first():  # kept maps are made once
+        source = replace(_source(config, detector, photos, store, progress), processes=processes)
+    memory = compute.memory_for(keeps_maps=isinstance(source, MapSource))
+    step = Step(detector, config.objective, config.drop_block, config.augment, memory, compute.precision, processes)
+    fit(step, source, config.plan, run=out, progress=progress)
 
 
 def _network(config: Config, out: Path, num_classes: int) -> Detector:
@@ -99,10 +139,13 @@ def _network(config: Config, out: Path, num_classes: int) -> Detector:
 
 def _source(
     config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore, progress: Progress
-) -> Source:
-    """Kept maps where they can be kept, else pixels."""
+) -> MapSource | TrunkSource | PhotoSource:
+    """RoI maps where they are frozen and can be kept; else trunk maps where these are frozen; else pixels."""
     views = config.feed.resize.views()
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=progress)
     if isinstance(maps, CachedMaps):
         return MapSource(photos, store, config.feed, config.plan.seed, maps)
+    if detector.backbone.frozen_trunk:
+        trunks = trunk_maps(detector, photos.photos, config=config, views=views, progress=progress)
+        return TrunkSource(photos, store, config.feed, config.plan.seed, trunks)
     return PhotoSource(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())

@@ -122,10 +122,16 @@ def load_sample(
     )
 
 
-def collate(samples: Sequence[Sample], pad: Colour = BLACK) -> Batch:
-    """Put samples together: photos padded with a colour on the right and below to a common size, proposals packed."""
-    height = max(sample.image.shape[1] for sample in samples)
-    width = max(sample.image.shape[2] for sample in samples)
+def collate(samples: Sequence[Sample], pad: Colour = BLACK, *, size: tuple[int, int] | None = None) -> Batch:
+    """Put samples together: photos padded with a colour on the right and below to a common size, proposals packed.
+
+    Args:
+        size: (height, width) to pad to, at least that of the largest photo; None: just that.
+    """
+    height, width = size or (
+        max(sample.image.shape[1] for sample in samples),
+        max(sample.image.shape[2] for sample in samples),
+    )
     images = samples[0].image.new_tensor(pad).view(3, 1, 1).repeat(len(samples), 1, height, width)
     for padded, sample in zip(images, samples, strict=True):
         padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image

@@ -90,7 +90,7 @@ def load_optimiser(run: Path, state: State, optimiser: Optimizer) -> None:
         parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
         if parameter is None or (value.dim() and value.shape != parameter.shape):
             raise UserError(f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}")
-        optimiser.state[parameter][key] = value
+        optimiser.state[parameter][key] = value.to(parameter.device) if value.dim() else value
 
 
 def _optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:

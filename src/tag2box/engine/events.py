@@ -34,6 +34,13 @@ class EventLog:
                 file.truncate(content.rfind(b"\n") + 1)
 
 
+class Unheard:
+    """Takes events and tells nobody: for processes that do not lead."""
+
+    def write(self, event: str, fields: Mapping[str, object]) -> None:
+        """Nothing."""
+
+
 def read_events(folder: Path) -> Iterator[dict[str, object]]:
     """The events of a run in order; half a last line, left by a kill, is not an event."""
     for line in (folder / FILE).read_text(encoding="utf-8").splitlines(keepends=True):

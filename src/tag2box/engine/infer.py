@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from jaxtyping import Float
 from pydantic import Field
+from torch import Tensor
 
 from tag2box.data.batch import BoxSource
 from tag2box.data.transforms import Side, View, place, seen_size
-from tag2box.engine.maps import RoiMaps
+from tag2box.engine.maps import Passes, RoiMaps
+from tag2box.engine.processes import ALONE, Processes
 from tag2box.engine.progress import Progress, silent
 from tag2box.model.detector import Detector
 from tag2box.model.predict import Predict, Scored, merge, rescale, scored, unflip
@@ -43,25 +47,47 @@ def detect(
     maps: RoiMaps,
     inference: Inference,
     progress: Progress = silent,
+    processes: Processes = ALONE,
 ) -> dict[str, Detections]:
-    """Detections of each photo by its id, in the photo's own pixels."""
-    was_training = detector.training
-    detector.eval()
+    """Detections of each photo by its id, in the photo's own pixels. A photo is read once, ahead of its turn.
+
+    Of processes that work together each looks at its share of the photos, and all get to know everything.
+    """
+    views, mine = inference.views(), processes.share(len(photos))
     found: dict[str, Detections] = {}
-    with torch.no_grad(), progress("detecting", len(photos)) as bar:
-        for index, photo in enumerate(photos):
-            passes = [_pass(detector, photo, store, index, maps, view) for view in inference.views()]
-            found[photo.id] = inference.predict(merge(passes), photo.width, photo.height)
+    with torch.no_grad(), progress("detecting", len(mine)) as bar, _reader() as pool:
+        for index, passes in zip(mine, _one_ahead(pool, maps, mine, views), strict=True):
+            photo = photos[index]
+            boxes = store.boxes(photo.id)
+            seen = [_scored(detector, photo, boxes, view, own) for view, own in zip(views, passes, strict=True)]
+            found[photo.id] = inference.predict(merge(seen), photo.width, photo.height).to(torch.device("cpu"))
             bar.advance()
-    detector.train(was_training)
-    return found
+    return {name: detections for share in processes.everywhere(found) for name, detections in share.items()}
 
 
-def _pass(detector: Detector, photo: Photo, store: BoxSource, index: int, maps: RoiMaps, view: View) -> Scored:
-    """One view of one photo, its boxes brought back to the photo's pixels."""
+def _reader() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="tag2box-photos")
+
+
+def _one_ahead(pool: ThreadPoolExecutor, maps: RoiMaps, photos: range, views: Sequence[View]) -> Iterator[Passes]:
+    """The passes over each photo; the next photo is read meanwhile, and none beyond it."""
+    if not photos:
+        return
+    coming = pool.submit(maps.passes, photos[0], views)
+    for following in photos[1:]:
+        passes = coming.result()
+        coming = pool.submit(maps.passes, following, views)
+        yield passes
+    yield coming.result()
+
+
+def _scored(
+    detector: Detector, photo: Photo, boxes: Float[Tensor, "P 4"], view: View, maps: Float[Tensor, "P ch h w"]
+) -> Scored:
+    """One pass over a photo, its boxes brought back to the photo's pixels."""
     size = (photo.height, photo.width)
     height, width = seen_size(view, size)
-    boxes = place(view, store.boxes(photo.id), size)
-    seen = scored(detector.score(detector.neck(maps.maps(index, view))), boxes)
+    device = detector.backbone.device
+    seen = scored(detector.score(detector.neck(maps.to(device))), place(view, boxes, size).to(device))
     upright = unflip(seen, width) if view.flip else seen
     return rescale(upright, photo.width / width, photo.height / height)

@@ -85,12 +85,15 @@ def _processes(make: MakeBatch, iterations: range, workers: int) -> Iterator[Ite
         del made
 
 
-def count_workers(wanted: int | None, batch_bytes: int) -> int:
-    """Processes to start: as many as wanted, or (None) half the cores and at most 4; batches must fit shared memory."""
-    most = (_shared_bytes() // max(1, batch_bytes) - 1) // _AHEAD  # one more batch is in use
+def count_workers(wanted: int | None, batch_bytes: int, *, processes: int = 1) -> int:
+    """Processes to start: as many as wanted, or (None) half the cores and at most 4; batches must fit shared memory.
+
+    Cores and shared memory are divided among the training ``processes`` of this machine.
+    """
+    most = (_shared_bytes() // processes // max(1, batch_bytes) - 1) // _AHEAD  # one more batch is in use
     if wanted is None:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
-        return max(0, min(_MOST, cores // 2, most))
+        return max(0, min(_MOST, cores // processes // 2, most))
     if wanted > max(0, most):
         need = (wanted * _AHEAD + 1) * batch_bytes / 1e9
         raise UserError(

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch.optim import Optimizer
 
 from tag2box.engine import checkpoint
-from tag2box.engine.events import EventLog, read_events
+from tag2box.engine.events import EventLog, Unheard, read_events
 from tag2box.engine.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.engine.processes import by_torchrun
 from tag2box.engine.progress import Progress, silent
 from tag2box.engine.source import Source
 from tag2box.engine.step import Step
 from tag2box.engine.watch import gallery_event, pseudo_event, step_event
 from tag2box.errors import Interrupted, UserError
+from tag2box.model.luck import Luck
 
 GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
 """Shares of the run at which the pseudo ground truth of a few photos is recorded for the report."""
@@ -45,51 +46,47 @@ class Plan:
 
 
 def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
-    """Train from wherever the run stands to the end of the plan; resuming gives the weights of an unbroken run."""
-    detector, events = step.detector, EventLog(run)
-    optimiser = plan.optimiser.build(detector)
+    """Train from wherever the run stands to the end of the plan; resuming gives the weights of an unbroken run.
+
+    Of processes that train together, the leader alone writes.
+    """
+    processes = step.processes
+    events = EventLog(run) if processes.leads else Unheard()
+    optimiser = plan.optimiser.build(step.detector)
     first, seconds = _restore(run, step, optimiser)
     if first >= plan.iterations and _has_ended(run):
         return
     if first:
         events.write("resume", {"iteration": first})
-    detector.train()
     began = time.monotonic() - seconds
     left = range(first, plan.iterations)
     with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            torch.manual_seed(_seed_of(plan.seed, iteration))
+            luck = Luck(plan.seed, iteration)
             _set_pace(optimiser, plan, iteration)
-            outcome = step(batch)
+            outcome = step(batch.to(step.device), luck)
             total = outcome.total.item()
             if not math.isfinite(total):
                 raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
-            optimiser.zero_grad(set_to_none=True)
-            outcome.total.backward()
             optimiser.step()
 
-            done = iteration + 1
+            done, stops = iteration + 1, processes.any(stop())
             bar.advance(f"loss {total:.3f}")
             if done % plan.log_every == 0 or done == plan.iterations:
                 lr = plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations)
                 events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
-                events.write("pseudo", pseudo_event(done, outcome.labeling, batch.tags, source.classes))
-            if done in _moments(plan.iterations) and plan.gallery:
-                events.write("gallery", gallery_event(done, step, source, plan.gallery))
-            if done % plan.checkpoint_every == 0 or done == plan.iterations or stop():
+                events.write("pseudo", pseudo_event(done, outcome, source.classes))
+            if done in _moments(plan.iterations) and plan.gallery and processes.leads:
+                events.write("gallery", gallery_event(done, step, source, luck, plan.gallery))
+            if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
                 _save(run, step, optimiser, source, done, time.monotonic() - began)
-            if stop() and done < plan.iterations:
+            if stops and done < plan.iterations:
                 raise Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; go on with --resume"
                 )
     events.write(
         "end", {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": _peak_mb()}
     )
-
-
-def _seed_of(seed: int, iteration: int) -> int:
-    """Each iteration draws from its own seed, so a resumed run draws what the unbroken one would have."""
-    return (seed * 1_000_003 + iteration) % 2**63
 
 
 def _set_pace(optimiser: Optimizer, plan: Plan, iteration: int) -> None:
@@ -119,18 +116,23 @@ def _has_ended(run: Path) -> bool:
 
 
 def _save(run: Path, step: Step, optimiser: Optimizer, source: Source, done: int, seconds: float) -> None:
-    checkpoint.save(run, step.detector, optimiser, iteration=done, classes=source.classes, seconds=seconds)
+    if step.processes.leads:
+        checkpoint.save(run, step.detector, optimiser, iteration=done, classes=source.classes, seconds=seconds)
 
 
 @contextmanager
 def _graceful_stop() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the loop to stop after the iteration; the second stops at once."""
+    """The first Ctrl-C asks the loop to stop after the iteration; the second stops at once.
+
+    torchrun passes on the one that the terminal has already sent, so under it the second counts for nothing.
+    """
     asked = False
 
     def ask(signum: int, frame: object) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not by_torchrun():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     try:
         before = signal.signal(signal.SIGINT, ask)

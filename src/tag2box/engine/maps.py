@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tag2box.data.batch import BoxSource
-from tag2box.data.look import see
-from tag2box.data.transforms import View, place
+from tag2box.data.look import Look, look
+from tag2box.data.transforms import View, place, seen_size
+from tag2box.engine.kept import KeptViews, photos_digest, weights_digest
 from tag2box.engine.progress import Progress, silent
-from tag2box.errors import UserError
-from tag2box.files import replacing
 from tag2box.model.backbone import Backbone
 from tag2box.types import Photo, Proposals
+
+Passes = Iterator[Float[Tensor, "P ch h w"]]
+"""The maps of a photo in one view after another."""
 
 
 class RoiMaps(Protocol):
@@ -32,10 +32,17 @@ class RoiMaps(Protocol):
         """The maps of all proposals of photo ``index`` as ``view`` shows it, without a graph."""
         ...
 
+    def passes(self, index: int, views: Sequence[View]) -> Passes:
+        """The maps of a photo in one view after another. What has to be read is read now, and once; a thread may call.
+
+        The rest is computed when a view is asked for, by whoever asks.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class LiveMaps:
-    """Maps computed from the photo at every call."""
+    """Maps computed from the photo at every call; those of a frozen network have the values that would be kept."""
 
     backbone: Backbone
     photos: Sequence[Photo]
@@ -43,76 +50,76 @@ class LiveMaps:
 
     def maps(self, index: int, view: View) -> Float[Tensor, "P ch h w"]:
         """Read, resize, trunk, pool."""
-        photo = self.photos[index]
+        (maps,) = self.passes(index, [view])
+        return maps
+
+    def passes(self, index: int, views: Sequence[View]) -> Passes:
+        """Views of one size, as a scale and its mirror image, share their pixels. No proposals, no reading."""
+        boxes = self.store.boxes(self.photos[index].id)
+        if not len(boxes):
+            side = self.backbone.map_size
+            return repeat(torch.zeros(0, self.backbone.channels, side, side), len(views))
+        return self._computed(look(self.photos[index], views), boxes, views)
+
+    def _computed(self, read: Look, boxes: Float[Tensor, "P 4"], views: Sequence[View]) -> Passes:
+        size = (read.photo.height, read.photo.width)
+        for _, group in groupby(views, lambda view: seen_size(view, size)):
+            alike = list(group)
+            upright = read.seen(View(alike[0].short, long_max=alike[0].long_max))
+            flips = sorted({view.flip for view in alike})
+            trunks = dict(zip(flips, self._trunks(upright, flips), strict=True))
+            for view in alike:
+                yield self._maps(trunks[view.flip], place(view, boxes, size))
+
+    def _trunks(self, upright: Float[Tensor, "3 h w"], flips: Sequence[bool]) -> tuple[Float[Tensor, "c h1 w1"], ...]:
+        device = self.backbone.device
+        images = torch.stack([upright.flip(2) if flip else upright for flip in flips]).to(device)
         with torch.no_grad():
-            boxes = place(view, self.store.boxes(photo.id), (photo.height, photo.width))
-            trunk = self.backbone.trunk(see(photo, view)[None])
-            return self.backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))
+            return tuple(trunk for some in images.split(at_a_time(device)) for trunk in self.backbone.trunk(some))
+
+    def _maps(self, trunk: Float[Tensor, "c h w"], boxes: Float[Tensor, "P 4"]) -> Float[Tensor, "P ch h1 w1"]:
+        with torch.no_grad():
+            maps = self.backbone.roi_maps(trunk[None], Proposals(boxes.to(trunk.device), (len(boxes),)))
+        # the same numbers, in the same order, whether maps are kept or not: what follows then gives the same bits
+        return maps.half().contiguous().float() if self.backbone.frozen_maps else maps
 
 
 class CachedMaps:
-    """Maps of a frozen network, one half-precision file a view, named by all that they depend on.
+    """Maps of a frozen network, computed once a view and kept (``engine/kept.py``).
 
-    A change of weights, photos, proposals or view gives another name, so a stale file is never read. Files are read
-    with plain reads at an offset: the process does not grow with the cache.
+    A change of weights, photos, proposals or view has them computed anew.
     """
 
     def __init__(self, live: LiveMaps, folder: Path) -> None:
         if not live.backbone.frozen_maps:
             raise ValueError("only maps of a frozen network can be kept")
-        self._live, self._folder = live, folder
-        counts = [len(live.store.boxes(photo.id)) for photo in live.photos]
-        self._starts = list(accumulate(counts, initial=0))
-        self._files: dict[View, int] = {}
-        self._identity = _identity(live)
+        self._kept = KeptViews(
+            folder, title="RoI maps", identity=_identity(live), count=len(live.photos), compute=live.maps
+        )
 
     def maps(self, index: int, view: View) -> Float[Tensor, "P ch h w"]:
         """Read from the file of the view, which is made on first use unless it was before."""
-        self.make([view])
-        rows = self._starts[index + 1] - self._starts[index]
-        raw = os.pread(self._files[view], rows * self._row_bytes, self._starts[index] * self._row_bytes)
-        return torch.from_numpy(np.frombuffer(bytearray(raw), np.float16).reshape(rows, *self._shape)).float()
+        return self._kept.tensor(index, view).float()
+
+    def passes(self, index: int, views: Sequence[View]) -> Passes:
+        """Read view after view; the photo is not touched."""
+        return (self.maps(index, view) for view in views)
 
     def make(self, views: Sequence[View], progress: Progress = silent) -> None:
         """Make the files of some views, where they are not there yet, and open them."""
-        for view in views:
-            if view not in self._files:
-                self._files[view] = os.open(self._made(view, progress), os.O_RDONLY)
+        self._kept.make(views, progress)
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        backbone = self._live.backbone
-        return backbone.channels, backbone.map_size, backbone.map_size
-
-    @property
-    def _row_bytes(self) -> int:
-        return map_bytes(self._live.backbone)
-
-    def _made(self, view: View, progress: Progress) -> Path:
-        name = hashlib.sha256(f"{self._identity} {view}".encode()).hexdigest()[:24]
-        path = self._folder / f"{name}.f16"
-        if path.exists() and path.stat().st_size == self._starts[-1] * self._row_bytes:
-            return path
-        photos = self._live.photos
-        title = f"RoI maps at {view.short or 'full size'}{' mirrored' if view.flip else ''}"
-        with replacing(path) as temporary, temporary.open("wb") as file, progress(title, len(photos)) as bar:
-            for index in range(len(photos)):
-                file.write(self._live.maps(index, view).half().contiguous().numpy().tobytes())
-                bar.advance()
-        return path
+        self._kept.close()
 
 
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: no such photo ({error.strerror}); put it back, or read the dataset anew") from None
+def at_a_time(device: torch.device) -> int:
+    """How many images of one size go through a trunk together.
+
+    On a CPU two that share a batch gain nothing and lose their place in its caches (benchmarks/inference.py, --pairs).
+    """
+    return 1 if device.type == "cpu" else 2
 
 
 def map_bytes(backbone: Backbone) -> int:
@@ -122,14 +129,9 @@ def map_bytes(backbone: Backbone) -> int:
 
 def _identity(live: LiveMaps) -> str:
     """A digest of the frozen weights, the photos and the proposals."""
-    digest = hashlib.sha256()
-    digest.update(live.backbone.map_recipe().encode())
-    for part in live.backbone.map_parts():
-        for name, value in part.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.contiguous().numpy().tobytes())
+    backbone = live.backbone
+    digest = hashlib.sha256(weights_digest(backbone.map_recipe(), backbone.map_parts()).encode())
+    digest.update(photos_digest(live.photos).encode())
     for photo in live.photos:
-        stat = _stat(photo.path)
-        digest.update(f"{photo.id} {stat.st_size} {stat.st_mtime_ns}".encode())
         digest.update(live.store.boxes(photo.id).numpy().tobytes())
     return digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Protocol
 
@@ -14,10 +14,11 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.data.batch import BLACK, BoxSource, Colour, batch_slots, collate, load_sample
+from tag2box.data.batch import BLACK, BoxSource, Colour, Sample, batch_slots, collate, load_sample
 from tag2box.data.transforms import Resize, View, place, seen_size
 from tag2box.engine.loader import by_processes, by_thread, count_workers, in_turn
 from tag2box.engine.maps import RoiMaps
+from tag2box.engine.processes import ALONE, Processes
 from tag2box.types import Batch, Proposals, TaggedPhotos
 
 
@@ -65,13 +66,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class _Fed:
+class Fed:
     """What sources share: whose turn it is, and in which view."""
 
     photos: TaggedPhotos
     store: BoxSource
     feed: Feed
     seed: int
+    processes: Processes = field(default=ALONE, kw_only=True)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -82,11 +84,16 @@ class _Fed:
         """All proposals of a photo, in its own pixels."""
         return self.store.boxes(photo_id)
 
-    def turns(self, iteration: int) -> tuple[_Turn, ...]:
+    def share(self, iteration: int) -> tuple[Turn, ...]:
+        """This process's photos of an iteration."""
+        mine = self.processes.share(self.feed.batch)
+        return self.turns(iteration)[mine.start : mine.stop]
+
+    def turns(self, iteration: int) -> tuple[Turn, ...]:
         """The photos of an iteration, each with a view of its own."""
         slots = batch_slots(len(self.photos), self.feed.batch, self.seed, iteration, wide=self._wide)
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
-        return tuple(_Turn(index, self.feed.resize.view(*draw), draw) for index, draw in draws)
+        return tuple(Turn(index, self.feed.resize.view(*draw), draw) for index, draw in draws)
 
     @cached_property
     def _wide(self) -> Bool[np.ndarray, " n"] | None:
@@ -95,26 +102,31 @@ class _Fed:
 
 
 @dataclass(frozen=True)
-class PhotoSource(_Fed):
+class PhotoSource(Fed):
     """Batches of pixels, for networks whose trunk learns."""
 
     pad: Colour = BLACK
     """What surrounds photos smaller than their batch: the colour that the network takes for nothing."""
 
     def batch(self, iteration: int) -> Batch:
-        """Photos of the iteration, each in a view of its own."""
+        """Photos of the iteration, each in a view of its own, padded to the largest of all processes' photos."""
+        samples = [self._sample(turn) for turn in self.share(iteration)]
+        if not samples:
+            return Batch.empty(len(self.classes))
+        return collate(samples, self.pad, size=self._size(iteration))
+
+    def _sample(self, turn: Turn) -> Sample:
         most = self.feed.max_proposals
-        return collate(
-            [
-                load_sample(self.photos, self.store, turn.index, turn.view, max_proposals=most, seed=turn.draw)
-                for turn in self.turns(iteration)
-            ],
-            self.pad,
-        )
+        return load_sample(self.photos, self.store, turn.index, turn.view, max_proposals=most, seed=turn.draw)
+
+    def _size(self, iteration: int) -> tuple[int, int]:
+        turns = [(turn.view, self.photos.photos[turn.index]) for turn in self.turns(iteration)]
+        sizes = [seen_size(view, (photo.height, photo.width)) for view, photo in turns]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by processes."""
-        workers = count_workers(self.feed.workers, self.most_bytes())
+        workers = count_workers(self.feed.workers, self.most_bytes(), processes=self.processes.here)
         return by_processes(self.batch, iterations, workers) if workers else in_turn(self.batch, iterations)
 
     def still(self, count: int) -> Batch:
@@ -123,16 +135,17 @@ class PhotoSource(_Fed):
         return collate([load_sample(self.photos, self.store, i, view) for i in spread(self.photos, count)], self.pad)
 
     def most_bytes(self) -> int:
-        """What the pixels of the largest batch can take."""
+        """What this process's pixels of the largest batch can take."""
         resize = self.feed.resize
         view = View(max(resize.scales), long_max=resize.long_max)
         sizes = {(photo.height, photo.width) for photo in self.photos.photos}
         seen = [seen_size(view, size) for size in sizes]
-        return self.feed.batch * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
+        photos = len(self.processes.share(self.feed.batch))
+        return photos * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
 
 
 @dataclass(frozen=True)
-class MapSource(_Fed):
+class MapSource(Fed):
     """Batches of kept RoI maps, for networks whose maps are frozen: no photo is read, no trunk is run."""
 
     maps: RoiMaps
@@ -140,7 +153,7 @@ class MapSource(_Fed):
     def batch(self, iteration: int) -> Batch:
         """Maps of the iteration's photos, each in a view of its own."""
         most = self.feed.max_proposals
-        return self._packed([self._look(turn, most) for turn in self.turns(iteration)])
+        return self._packed([self._look(turn, most) for turn in self.share(iteration)])
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by a thread: reading leaves the processor free, and maps are too large to pass around."""
@@ -150,9 +163,9 @@ class MapSource(_Fed):
     def still(self, count: int) -> Batch:
         """A few photos to look at."""
         view = still_view(self.feed.resize)
-        return self._packed([self._look(_Turn(i, view, (0,)), None) for i in spread(self.photos, count)])
+        return self._packed([self._look(Turn(i, view, (0,)), None) for i in spread(self.photos, count)])
 
-    def _look(self, turn: _Turn, most: int | None) -> _Look:
+    def _look(self, turn: Turn, most: int | None) -> _Look:
         photo = self.photos.photos[turn.index]
         boxes = place(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
         maps = self.maps.maps(turn.index, turn.view)
@@ -162,6 +175,8 @@ class MapSource(_Fed):
         return _Look(turn.index, boxes, maps)
 
     def _packed(self, looks: Sequence[_Look]) -> Batch:
+        if not looks:
+            return Batch.empty(len(self.classes))
         rows, unsure = [look.index for look in looks], self.photos.unsure
         return Batch(
             ids=tuple(self.photos.photos[row].id for row in rows),
@@ -173,7 +188,9 @@ class MapSource(_Fed):
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
+    """A photo's turn in a batch."""
+
     index: int
     view: View
     draw: tuple[int, ...]  # the numbers that decide what is drawn for it

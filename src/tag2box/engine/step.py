@@ -1,14 +1,31 @@
-"""The life of a batch, in one short function."""
+"""The life of a batch, in one short function: the same whether it runs at once, photo by photo or over processes.
+
+The objective depends on the network through the outputs of proposals and of chosen copies alone. So it is given these
+as leaves, for the batch of all processes; its gradients of them are what goes back through the network, wherever that
+ran. See docs/large-batches.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tag2box.engine.passes import Kept, Network, Part, Pass, Precision, Replayed
+from tag2box.engine.processes import ALONE, Processes
+from tag2box.engine.scaling import scale_of, unscale
 from tag2box.model.detector import Detector
+from tag2box.model.luck import Luck, Purpose
 from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment, view_maker
+from tag2box.model.views import Augment, Chosen
 from tag2box.objective import Objective, Outcome
-from tag2box.types import Batch
+from tag2box.types import Batch, Facts, Views
+
+Memory = Literal["plain", "exact"]
 
 
 @dataclass(frozen=True)
@@ -19,15 +36,120 @@ class Step:
     objective: Objective
     regularise: DropBlock
     augment: Augment
+    memory: Memory = "plain"
+    precision: Precision = "fp32"
+    processes: Processes = ALONE
 
-    def __call__(self, batch: Batch) -> Outcome:
-        """Maps, scores of the regularised maps, embeddings of the clean ones, then the objective on those alone."""
-        detector = self.detector
-        maps = detector.roi_maps(batch)
-        scores = detector.score(detector.neck(self.regularise(maps)))
-        clean = self.objective.uses_embeddings
-        embed = detector.embed(detector.neck(maps)) if clean else detector.no_embedding(maps)
-        views = view_maker(detector, maps, scores, proposals=batch.proposals, augment=self.augment)
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.detector.parameters()).device
+
+    def __call__(self, batch: Batch, luck: Luck) -> Outcome:
+        """Losses and labels of the batch of all processes; leaves the gradients in the parameters."""
+        run = self._through(batch, luck, self.processes)
+        leaf = run.outputs.requires_grad_()
+        outcome = self._judged(leaf, run)
+        outcome.total.backward()
+        grads = [leaf.grad, *(rows.grad for rows in run.copies)]
+        filled = [g if g is not None else torch.zeros_like(x) for g, x in zip(grads, [leaf, *run.copies], strict=True)]
+        scale = scale_of(filled) if self.precision == "fp16" else 1.0
+        self.detector.zero_grad(set_to_none=True)
+        for part, done in zip(run.parts, run.passes, strict=True):
+            inside = [g[mine] * scale for g, mine in zip(filled[1:], run.chosen_of(part), strict=True)]
+            done.backward(filled[0][part.rows] * scale, inside)
+        self.processes.add_gradients(self.detector.parameters())
+        unscale(self.detector.parameters(), scale)
+        return outcome.detached()
+
+    def look(self, batch: Batch, luck: Luck) -> Outcome:
+        """The same without gradients, on this process's photos alone."""
+        with torch.no_grad():
+            alone = replace(self, memory="exact", processes=ALONE)
+            run = alone._through(batch, luck, ALONE)
+            return alone._judged(run.outputs, run).detached()
+
+    def _through(self, batch: Batch, luck: Luck, processes: Processes) -> _Run:
+        """All photos of this process through the network, and the outputs of everybody's."""
+        shares = processes.everywhere(batch.facts().to(torch.device("cpu")))
+        facts = Facts.joined(shares).to(batch.tags.device)
+        side = self.detector.backbone.map_size
+        factors = self.regularise.factors(luck.dice(Purpose.DROP_BLOCK, facts.proposals.image_ids()), side)
+        before = tuple(size for share in shares[: processes.rank] for size in share.proposals.sizes)
+        parts = _parts(batch, factors, before=before, apart=self.memory == "exact")
+        network = Network(self.detector, self.augment, self.objective.uses_embeddings, self.precision, luck)
+        passes: list[Pass] = [Kept(network, p) if self.memory == "plain" else Replayed(network, p) for p in parts]
+        empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
+        outputs = processes.gather(torch.cat([p.value for p in passes]) if passes else empty)
+        return _Run(network, processes, facts, parts, passes, outputs)
+
+    def _judged(self, outputs: Float[Tensor, "R w"], run: _Run) -> Outcome:
+        layout, facts = run.network.layout, run.facts
         return self.objective(
-            scores, embed, proposals=batch.proposals, tags=batch.tags, views=views, unsure=batch.unsure
+            layout.scores(outputs),
+            layout.embeddings(outputs),
+            proposals=facts.proposals,
+            tags=facts.tags,
+            views=run.views,
+            unsure=facts.unsure,
         )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A batch that has gone through the network, and the copies that were asked for since."""
+
+    network: Network
+    processes: Processes
+    facts: Facts  # of all processes
+    parts: Sequence[Part]  # of this one
+    passes: Sequence[Pass]
+    outputs: Float[Tensor, "R w"]  # of all
+    copies: list[Float[Tensor, "m w"]] = field(default_factory=list)  # one matrix a call of views; of all
+    chosen: list[Chosen] = field(default_factory=list)
+
+    def views(self, rows: Int[Tensor, " m"]) -> Views:
+        """Copies of chosen proposals of the whole batch: each process makes those of its own photos."""
+        network = self.network
+        images = self.facts.proposals.image_ids()[rows]
+        side = network.detector.backbone.map_size
+        chosen = Chosen(rows, images, network.augment.masks(network.luck, images, side))
+        made = [(where, done.views(_within(chosen[where], part))) for where, part, done in self._owners(chosen)]
+        kinds, layout = network.augment.kinds, network.layout
+        width = kinds * (layout.embed + layout.stages * layout.classes)
+        where = torch.cat([rows.new_zeros(0), *(w.nonzero().flatten() for w, _ in made)])
+        values = torch.cat([self.outputs.new_zeros(0, width), *(value for _, value in made)])
+        order = self.processes.gather(where[:, None]).flatten()
+        leaf = torch.empty(len(rows), width, dtype=values.dtype, device=values.device)
+        leaf.index_copy_(0, order, self.processes.gather(values))
+        self.copies.append(leaf.requires_grad_(torch.is_grad_enabled()))
+        self.chosen.append(chosen)
+        return layout.views(leaf, kinds)
+
+    def chosen_of(self, part: Part) -> list[Bool[Tensor, " m"]]:
+        """Of every call of views, which rows are of a part."""
+        return [_inside(chosen, part) for chosen in self.chosen]
+
+    def _owners(self, chosen: Chosen) -> list[tuple[Bool[Tensor, " m"], Part, Pass]]:
+        return [(_inside(chosen, part), part, done) for part, done in zip(self.parts, self.passes, strict=True)]
+
+
+def _parts(batch: Batch, factors: Tensor, *, before: tuple[int, ...], apart: bool) -> list[Part]:
+    """Photos that go through the network together: all of them, or each ``apart``."""
+    groups = [batch.photo(i) for i in range(len(batch.ids))] if apart else [batch] if batch.ids else []
+    first, start = len(before), sum(before)
+    parts: list[Part] = []
+    for group in groups:
+        count = len(group.proposals.boxes)
+        parts.append(Part(group, first, start, factors[start : start + count]))
+        first, start = first + len(group.ids), start + count
+    return parts
+
+
+def _inside(chosen: Chosen, part: Part) -> Bool[Tensor, " m"]:
+    return (chosen.images >= part.first) & (chosen.images < part.first + len(part.batch.ids))
+
+
+def _within(chosen: Chosen, part: Part) -> Chosen:
+    """Rows counted from the part's first proposal."""
+    return replace(chosen, rows=chosen.rows - part.start)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tag2box.engine.source import Source
 from tag2box.engine.step import Step
+from tag2box.model.luck import Luck
 from tag2box.objective import Outcome
-from tag2box.types import Labeling, Seeds
+from tag2box.types import Seeds
 
 
 def step_event(iteration: int, outcome: Outcome, lr: float, seconds: float) -> dict[str, object]:
@@ -30,9 +31,9 @@ def step_event(iteration: int, outcome: Outcome, lr: float, seconds: float) -> d
     }
 
 
-def pseudo_event(iteration: int, labeling: Labeling, tags: Tensor, classes: Sequence[str]) -> dict[str, object]:
+def pseudo_event(iteration: int, outcome: Outcome, classes: Sequence[str]) -> dict[str, object]:
     """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
-    pairs = tags.sum(dim=0)  # (C,)
+    labeling, pairs = outcome.labeling, outcome.tags.sum(dim=0)  # (C,)
     last = torch.bincount(labeling.stages[-1].seeds.cls, minlength=len(classes))
     return {
         "iteration": iteration,
@@ -47,11 +48,10 @@ def _ratio(count: int, of: int) -> float | None:
     return count / of if of else None
 
 
-def gallery_event(iteration: int, step: Step, source: Source, count: int) -> dict[str, object]:
+def gallery_event(iteration: int, step: Step, source: Source, luck: Luck, count: int) -> dict[str, object]:
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
     batch = source.still(count)
-    with torch.no_grad():
-        seeds = step(batch).labeling.stages[-1].seeds
+    seeds = step.look(batch.to(step.device), luck).labeling.stages[-1].seeds.to(torch.device("cpu"))
     photos = [
         _photo(photo, span, seeds, source.photo_boxes(photo))
         for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tag2box.model.luck import Dice
 from tag2box.types import Proposals
 
 
@@ -59,8 +60,8 @@ class Backbone(nn.Module):
         """The map f of each proposal, from the trunk's maps."""
         raise NotImplementedError
 
-    def neck(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R F"]:
-        """The feature vector of each proposal map."""
+    def neck(self, maps: Float[Tensor, "R ch s s"], dice: Dice | None = None) -> Float[Tensor, "R F"]:
+        """The feature vector of each proposal map; dropout, where there is any, draws from ``dice``."""
         raise NotImplementedError
 
     def map_parts(self) -> tuple[nn.Module, ...]:
@@ -71,10 +72,28 @@ class Backbone(nn.Module):
         """All that the maps depend on besides weights and pixels; kept maps are named by it."""
         return f"{type(self).__name__} stride {self.stride} side {self.map_size} {self.preprocess}"
 
+    def trunk_parts(self) -> tuple[nn.Module, ...]:
+        """The modules that ``trunk`` runs: all of ``map_parts``, unless ``roi_maps`` runs some of them."""
+        return self.map_parts()
+
+    def trunk_recipe(self) -> str:
+        """All that trunk maps depend on besides weights and pixels."""
+        return f"{type(self).__name__} stride {self.stride} {self.preprocess}"
+
     @property
     def frozen_maps(self) -> bool:
         """Whether f of a proposal never changes, so that it can be computed once and kept."""
         return not any(p.requires_grad for part in self.map_parts() for p in part.parameters())
+
+    @property
+    def frozen_trunk(self) -> bool:
+        """Whether the map of a photo never changes, so that it can be computed once and kept."""
+        return not any(p.requires_grad for part in self.trunk_parts() for p in part.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
 
 def normal_init(module: nn.Module, std: float) -> None:

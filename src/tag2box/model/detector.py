@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tag2box.model.backbone import Backbone
 from tag2box.model.heads import MilHead, RefineHead, SimilarityHead
-from tag2box.types import Batch, StageScores
+from tag2box.model.luck import Dice
+from tag2box.types import Batch, Proposals, StageScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +52,18 @@ class Detector(nn.Module):
         self.similarity = SimilarityHead(features, heads.embed_dim)
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
-        """f: one small map a proposal; read from the batch where frozen maps were cached."""
+        """f: one small map a proposal; read from the batch where frozen maps were kept."""
         if batch.maps is not None:
             return batch.maps
-        assert batch.images is not None  # a Batch carries one or the other
-        trunk = self.backbone.trunk(batch.images)
-        return self.backbone.roi_maps(trunk, batch.proposals)
+        if batch.images is not None:
+            return self.backbone.roi_maps(self.backbone.trunk(batch.images), batch.proposals)
+        assert batch.trunks is not None  # a Batch carries one of the three
+        photos = zip(batch.trunks, batch.proposals.split(batch.proposals.boxes), strict=True)
+        return torch.cat([self.backbone.roi_maps(t[None], Proposals(b, (len(b),))) for t, b in photos])
 
-    def neck(self, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R ch h w"], dice: Dice | None = None) -> Float[Tensor, "R F"]:
         """v = eta(f): the feature vector of each proposal."""
-        return self.backbone.neck(maps)
+        return self.backbone.neck(maps, dice)
 
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
         """Logits and deltas of all stages."""

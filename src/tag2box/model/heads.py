@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tag2box.maths.numbers import at_least_single
+
 HEAD_STD = 0.001
 """Spread of fresh head weights: scores start nearly uniform."""
 
@@ -50,4 +52,4 @@ class SimilarityHead(nn.Module):
     def forward(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
         """Unit-length embeddings."""
         hidden = torch.relu(self.hidden(vector))
-        return functional.normalize(self.out(hidden), dim=1)
+        return functional.normalize(at_least_single(self.out(hidden)), dim=1)

@@ -22,6 +22,8 @@ from torch.nn import functional as F
 
 from tag2box.maths.roi import roi_align, roi_pool
 from tag2box.model.backbone import Backbone
+from tag2box.model.luck import Dice
+from tag2box.model.regularise import dropout
 from tag2box.model.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into
 from tag2box.model.weights.architectures import LITE0_HEAD, LITE0_STAGES, LITE0_STEM
 from tag2box.types import Proposals
@@ -41,7 +43,7 @@ class Lite0:
     pool_size: Annotated[int, Field(ge=2, multiple_of=2)] = 14
     """Side of the pooled grid before blocks 11-15, which halve it: 14 gives the paper's 7 x 7 maps, 8 is cheaper."""
     train_tail: bool = False
-    """Let blocks 11-15 learn. Proposal maps can then no longer be kept on disk."""
+    """Let blocks 11-15 learn. Maps of photos are then kept on disk in place of those of proposals."""
     train_neck: bool = True
     """Let the head convolution learn."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -73,7 +75,7 @@ class Lite0Backbone(Backbone):
         self.body = nn.Sequential(*blocks[:_TRUNK_BLOCKS])
         self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
         self.head = _Conv(self.channels, LITE0_HEAD)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = settings.dropout
         self.stem.requires_grad_(False)
         self.body.requires_grad_(False)
         self.tail.requires_grad_(settings.train_tail)
@@ -97,13 +99,12 @@ class Lite0Backbone(Backbone):
         ]
         return torch.cat(parts)
 
-    def neck(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R 1280"]:
+    def neck(self, maps: Float[Tensor, "R 320 s s"], dice: Dice | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""
         cells = maps.flatten(2).transpose(1, 2)  # (R, s * s, 320)
         # a 1 x 1 convolution is a matrix product, and on maps this small torch is a quarter faster if told so
         x = F.relu6(F.linear(cells, self.head.weight.flatten(1), self.head.bias)).mean(dim=1)
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        return dropout(x, self.dropout, dice)
 
     def map_recipe(self) -> str:
         """Also the way proposals are pooled."""
@@ -112,6 +113,10 @@ class Lite0Backbone(Backbone):
     def map_parts(self) -> tuple[nn.Module, ...]:
         """Stem, body and tail."""
         return (self.stem, self.body, self.tail)
+
+    def trunk_parts(self) -> tuple[nn.Module, ...]:
+        """Stem and body; the tail runs on proposals."""
+        return (self.stem, self.body)
 
 
 class _Conv(nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Random changes of proposal maps: DropBlock for the heads, masking and noise for the exemplars' views.
+"""Random changes of proposal maps: DropBlock and dropout for the heads, masking and noise for the exemplars' views.
 
 All are pure functions of the map and of the random numbers they are handed, so that a step can be replayed exactly.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
+
+from tag2box.model.luck import Dice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +25,21 @@ class DropBlock:
     drop: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Share of cells to drop, roughly: squares start at a rate of drop / block^2."""
 
-    def __call__(
-        self, x: Float[Tensor, "R ch h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "R ch h w"]:
-        """Drop squares drawn from ``generator``, or from torch's own."""
-        rand = torch.rand(len(x), *x.shape[2:], generator=generator, device=x.device, dtype=x.dtype)
-        return drop_block(x, rand, block=self.block, drop=self.drop)
+    def factors(self, dice: Dice, side: int) -> Float[Tensor, "R h w"]:
+        """What the cells of every proposal of a whole batch are multiplied with; all images share one rescaling."""
+        return block_factors(dice.uniform(side, side), block=self.block, drop=self.drop)
 
 
 def drop_block(
     x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R h w"], *, block: int, drop: float
 ) -> Float[Tensor, "R ch h w"]:
     """Proposal maps with squares set to zero, one mask per proposal; kept values grow by cells / kept of the batch."""
-    return _apply(x, block_mask(rand, block=block, gamma=drop / block**2)[:, None], rescale=True)
+    return x * block_factors(rand, block=block, drop=drop)[:, None].to(x.dtype)
+
+
+def block_factors(rand: Float[Tensor, "R h w"], *, block: int, drop: float) -> Float[Tensor, "R h w"]:
+    """0 where ``drop_block`` drops a cell, cells / kept of the batch where it keeps one."""
+    return _rescaled(block_mask(rand, block=block, gamma=drop / block**2))
 
 
 def block_mask(rand: Float[Tensor, "R h w"], *, block: int, gamma: float) -> Float[Tensor, "R h w"]:
@@ -49,14 +52,13 @@ def block_mask(rand: Float[Tensor, "R h w"], *, block: int, gamma: float) -> Flo
     return 1 - dropped[:, : rand.shape[1], : rand.shape[2]]
 
 
-def random_mask(
-    x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False
-) -> Float[Tensor, "R ch h w"]:
-    """The masked view (eq. 6): cells whose number is below ``drop`` become zero.
+def mask_factors(rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False) -> Float[Tensor, "R 1 h w"]:
+    """What the masked view (eq. 6) multiplies a map with: 0 in cells whose number is below ``drop``, else 1.
 
     ``drop`` is tau_drop. ``rescale`` is the published code's variant: what is kept grows by cells / kept of the batch.
     """
-    return _apply(x, (rand >= drop).to(x.dtype), rescale=rescale)
+    mask = (rand >= drop).to(rand.dtype)
+    return _rescaled(mask) if rescale else mask
 
 
 def noise(x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R ch h w"]:
@@ -64,7 +66,13 @@ def noise(x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R c h w"]) -> Float
     return x + x * rand
 
 
-def _apply(x: Tensor, mask: Tensor, *, rescale: bool) -> Tensor:
-    kept = x * mask
+def dropout(x: Float[Tensor, "R F"], rate: float, dice: Dice | None) -> Float[Tensor, "R F"]:
+    """Values set to zero at ``rate``, the others grown to make up for it; without dice (inference) nothing happens."""
+    if dice is None or rate == 0:
+        return x
+    return x * (dice.uniform(*x.shape[1:]) >= rate).to(x.dtype) / (1 - rate)
+
+
+def _rescaled(mask: Tensor) -> Tensor:
     # at least one kept cell in the divisor: a batch that lost every cell is zero, not NaN
-    return kept * (mask.numel() / mask.sum().clamp(min=1)) if rescale else kept
+    return mask * (mask.numel() / mask.sum().clamp(min=1))

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from tag2box.errors import UserError
 from tag2box.maths.roi import roi_pool
 from tag2box.model.backbone import Backbone, Preprocess, normal_init
+from tag2box.model.luck import Dice
+from tag2box.model.regularise import dropout
 from tag2box.model.weights import PREPROCESS, Weights, find_weights, load_into
 from tag2box.model.weights.architectures import VGG_BLOCKS, VGG_NECK
 from tag2box.types import Proposals
@@ -37,6 +39,8 @@ class Vgg16:
     """The pixels a file was trained on, where it does not tell. Stored weights bring their own, and may not differ."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Dropout after fc6 and fc7."""
+    train_trunk: bool = True
+    """Let conv3 to conv5 learn. False: all convolutions are frozen, for small machines; their maps are kept on disk."""
 
     def build(self, *, pretrained: bool = True) -> Vgg16Backbone:
         """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
@@ -53,7 +57,7 @@ class Vgg16:
 
 
 class Vgg16Backbone(Backbone):
-    """VGG16 as trunk and fc neck; conv1 and conv2 do not learn.
+    """VGG16 as trunk and fc neck; conv1 and conv2 never learn.
 
     Its preprocessing is a buffer among its weights: whatever loads these, loads it.
     """
@@ -71,13 +75,14 @@ class Vgg16Backbone(Backbone):
         self.classifier = nn.Sequential(
             nn.Linear(self.channels * self.map_size**2, vector_size),
             nn.ReLU(inplace=True),
-            nn.Dropout(settings.dropout),
+            nn.Identity(),  # keeps the place of dropout in the numbering
             nn.Linear(vector_size, vector_size),
             nn.ReLU(inplace=True),
-            nn.Dropout(settings.dropout),
         )
+        self.dropout = settings.dropout
         normal_init(self.classifier, std=0.01)
-        self.features[:_FROZEN].requires_grad_(False)
+        frozen = self.features[:_FROZEN] if settings.train_trunk else self.features
+        frozen.requires_grad_(False)
 
     @property  # only weights that are loaded set it
     def preprocess(self) -> Preprocess:  # type: ignore[override]
@@ -94,10 +99,10 @@ class Vgg16Backbone(Backbone):
         scale = 1 / self.stride
         return roi_pool(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Float[Tensor, "R 512 7 7"]) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R 512 7 7"], dice: Dice | None = None) -> Float[Tensor, "R F"]:
         """fc6 and fc7, each with ReLU and dropout."""
-        x: Tensor = self.classifier(maps.flatten(1))
-        return x
+        fc6, fc7 = self.classifier[:3], self.classifier[3:]
+        return dropout(fc7(dropout(fc6(maps.flatten(1)), self.dropout, dice)), self.dropout, dice)
 
     def map_parts(self) -> tuple[nn.Module, ...]:
         """The convolutions."""

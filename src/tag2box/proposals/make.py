@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,12 @@ from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.lock import LOCK, locked
 from tag2box.proposals.parts import Parts, difference
 from tag2box.proposals.policy import ProposalMethod, Source
-from tag2box.proposals.pool import spread
+from tag2box.proposals.pool import LocalPool, Pool
 from tag2box.proposals.search import ReadPhoto, Searched, crashed, search_photo
 from tag2box.proposals.store import INDEX, ROWS, Entry, ProposalStore, remove_older, write_entries
 from tag2box.types import Photo
 
 PARTS = "parts"
-_FEW = 16  # photos that are done before further processes would have started
 _TEMPORARY = re.compile(r"\.(boxes|scores|index).*")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -63,6 +61,7 @@ def make_proposals(
     *,
     read: ReadPhoto,
     workers: int | None = None,
+    pool: Pool | None = None,
     skip_bad: bool = False,
     progress: Watch = unwatched,
 ) -> ProposalStore:
@@ -74,6 +73,7 @@ def make_proposals(
     Args:
         read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
         workers: processes; None takes one per core (for a few photos, this one). The result does not depend on it.
+        pool: where else photos are searched, as a Ray cluster. Nor does it on that.
         skip_bad: leave out photos that cannot be searched, and record why, instead of raising at the first.
     """
     _check_distinct(photos)
@@ -89,7 +89,8 @@ def make_proposals(
         work = _Work(out, source, tuple(photos), _stored(out, source), Parts.open(out / PARTS, source))
         _sweep(out, work.store)
         with work.interruptible():
-            work.search(partial(search_photo, method, read), workers, skip_bad=skip_bad, progress=progress)
+            search = partial(search_photo, method, read)
+            work.search(search, pool or LocalPool(workers), skip_bad=skip_bad, progress=progress)
             work.finish()
     return ProposalStore.open(out)
 
@@ -117,16 +118,16 @@ class _Work:
                 f"{self.out}: {done} of {len(self.photos)} photos are done; the same command goes on"
             ) from None
 
-    def search(
-        self, search: Callable[[Photo], Searched], workers: int | None, *, skip_bad: bool, progress: Watch
-    ) -> None:
+    def search(self, search: Callable[[Photo], Searched], pool: Pool, *, skip_bad: bool, progress: Watch) -> None:
         """Search the photos that neither the store nor the parts have; the parts then have them."""
         missing = self._missing()
         if not missing:
             return
-        workers = min(workers or min(os.cpu_count() or 1, 1 + len(missing) // _FEW), len(missing))
-        with progress("proposals", len(self.photos), len(self.photos) - len(missing)) as bar:
-            for photo, searched in spread(search, missing, workers=workers, lost=crashed):
+        with (
+            progress("proposals", len(self.photos), len(self.photos) - len(missing)) as bar,
+            closing(pool(search, missing, lost=crashed)) as results,
+        ):
+            for photo, searched in results:
                 self._take(photo, searched, skip_bad=skip_bad)
                 bar.advance()
 

@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import cv2
 import torch
 
+_FEW = 16  # items that are done before further processes would have started
+
+
+class OnDisk(Protocol):
+    """Work to do on a file: a photo is one."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        ...
+
+
 Item = TypeVar("Item")
+File = TypeVar("File", bound=OnDisk)
 Result = TypeVar("Result")
+
+
+class Pool(Protocol):
+    """Where files are worked on: this machine's processes (``LocalPool``) or a Ray cluster's (``RayPool``)."""
+
+    def __call__(
+        self,
+        work: Callable[[File], Result],
+        files: Iterable[File],
+        *,
+        lost: Callable[[File, int], Result],
+        threads: int = 1,
+    ) -> Generator[tuple[File, Result], None, None]:
+        """Every file with its result, in the order they are finished.
+
+        Args:
+            work: importable by name, as it crosses to other processes; it should answer for its errors itself.
+            lost: the result of a file that its process did not survive, with the signal that ended it; 0 if unknown.
+            threads: that the work on a file keeps busy.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPool:
+    """Processes of this machine; None is one per core, and for a few files this one."""
+
+    workers: int | None = None
+
+    def __call__(
+        self,
+        work: Callable[[File], Result],
+        files: Iterable[File],
+        *,
+        lost: Callable[[File, int], Result],
+        threads: int = 1,
+    ) -> Generator[tuple[File, Result], None, None]:
+        """Every file with its result, in the order they are finished."""
+        most = self.workers or max(1, (os.cpu_count() or 1) // threads)
+        waiting = iter(files)
+        first = list(islice(waiting, most * _FEW))
+        workers = min(self.workers or min(most, 1 + len(first) // _FEW), len(first))
+        yield from spread(work, chain(first, waiting), workers=workers, lost=lost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class Searched:
         """What was found; None where there was a problem."""
         if self.boxes is None or self.scores is None:
             return None
-        return Candidates(torch.from_numpy(self.boxes), torch.from_numpy(self.scores))
+        # Copies: what comes from another process may be memory that is not to be written.
+        return Candidates(torch.from_numpy(self.boxes.copy()), torch.from_numpy(self.scores.copy()))
 
 
 def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> Searched:
@@ -63,10 +64,12 @@ def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> Searc
 
 
 def crashed(photo: Photo, number: int) -> Searched:
-    """A photo whose process did not survive it."""
+    """A photo whose process did not survive it; the number of the signal is 0 where nobody saw it."""
     name = next((known.name for known in signal.Signals if known.value == number), f"signal {number}")
-    hint = "perhaps out of memory; a smaller short_side needs less" if name == "SIGKILL" else "mend or remove it"
-    return Searched(None, None, f"{photo.path}: the process that searched it was ended by {name}; {hint}")
+    ended = f"was ended by {name}" if number else "died, each time it was tried"
+    is_memory = name == "SIGKILL" or not number
+    hint = "perhaps out of memory; a smaller short_side needs less" if is_memory else "mend or remove it"
+    return Searched(None, None, f"{photo.path}: the process that searched it {ended}; {hint}")
 
 
 def _check_size(photo: Photo, size: tuple[int, int]) -> None:

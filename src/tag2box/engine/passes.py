@@ -1,0 +1,162 @@
+"""Photos on their way through the network and back: with the graph kept, or run again for the way back."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tag2box.engine.packing import Layout, pack, pack_views
+from tag2box.maths.mil import mil_partition
+from tag2box.model.detector import Detector
+from tag2box.model.luck import Luck, Purpose
+from tag2box.model.views import Augment, Chosen, make_views
+from tag2box.types import Batch, Proposals
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The detector as training runs it."""
+
+    detector: Detector
+    augment: Augment
+    embeds: bool  # whether anything reads embeddings
+    precision: Precision
+    luck: Luck
+
+    @property
+    def layout(self) -> Layout:
+        """The columns of its outputs."""
+        return Layout.of(self.detector, embeds=self.embeds)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Half precision within, where it is wanted."""
+        device = next(self.detector.parameters()).device.type
+        return torch.autocast(device, _HALF.get(self.precision, torch.bfloat16), enabled=self.precision in _HALF)
+
+    def outputs(
+        self, maps: Float[Tensor, "R ch h w"], factors: Float[Tensor, "R h w"], images: Int[Tensor, " R"]
+    ) -> Float[Tensor, "R w"]:
+        """Scores of the regularised maps and embeddings of the clean ones."""
+        detector, luck = self.detector, self.luck
+        regularised = maps * factors[:, None].to(maps.dtype)
+        scores = detector.score(detector.neck(regularised, luck.dice(Purpose.NECK, images)))
+        if not self.embeds:
+            return pack(scores, detector.no_embedding(maps))
+        return pack(scores, detector.embed(detector.neck(maps, luck.dice(Purpose.CLEAN_NECK, images))))
+
+    def views(
+        self, maps: Float[Tensor, "m ch h w"], partition: Float[Tensor, "m c"], chosen: Chosen
+    ) -> Float[Tensor, "m w"]:
+        """Copies of chosen proposals."""
+        made = make_views(self.detector, maps, partition, chosen=chosen, augment=self.augment, luck=self.luck)
+        return pack_views(made)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Photos that go through the network together."""
+
+    batch: Batch
+    first: int  # number of the first photo in the whole batch
+    start: int  # number of its first proposal in the whole batch
+    factors: Float[Tensor, "R h w"]  # DropBlock's, of its proposals
+
+    @property
+    def rows(self) -> slice:
+        """Its proposals in the whole batch."""
+        return slice(self.start, self.start + len(self.batch.proposals.boxes))
+
+    def images(self) -> Int[Tensor, " R"]:
+        """The photo of each proposal, by its number in the whole batch."""
+        return self.batch.proposals.image_ids() + self.first
+
+
+class Pass(Protocol):
+    """A part gone through the network: its outputs, copies on demand, and the way back."""
+
+    value: Float[Tensor, "R w"]  # without a graph
+
+    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Copies of chosen proposals, rows counted within the part; without a graph."""
+        ...
+
+    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
+        """Add to the parameters' gradients, given those of the outputs and of every call of ``views``."""
+        ...
+
+
+class Kept:
+    """All at once: the graph stays in memory until the way back."""
+
+    def __init__(self, network: Network, part: Part) -> None:
+        self._network, self._part = network, part
+        with network.autocast():
+            self._maps = network.detector.roi_maps(part.batch)
+            self._out = network.outputs(self._maps, part.factors, part.images())
+        self._copies: list[Tensor] = []
+        self.value = self._out.detach()
+
+    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Copies, whose graph stays too."""
+        partition = _partition(self._network.layout, self.value, self._part)[chosen.images - self._part.first]
+        with self._network.autocast():
+            self._copies.append(self._network.views(self._maps[chosen.rows], partition, chosen))
+        return self._copies[-1].detach()
+
+    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
+        """Through the graph."""
+        ends = zip([self._out, *self._copies], [grad, *view_grads], strict=True)
+        learning = [(out, g) for out, g in ends if out.requires_grad]
+        torch.autograd.backward([out for out, _ in learning], [g for _, g in learning])
+
+
+class Replayed:
+    """In the memory of one photo: nothing but its trunk's map stays, and the way back runs the network again."""
+
+    def __init__(self, network: Network, part: Part) -> None:
+        self._network, self._part = network, part
+        self._chosen: list[Chosen] = []
+        with torch.no_grad(), network.autocast():
+            self._seen = _through_trunk(network.detector, part.batch)
+            maps = network.detector.roi_maps(self._seen)
+            self.value = network.outputs(maps, part.factors, part.images())
+
+    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Copies; only the chosen proposals are pooled again."""
+        self._chosen.append(chosen)
+        partition = _partition(self._network.layout, self.value, self._part)[chosen.images - self._part.first]
+        with torch.no_grad(), self._network.autocast():
+            maps = self._network.detector.roi_maps(_only(self._seen, chosen.rows))
+            return self._network.views(maps, partition, chosen)
+
+    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
+        """The same numbers are drawn again, so the graph is that of the first pass."""
+        is_frozen = self._network.detector.backbone.frozen_trunk
+        again = Kept(self._network, replace(self._part, batch=self._seen) if is_frozen else self._part)
+        for chosen in self._chosen:
+            again.views(chosen)
+        again.backward(grad, view_grads)
+
+
+def _through_trunk(detector: Detector, photo: Batch) -> Batch:
+    if photo.images is None:
+        return photo
+    return replace(photo, images=None, trunks=tuple(detector.backbone.trunk(photo.images)))
+
+
+def _only(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
+    """A photo with some of its proposals."""
+    proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
+    return replace(photo, proposals=proposals, maps=None if photo.maps is None else photo.maps[rows])
+
+
+def _partition(layout: Layout, value: Float[Tensor, "R w"], part: Part) -> Float[Tensor, "N c"]:
+    return mil_partition(layout.scores(value).mil_det, part.batch.proposals.sizes)

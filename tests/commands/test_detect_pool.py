@@ -1,0 +1,102 @@
+"""Detection spread over processes: the boxes of one process, whoever looked at which photo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tag2box.commands.detect import detect, detect_photos
+from tag2box.commands.detect_pool import Looked, detect_on
+from tag2box.commands.runs import TrainedRun, load_run
+from tag2box.commands.train import train
+from tag2box.data.photos import find_photos
+from tag2box.errors import UserError
+from tag2box.proposals.pool import LocalPool
+from tag2box.proposals.store import ProposalStore
+from tag2box.types import Detections, Photo
+from tiny import tiny_store
+from tiny_world import small_config, small_data, small_network
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainedRun:
+    small_network(monkeypatch)
+    small_data(tmp_path)
+    train(small_config(tmp_path), tmp_path / "run")
+    return load_run(tmp_path / "run")
+
+
+@pytest.fixture
+def photos(trained: TrainedRun, tmp_path: Path) -> tuple[Photo, ...]:
+    return find_photos([tmp_path / "photos"])
+
+
+def same(a: dict[str, Detections], b: dict[str, Detections]) -> bool:
+    pairs = [(x, y) for name in a for x, y in zip(_parts(a[name]), _parts(b[name]), strict=True)]
+    return [*a] == [*b] and all(torch.equal(x, y) and x.dtype == y.dtype for x, y in pairs)
+
+
+def _parts(found: Detections) -> Iterator[torch.Tensor]:
+    return iter((found.boxes, found.scores, found.labels))
+
+
+def backwards(work, files, *, lost, threads=1) -> Iterator[tuple[object, object]]:
+    """A pool that finishes the last first."""
+    yield from [(file, work(file)) for file in [*files][::-1]]
+
+
+def test_no_photos_no_detections(trained: TrainedRun, tmp_path: Path) -> None:
+    assert detect_on(LocalPool(1), trained, (), tiny_store(tmp_path, ())) == {}
+
+
+@pytest.mark.parametrize("pool", [LocalPool(1), backwards])
+def test_boxes_are_those_of_one_process_in_the_order_of_the_photos(
+    trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path, pool
+) -> None:
+    here = detect_photos(trained, photos, proposals=tmp_path / "here")
+    there = detect_photos(trained, photos, proposals=tmp_path / "there", pool=pool)
+    assert len(here) == 4 and sum(map(len, here.values())) > 0 and same(here, there)
+    assert ProposalStore.open(tmp_path / "there").spans == ProposalStore.open(tmp_path / "here").spans
+
+
+def test_proposals_from_elsewhere_and_none_at_all_are_taken_as_they_are(
+    trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path
+) -> None:
+    store = tiny_store(tmp_path, photos, counts=[6, 0, 1, 3])
+    found = detect_on(LocalPool(1), trained, photos, store)
+    assert len(found["photo1"]) == 0
+    assert same(found, detect_on(backwards, trained, photos, store))
+
+
+def test_the_files_written_are_equal_to_the_byte(trained: TrainedRun, tmp_path: Path) -> None:
+    for name, pool in (("here", None), ("there", LocalPool(1))):
+        detect(trained.folder, [tmp_path / "photos"], tmp_path / f"{name}.json", min_score=0, pool=pool)
+    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
+
+
+def test_a_photo_that_went_away_is_a_line(trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, photos)
+    photos[2].path.unlink()
+    with pytest.raises(UserError, match=r"photo2\.jpg: no such photo"):
+        detect_on(LocalPool(1), trained, photos, store)
+
+
+@pytest.mark.parametrize(("number", "says"), [(9, "was ended by signal 9"), (0, "died, each time it was tried")])
+def test_a_photo_that_ends_its_process_is_a_line(
+    trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path, number: int, says: str
+) -> None:
+    def pool(work, files, *, lost, threads=1) -> Iterator[tuple[object, object]]:
+        yield from ((file, lost(file, number)) for file in files)
+
+    with pytest.raises(UserError, match=f"photo0.jpg: the process that looked at it {says}; perhaps out of memory"):
+        detect_on(pool, trained, photos, tiny_store(tmp_path, photos))
+
+
+def test_detections_need_no_writable_memory() -> None:
+    arrays = [x.numpy() for x in _parts(Detections.empty())]
+    for array in arrays:
+        array.flags.writeable = False
+    assert len(Looked(*arrays).detections()) == 0

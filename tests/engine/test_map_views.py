@@ -1,0 +1,106 @@
+"""The maps of a photo in several views: one reading, shared pixels, and nothing computed before it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tag2box.data.photos import read_photo
+from tag2box.data.transforms import View
+from tag2box.engine.maps import CachedMaps, LiveMaps, at_a_time
+from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
+
+
+def live_world(folder: Path) -> LiveMaps:
+    """Three photos, the second without proposals."""
+    photos = tiny_photos(folder, 3).photos
+    return LiveMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=(4, 0, 1)))
+
+
+def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The photos that are read from now on."""
+    read: list[str] = []
+
+    def counted(path: Path, at_least: tuple[int, int] | None = None) -> torch.Tensor:
+        read.append(path.stem)
+        return read_photo(path, at_least)
+
+    monkeypatch.setattr("tag2box.data.look.read_photo", counted)
+    return read
+
+
+SEVERAL = (View(32), View(32, flip=True), View(24, flip=True), View(24), View(None), View(60, False, 50), View(40))
+
+
+@pytest.mark.parametrize("views", [SEVERAL[:1], SEVERAL])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_one_reading_serves_all_views(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: tuple[View, ...], frozen: bool
+) -> None:
+    live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=frozen).backbone)
+    apart = [[live.maps(index, view) for view in views] for index in range(3)]
+    read = read_counted(monkeypatch)
+    for index, expected in enumerate(apart):
+        together = list(live.passes(index, views))
+        assert len(together) == len(views)
+        for mine, own in zip(together, expected, strict=True):
+            assert torch.equal(mine, own) and not mine.requires_grad
+    assert read == ["photo0", "photo2"]  # photo1 has no proposals
+
+
+def test_reading_comes_at_once_and_computing_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+    read, computed = read_counted(monkeypatch), []
+    trunk = TinyBackbone.trunk
+
+    def counted(self: TinyBackbone, images: torch.Tensor) -> torch.Tensor:
+        computed.append(len(images))
+        return trunk(self, images)
+
+    monkeypatch.setattr(TinyBackbone, "trunk", counted)
+    passes = live.passes(0, SEVERAL)
+    assert (read, computed) == (["photo0"], [])
+    with torch.enable_grad():
+        next(passes)
+        assert torch.is_grad_enabled()  # a generator that pauses leaves the mode of its caller alone
+    assert computed == [1, 1]  # the mirror image with it
+    list(passes)
+    assert sum(computed) == len(SEVERAL)
+
+
+def test_views_that_a_longest_side_makes_alike_share_a_pass_through_the_trunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = live_world(tmp_path)
+    views = [View(short, flip, 50) for short in (44, 60) for flip in (False, True)]  # 42 x 50 pixels, all of them
+    apart = [live.maps(0, view) for view in views]
+    computed: list[torch.Size] = []
+    trunk = TinyBackbone.trunk
+
+    def counted(self: TinyBackbone, images: torch.Tensor) -> torch.Tensor:
+        computed.append(images.shape)
+        return trunk(self, images)
+
+    monkeypatch.setattr(TinyBackbone, "trunk", counted)
+    assert all(torch.equal(a, b) for a, b in zip(live.passes(0, views), apart, strict=True))
+    assert computed == [(1, 3, 42, 50)] * 2
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 2)])
+def test_a_scale_and_its_mirror_image_share_a_batch_where_that_pays(device: str, count: int) -> None:
+    assert at_a_time(torch.device(device)) == count
+
+
+def test_kept_passes_never_touch_the_photos(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    cached = CachedMaps(live, tmp_path / "maps")
+    cached.make(SEVERAL)
+    expected = [live.maps(0, view) for view in SEVERAL]
+    for photo in live.photos:
+        photo.path.unlink()
+    for mine, own in zip(cached.passes(0, SEVERAL), expected, strict=True):
+        assert torch.equal(mine, own)
+    cached.close()

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tag2box.model.luck import Luck, Purpose
+
+LUCK = Luck(5, 7)
+IMAGES = st.lists(st.integers(0, 4), max_size=12).map(lambda images: torch.tensor(images, dtype=torch.long))
+
+
+def drawn(images: torch.Tensor, *, luck: Luck = LUCK) -> torch.Tensor:
+    return luck.dice(Purpose.NOISE, images).normal(2, 3)
+
+
+@pytest.mark.parametrize("images", [[], [0], [3], [2, 2, 0]])
+def test_every_row_gets_numbers_of_its_own(images: list[int]) -> None:
+    numbers = drawn(torch.tensor(images, dtype=torch.long))
+    assert numbers.shape == (len(images), 2, 3)
+    assert len(numbers.unique()) == numbers.numel()
+
+
+@given(IMAGES)
+def test_an_image_draws_the_same_alone_and_in_company_in_any_order(images: torch.Tensor) -> None:
+    together = drawn(images)
+    for image in images.unique().tolist():
+        rows = (images == image).nonzero().flatten()
+        assert torch.equal(together[rows], drawn(images[rows]))
+
+
+@pytest.mark.parametrize(
+    "other", [Luck(6, 7), Luck(5, 8), Luck(7, 5)], ids=["another seed", "another iteration", "the two exchanged"]
+)
+def test_seed_and_iteration_both_decide(other: Luck) -> None:
+    images = torch.tensor([0, 1])
+    assert torch.equal(drawn(images), drawn(images))
+    assert not torch.isin(drawn(images), drawn(images, luck=other)).any()
+
+
+def test_every_purpose_and_every_throw_is_another() -> None:
+    images = torch.tensor([0, 0, 1])
+    throws = [Luck(0, 0).dice(purpose, images).uniform(4) for purpose in Purpose]
+    dice = Luck(0, 0).dice(Purpose.NECK, images)
+    throws += [dice.uniform(4), dice.uniform(4)]
+    assert torch.equal(throws[Purpose.NECK], throws[-2])  # the first throw of fresh dice is always the same
+    del throws[-2]
+    assert len(torch.cat(throws).unique()) == torch.cat(throws).numel()
+    assert all(((t >= 0) & (t < 1)).all() for t in throws)

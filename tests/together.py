@@ -1,0 +1,63 @@
+"""Real processes of a test, joined by gloo on this machine: forked, so that their work may be any function."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+from torch import distributed
+
+from tag2box.engine.processes import Processes
+
+T = TypeVar("T")
+PATIENCE = 60  # seconds; a hang is a failure
+
+
+def together(count: int, work: Callable[[Processes], T]) -> list[T]:
+    """What the work of each process returned, by rank; raises where one failed or hung."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            context.Process(
+                target=_run, args=(Processes(rank, count, count), Path(folder) / "meet", work, pipes[rank][1])
+            )
+            for rank in range(count)
+        ]
+        for process in started:
+            process.start()
+        try:
+            answers = [_load(pipe) if pipe.poll(PATIENCE) else (False, "hung") for pipe, _ in pipes]
+        finally:
+            for process in started:
+                process.kill()
+                process.join()
+    failed = [answer for is_done, answer in answers if not is_done]
+    assert not failed, "\n".join(str(answer) for answer in failed)
+    return [answer for _, answer in answers]
+
+
+def _load(pipe: Connection) -> tuple[bool, object]:
+    return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child
+
+
+def _run(processes: Processes, meeting: Path, work: Callable[[Processes], T], answer: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        store = distributed.FileStore(str(meeting), processes.size)
+        patience = timedelta(seconds=PATIENCE)
+        distributed.init_process_group(
+            "gloo", store=store, rank=processes.rank, world_size=processes.size, timeout=patience
+        )
+        answer.send_bytes(pickle.dumps((True, work(processes))))  # whole: tensors, too, outlive this process
+        distributed.barrier()  # the answer of another may still be on its way
+    except BaseException:  # the parent reports it
+        answer.send_bytes(pickle.dumps((False, f"rank {processes.rank}: {traceback.format_exc()}")))
