@@ -1,0 +1,162 @@
+"""Proposals on a cluster of two Ray nodes, one of them killed half way: the store is that of the local run.
+
+    python benchmarks/ray_kill.py --data VOC2007 --split test --photos 40 --out docs/results/ray.json
+
+Three runs of ``tag2box propose``, each a process of its own: on this machine, on two nodes of one processor each, and
+on two such nodes of which the second is ended with ``kill -9``, raylet and workers, when half the photos are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tag2box.data.datasets import DataSource, read_photos
+from tag2box.files import write_json
+
+COMMAND = (sys.executable, "-c", "from tag2box.cli import main; main()")
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+STORE = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Two nodes on this machine: the head, on which the command is typed, and one that may be killed."""
+
+    address: str
+    second: int  # the process id of its raylet
+
+    def workers(self) -> list[int]:
+        """Processes of the second node."""
+        return below(self.second)
+
+    def kill(self) -> int:
+        """End the second node as a power cut would; gives how many processes that were."""
+        doomed = [self.second, *self.workers()]
+        for process in doomed:
+            os.kill(process, signal.SIGKILL)
+        return len(doomed)
+
+
+@contextmanager
+def two_nodes() -> Iterator[Nodes]:
+    """A cluster of two nodes with a processor each, for the length of a with block."""
+    os.environ.update(QUIET)
+    from ray.cluster_utils import Cluster
+
+    cluster: Any = Cluster()
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
+        second = cluster.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
+        cluster.wait_for_nodes(timeout=60)
+        yield Nodes(cluster.address, second.all_processes["raylet"][0].process.pid)
+    finally:
+        cluster.shutdown()
+
+
+def below(process: int) -> list[int]:
+    """All processes that a process has started, and those that these have."""
+    try:
+        tasks = [(task / "children").read_text() for task in Path(f"/proc/{process}/task").iterdir()]
+    except OSError:
+        return []
+    own = [int(word) for text in tasks for word in text.split()]
+    return [*own, *(deeper for child in own for deeper in below(child))]
+
+
+def done(out: Path) -> int:
+    """Photos that an unfinished store has on disk."""
+    count = 0
+    for part in sorted(out.glob("parts/0*.npz")):
+        with np.load(part, allow_pickle=False) as content:
+            count += len(content["counts"])
+    return count
+
+
+def timed(argv: Sequence[str], watch: Callable[[], bool] = lambda: False) -> float:
+    """Seconds of a command; ``watch`` is called until it says that it has seen enough."""
+    begin = time.perf_counter()
+    running = subprocess.Popen([*COMMAND, *argv], env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL)
+    while running.poll() is None and not watch():
+        time.sleep(0.2)
+    if running.wait() != 0:
+        raise SystemExit(f"tag2box ended with {running.returncode}")
+    return time.perf_counter() - begin
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {f"{file.relative_to(path)}": file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def measure(argv: Sequence[str], photos: int, folder: Path) -> dict[str, object]:
+    """The three runs, and what they left."""
+    local, undisturbed, disturbed = (folder / name for name in ("local", "undisturbed", "disturbed"))
+    seconds = {"here, 2 processes": timed([*argv, "--workers", "2", "--out", f"{local}"])}
+    with two_nodes() as nodes:
+        on = ["--on", "ray", "--address", nodes.address]
+        seconds["ray, 2 nodes"] = timed([*argv, *on, "--out", f"{undisturbed}"])
+    killed: list[int] = []
+    with two_nodes() as nodes:
+
+        def kill_half_way() -> bool:
+            if done(disturbed) * 2 >= photos:
+                killed.extend([done(disturbed), nodes.kill()])
+            return bool(killed)
+
+        on = ["--on", "ray", "--address", nodes.address]
+        seconds["ray, 2 nodes, one killed"] = timed([*argv, *on, "--out", f"{disturbed}"], kill_half_way)
+    wanted = content(local)
+    return {
+        "photos": photos,
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "photos_on_disk_when_killed": killed[0],
+        "processes_killed": killed[1],
+        "store_bytes": sum(map(len, wanted.values())),
+        "equal_to_the_local_store": {
+            "ray, 2 nodes": content(undisturbed) == wanted,
+            "ray, 2 nodes, one killed": content(disturbed) == wanted,
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--split")
+    parser.add_argument("--photos", type=int, default=40, help="how many, from the first")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    photos = read_photos(DataSource(path=args.data, split=args.split))[: args.photos]
+    with tempfile.TemporaryDirectory() as folder:
+        split = Path(folder) / "split.txt"
+        split.write_text("".join(f"{photo.id}\n" for photo in photos))
+        figures = measure(["propose", f"{args.data}", "--split", f"{split}"], len(photos), Path(folder))
+    packages = {name: version(name) for name in ("ray", "tag2box", "torch", "opencv-contrib-python-headless")}
+    busy = [round(value, 1) for value in os.getloadavg()]  # more than the cores: others were at work, too
+    figures |= {
+        "cores": os.cpu_count(),
+        "load_average": busy,
+        "python": platform.python_version(),
+        "versions": packages,
+    }
+    print(figures)
+    if args.out:
+        write_json(args.out, figures)
+
+
+if __name__ == "__main__":
+    main()
