@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check clean
+.PHONY: help setup demo test bench lint check clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: setup ## train and evaluate on generated scenes; the report lands in runs/
 
 test: setup ## run all tests
 	$(BIN)/pytest
+
+bench: setup ## measure speed and memory; hours, resumable (a trial: .venv/bin/python benchmarks/run.py --small)
+	$(BIN)/python benchmarks/run.py
 
 lint: setup ## style and formatting
 	$(BIN)/ruff check

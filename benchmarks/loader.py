@@ -31,6 +31,7 @@ from tag2box.engine.progress import Terminal
 from tag2box.engine.source import MapSource, PhotoSource, Source
 from tag2box.engine.step import Step
 from tag2box.files import write_json
+from tag2box.model.luck import Luck
 from tag2box.recipes import Config, od_wscl
 from tag2box.types import Batch, Photo, TaggedPhotos
 
@@ -74,9 +75,7 @@ class Trainer:
 
     def __call__(self, batch: Batch) -> None:
         """Forward, backward, update."""
-        total = self._step(batch).total
-        self._optimiser.zero_grad(set_to_none=True)
-        total.backward()
+        self._step(batch, Luck(0, 0))
         self._optimiser.step()
 
 

@@ -9,9 +9,8 @@ on the first batches of a run: once for the network the run began with, once for
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from tag2box.commands.runs import build_detector, load_run, read_config, roi_maps
 from tag2box.commands.train import prepared
@@ -22,6 +21,7 @@ from tag2box.engine.step import Step
 from tag2box.files import write_json
 from tag2box.model.detector import Detector
 from tag2box.model.lite0 import Lite0Backbone
+from tag2box.model.luck import Luck
 from tag2box.recipes import Config
 from tag2box.types import Batch
 
@@ -48,16 +48,17 @@ def main() -> None:
 
 def share(config: Config, detector: Detector, batch: Batch) -> float:
     """Norm of lambda * L_wscl's gradient over that of the rest."""
-    torch.manual_seed(0)
     detector.train()
     if not isinstance(detector.backbone, Lite0Backbone):
         raise SystemExit("this benchmark knows the neck of lite0 only")
     neck = detector.backbone.head.weight
-    outcome = Step(detector, config.objective, config.drop_block, config.augment)(batch)
-    contrast = config.objective.contrast.weight * outcome.losses.contrast
-    (of_contrast,) = torch.autograd.grad(contrast, neck, retain_graph=True)
-    (of_rest,) = torch.autograd.grad(outcome.total - contrast, neck)
-    return float(of_contrast.norm() / of_rest.norm())
+    without = replace(config.objective, contrast=replace(config.objective.contrast, weight=0.0))
+    grads = []
+    for objective in (config.objective, without):
+        Step(detector, objective, config.drop_block, config.augment)(batch, Luck(0, 0))
+        assert neck.grad is not None
+        grads.append(neck.grad.double())
+    return float((grads[0] - grads[1]).norm() / grads[1].norm())
 
 
 def _source(config: Config, detector: Detector) -> Source:

@@ -1,0 +1,253 @@
+"""The paper's recipes at full size: two real steps of each on generated photos, and what a whole run would cost.
+
+    python benchmarks/paper_steps.py                     # hours; every step that ends is kept, the same command goes on
+    python benchmarks/paper_steps.py --only voc07-ss-vgg16
+    python benchmarks/paper_steps.py --small             # tiny sizes; nothing lands in docs/
+
+Weights are random, photos are drawn, all else is the recipe's: batch, scales (short sides of 480 to 1,200 pixels),
+2,000 proposals a photo, optimiser, objective; memory is ``exact``. Recipes that differ in the source of proposals, in
+the number of photos or in length do the same work in a step, so it is measured once for all of them. Each measurement
+has a process of its own, whose peak is Linux's high-water mark: weights, gradients, momentum, pixels and libraries are
+all in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
+from objective import HEIGHT, WIDTH, proposals_around, some_boxes
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+from vgg_world import LEARNT, VIEWS
+
+from tag2box.data.transforms import Resize
+from tag2box.engine.optim import set_lr
+from tag2box.engine.source import PhotoSource
+from tag2box.engine.step import Step
+from tag2box.files import read_json, write_json
+from tag2box.model.backbone import Backbone
+from tag2box.model.detector import Detector
+from tag2box.model.luck import Luck
+from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.paper import DATASETS, PAPER_RUNS
+from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.store import ProposalStore, write_store
+from tag2box.recipes import RECIPES, Config
+from tag2box.types import Photo, TaggedPhotos
+
+DOCS = Path(__file__).parents[1] / "docs" / "results" / "paper-steps.json"
+STEPS = 2
+PHOTO = {"voc": (500, 375), "coco": (640, 480)}  # the commonest size of each; every fourth photo stands upright
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a step is."""
+
+    batch: int = 8
+    proposals: int = 2000
+    small: bool = False
+
+
+FULL, SMALL = Sizes(), Sizes(batch=2, proposals=24, small=True)
+
+
+def family(name: str) -> str:
+    """The recipes whose steps do the same work: those of a backbone on VOC, or on COCO."""
+    run = PAPER_RUNS[name]
+    return f"{run.dataset[:-2]}-{run.backbone}"
+
+
+def sized(config: Config, sizes: Sizes) -> Config:
+    """The recipe; a trial looks at photos of a stamp's size."""
+    resize = Resize(scales=(64, 80), long_max=120) if sizes.small else config.feed.resize
+    return replace(config, feed=replace(config.feed, batch=sizes.batch, resize=resize, workers=0))
+
+
+# ---------------------------------------------------------------- what is trained on
+
+
+def make_source(config: Config, name: str, sizes: Sizes, folder: Path, pad: tuple[float, float, float]) -> PhotoSource:
+    """Drawn photos on disk with tags and proposals: as many as the steps take, so that none comes twice."""
+    run = PAPER_RUNS[name]
+    width, height = PHOTO[run.dataset[:-2]]
+    count = STEPS * sizes.batch
+    photos = [_photo(folder, i, (height, width) if i % 4 == 3 else (width, height)) for i in range(count)]
+    classes = DATASETS[run.dataset].classes
+    tags = torch.stack([_tags(classes, i) for i in range(count)])
+    write_store(folder / "proposals", {"kind": "drawn"}, photos, [_boxes(p, i, sizes) for i, p in enumerate(photos)])
+    tagged = TaggedPhotos(tuple(f"class{c}" for c in range(classes)), tuple(photos), tags)
+    return PhotoSource(tagged, ProposalStore.open(folder / "proposals"), config.feed, config.plan.seed, pad)
+
+
+def _photo(folder: Path, number: int, size: tuple[int, int]) -> Photo:
+    width, height = size
+    coarse = 255 * torch.rand(1, 3, height // 25, width // 25, generator=torch.Generator().manual_seed(number))
+    pixels = functional.interpolate(coarse, (height, width), mode="bilinear")[0].permute(1, 2, 0).byte()
+    path = folder / f"photo{number}.jpg"
+    Image.fromarray(pixels.numpy()).save(path, quality=90)
+    return Photo(path.stem, path, width, height)
+
+
+def _tags(classes: int, number: int) -> Tensor:
+    present = torch.randperm(classes, generator=torch.Generator().manual_seed(number))[: 1 + number % 3]
+    return torch.zeros(classes, dtype=torch.bool).index_fill(0, present, True)
+
+
+def _boxes(photo: Photo, number: int, sizes: Sizes) -> Candidates:
+    g = torch.Generator().manual_seed(1000 + number)
+    boxes = proposals_around(some_boxes(4, g), sizes.proposals, g)
+    side = torch.tensor([photo.width, photo.height], dtype=torch.float32).repeat(2)
+    scaled = boxes * side / torch.tensor([WIDTH, HEIGHT]).repeat(2)
+    return Candidates.unranked(torch.minimum(scaled.clamp(min=0), side))
+
+
+# ---------------------------------------------------------------- what trains
+
+
+def make_backbone(settings: object, sizes: Sizes) -> Backbone:
+    """The recipe's network with random weights; in a trial, with few channels."""
+    if isinstance(settings, ResNetWs):
+        return ResNetWsBackbone(settings, width=8, neck=(16, 16)) if sizes.small else settings.build(pretrained=False)
+    assert isinstance(settings, Vgg16)
+    backbone = Vgg16Backbone(settings, vector_size=16) if sizes.small else settings.build(pretrained=False)
+    for layer in backbone.features:
+        if isinstance(layer, nn.Conv2d):  # torch's own start fades over 13 layers
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return backbone
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What two iterations were like."""
+
+    seconds: list[float]
+    losses: list[float]
+    padded: list[list[int]]  # height and width of each batch
+
+
+def iterate(config: Config, detector: Detector, source: PhotoSource) -> Trained:
+    """What the training loop does, twice; reading photos, which it has done ahead, is not timed."""
+    step = Step(detector, config.objective, config.drop_block, config.augment, "exact")
+    plan, optimiser = config.plan, config.plan.optimiser.build(detector)
+    done = Trained([], [], [])
+    for iteration in range(STEPS):
+        batch = source.batch(iteration)
+        assert batch.images is not None
+        begin = time.perf_counter()
+        set_lr(optimiser, plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations))
+        outcome = step(batch, Luck(plan.seed, iteration))
+        optimiser.step()
+        done.seconds.append(round(time.perf_counter() - begin, 2))
+        done.losses.append(round(outcome.total.item(), 4))
+        done.padded.append(list(batch.images.shape[-2:]))
+    assert all(map(math.isfinite, done.losses)), "a loss is not a number"
+    return done
+
+
+def case(name: str, sizes: Sizes, threads: int) -> Row:
+    """Two iterations of a recipe in a fresh process."""
+    set_threads(threads)
+    config = sized(RECIPES[name](), sizes)
+    torch.manual_seed(config.plan.seed)
+    classes = DATASETS[PAPER_RUNS[name].dataset].classes
+    detector = Detector(make_backbone(config.backbone, sizes), classes, config.heads).train()
+    with tempfile.TemporaryDirectory() as folder:
+        source = make_source(config, name, sizes, Path(folder), detector.backbone.preprocess.neutral())
+        done = iterate(config, detector, source)
+    return {
+        "family": family(name),
+        "batch": sizes.batch,
+        "proposals": sizes.proposals,
+        "parameters": sum(p.numel() for p in detector.parameters()),
+        **vars(done),
+        "seconds_a_photo": round(sum(done.seconds) / (STEPS * sizes.batch), 3),
+        "peak_mb": round(status_mb("VmHWM"), 1),
+        "fits": True,
+    }
+
+
+def expected_seconds(name: str, sizes: Sizes, gflops: float) -> float:
+    """A guess at both steps' time from their multiplications, at two thirds of the machine's GEMM speed."""
+    side = 80 if sizes.small else 1400
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        backbone = make_backbone(RECIPES[name]().backbone, sizes)
+        backbone.trunk(torch.empty(1, 3, side, side))
+    trunk = counter.get_total_flops()
+    linear = sum(layer.weight.numel() for layer in backbone.modules() if isinstance(layer, nn.Linear))
+    neck = (2 + VIEWS) * 2 * sizes.proposals * linear
+    work = 2 * (trunk + neck) + 2 * (LEARNT * trunk + neck)
+    return STEPS * sizes.batch * work / (0.66e9 * gflops)
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def whole_runs(rows: Sequence[Row]) -> list[Row]:
+    """What a full run of every recipe would take, from the steps of its family."""
+    found = {row["family"]: row for row in rows if row["fits"]}
+    runs = []
+    for name in PAPER_RUNS:
+        config, row = RECIPES[name](), found.get(family(name))
+        days = None
+        if row is not None:
+            days = round(config.plan.iterations * config.feed.batch * row["seconds_a_photo"] / 86_400, 1)
+        runs.append({"recipe": name, "family": family(name), "iterations": config.plan.iterations, "days": days})
+    return runs
+
+
+def kept_rows(out: Path, sizes: Sizes, threads: int) -> list[Row]:
+    """The steps of an earlier call of the same size on the same number of threads."""
+    known: Any = read_json(out, "steps of the paper's recipes") if out.exists() else {}
+    same = known.get("sizes") == vars(sizes) and known.get("machine", {}).get("threads") == threads
+    return [row for row in known.get("steps", []) if row["fits"]] if same else []
+
+
+def run(wanted: Sequence[str], sizes: Sizes, threads: int, out: Path) -> None:
+    """Every family of the wanted recipes once; the file is written after each."""
+    facts, rows = machine(), kept_rows(out, sizes, threads)
+    first = {family(name): name for name in reversed(wanted)}
+    todo = {kin: name for kin, name in reversed(first.items()) if kin not in {row["family"] for row in rows}}
+    guess = {kin: expected_seconds(name, sizes, facts["gemm_gflops"]) for kin, name in todo.items()}
+    for turn, (kin, name) in enumerate(todo.items()):
+        left = sum(list(guess.values())[turn:])
+        print(f"[{turn + 1}/{len(todo)}] {kin}: about {in_words(guess[kin])}; left: {in_words(left)}", flush=True)
+        row = if_it_fits(case, name, sizes, threads) or {"family": kin, "fits": False}
+        rows.append(row)
+        told = f"{row['seconds']} s, {row['peak_mb']:,.0f} MB" if row["fits"] else "needs more memory than is free"
+        print(f"{kin}: {told}", flush=True)
+        write_json(out, {"machine": facts, "sizes": vars(sizes), "steps": rows, "runs": whole_runs(rows)})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(PAPER_RUNS), metavar="RECIPE", help="may be repeated")
+    parser.add_argument(
+        "--photos",
+        type=int,
+        help="in a batch; default: 8. Fewer are padded less",
+    )
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--out", type=Path, help="default: docs/results/paper-steps.json")
+    args = parser.parse_args(argv)
+    sizes = SMALL if args.small else FULL
+    sizes = replace(sizes, batch=args.photos or sizes.batch)
+    out = args.out or (Path("runs/paper-steps-small.json") if args.small else DOCS)
+    run(args.only or list(PAPER_RUNS), sizes, set_threads(args.threads), out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Whole steps of VGG16 against the machine's peak, in fp32 and, where the processor can compute in it, bf16.
+
+    python benchmarks/precision.py --out runs/precision.json
+
+A step of 2 photos: what it takes grows with the photos, but the share of the peak does not change with their number.
+The peak is the faster of a 2,048 GEMM and a convolution of VGG16's fourth block, in the same process as the step. The
+share of it that a step reaches counts every multiplication the step does, and the profile says where the time goes.
+On a processor without bf16 instructions a step would take hours: bf16 is then not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+
+import torch
+from measuring import Row, arguments, if_it_fits, in_words, machine, measure, set_threads
+from step_profile import marked, profiled
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
+
+from tag2box.engine.compute import has_bf16
+from tag2box.files import write_json
+
+
+def bf16_ability() -> Row:
+    """Whether this processor computes in bf16, with a small product in both as evidence."""
+    seconds = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a = torch.randn(256, 256).to(dtype)
+        a @ a
+        begin = time.perf_counter()
+        a @ a
+        seconds[name] = time.perf_counter() - begin
+    return {"can": has_bf16(), **{f"gemm_256_{name}_ms": round(1e3 * x, 3) for name, x in seconds.items()}}
+
+
+def peaks(dtype: torch.dtype, *, small: bool) -> Row:
+    """GFLOPS of a large matrix product and of a large convolution."""
+    side, width, height = (256, 16, 16) if small else (2048, 125, 86)
+    a = torch.randn(side, side).to(dtype)
+    x, w = torch.randn(1, 512, height, width).to(dtype), torch.randn(512, 512, 3, 3).to(dtype)
+    gemm = measure(lambda: a @ a, 3)["wall"]["min"]
+    convolution = measure(lambda: functional.conv2d(x, w, padding=1), 3)["wall"]["min"]
+    return {
+        "gemm_gflops": round(2 * side**3 / gemm / 1e9, 1),
+        "convolution_gflops": round(2 * width * height * 512 * 512 * 9 / convolution / 1e9, 1),
+    }
+
+
+def case(shape: Shape, memory: str, precision: str, repeats: int, threads: int) -> Row:
+    """Time, multiplications, share of the peak and profile of a step."""
+    set_threads(threads)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    peak = peaks(dtype, small=shape.width < 500)
+    training = make_training(shape, range(shape.images), around=marked, memory=memory, precision=precision)
+    training.iterate(make_batch(replace(WARM, classes=shape.classes), [0]))
+    seconds = measure(training.iterate, repeats, warm=False)
+    with FlopCounterMode(display=False) as counter:
+        watched, groups = profiled(training.iterate)
+    gflops = counter.get_total_flops() / seconds["wall"]["median"] / 1e9
+    return {
+        "precision": precision,
+        "memory": memory,
+        **asdict(shape),
+        "sampled": training.objective.sampled,
+        **seconds,
+        **peak,
+        "step_tflop": round(counter.get_total_flops() / 1e12, 4),
+        "step_gflops": round(gflops, 2),
+        "share_of_peak": round(gflops / max(peak.values()), 4),
+        "profiled_seconds": round(watched, 3),
+        "profile": groups,
+    }
+
+
+def fitting(shape: Shape, precision: str, repeats: int, threads: int, gflops: float) -> Row:
+    """The plain step, or the exact one where plain does not fit."""
+    for memory in ("plain", "exact"):
+        guess = (repeats + 1) * expected_seconds(shape, memory, gflops)
+        print(f"{precision}, {memory}: about {in_words(guess)}", flush=True)
+        row: Row | None = if_it_fits(case, shape, memory, precision, repeats, threads)
+        if row is not None:
+            print(f"{precision}: {row['wall']['median']:.1f} s, {100 * row['share_of_peak']:.0f} % of the peak")
+            return row
+    return {"precision": precision, **asdict(shape), "fits": False}
+
+
+def main() -> None:
+    args = arguments(__doc__, "precision", repeats=2).parse_args()
+    threads = set_threads(args.threads)
+    facts = machine()
+    shape, repeats = (SMALL, 1) if args.small else (Shape(images=2), args.repeats)
+    ability = bf16_ability()
+    kinds = ("fp32", "bf16") if ability["can"] else ("fp32",)
+    rows = [fitting(shape, kind, repeats, threads, facts["gemm_gflops"]) for kind in kinds]
+    write_json(args.out, {"machine": facts, "bf16": ability, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Two processes with half of the photos each against one process with all of them, on the same cores.
+
+    python benchmarks/processes.py --out runs/processes.json
+
+VGG16, 8 photos of 688 x 1,000, 500 proposals each: 2 processes x 4 photos x 1 thread as torchrun starts them (gloo),
+and 1 process x 8 photos x 2 threads. Both take the exact step, so that both fit in memory. Time is that of a whole
+iteration, with the exchange of outputs and gradients; the gradients of the two are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from measuring import (
+    Row,
+    arguments,
+    gradient,
+    in_fresh_process,
+    in_words,
+    keep_vector,
+    machine,
+    measure,
+    relative_difference,
+    set_threads,
+    status_mb,
+)
+from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
+
+from tag2box.engine.processes import Processes, joined
+from tag2box.files import read_json, write_json
+
+TOGETHER = 2
+
+
+def share_of_step(shape: Shape, processes: Processes, repeats: int, folder: Path) -> Row:
+    """This process's part of some iterations; the leader leaves the gradient in ``folder``."""
+    training = make_training(shape, processes.share(shape.images), memory="exact", processes=processes)
+    warm = replace(WARM, classes=shape.classes)
+    training.iterate(make_batch(warm, [processes.rank]))
+
+    def together() -> None:
+        processes.wait()
+        training.iterate()
+        processes.wait()
+
+    seconds = measure(together, repeats, warm=False)
+    if processes.leads:
+        keep_vector(folder / f"{processes.size}.npy", gradient(training.detector))
+    facts = {"rank": processes.rank, "threads": torch.get_num_threads(), "peak_mb": round(status_mb("VmHWM"), 1)}
+    return {**facts, **seconds}
+
+
+def alone(shape: Shape, repeats: int, threads: int, folder: Path) -> Row:
+    """One process with everything."""
+    set_threads(threads)
+    return share_of_step(shape, Processes(), repeats, folder)
+
+
+def worker(shape: Shape, repeats: int, folder: Path) -> None:
+    """What torchrun starts."""
+    with joined() as processes:
+        set_threads(int(os.environ["OMP_NUM_THREADS"]))
+        row = share_of_step(shape, processes, repeats, folder)
+        write_json(folder / f"rank{processes.rank}.json", row)
+
+
+def together(args: list[str], threads: int, folder: Path) -> list[Row]:
+    """The rows of processes that torchrun started."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TOGETHER}"]
+    command = [*launch, __file__, *args, "--worker", f"{folder}"]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    return [read_json(folder / f"rank{rank}.json", "what a process measured") for rank in range(TOGETHER)]
+
+
+def compared(one: Row, two: list[Row], difference: float) -> Row:
+    """The figures side by side; processes run as long as the slowest of them."""
+    slowest = max(two, key=lambda row: float(row["wall"]["median"]))
+    return {
+        "one": one,
+        "two": two,
+        "time_ratio": round(slowest["wall"]["median"] / one["wall"]["median"], 4),
+        "relative_difference": difference,
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__, "processes", repeats=2)
+    parser.add_argument("--worker", type=Path, help="the folder torchrun's processes write to; not for people")
+    args = parser.parse_args()
+    shape, repeats = (SMALL, 1) if args.small else (Shape(proposals=500), args.repeats)
+    if args.worker:
+        worker(shape, repeats, args.worker)
+        return
+    threads = set_threads(args.threads)
+    facts = machine()
+    guess = 2 * repeats * expected_seconds(shape, "exact", facts["gemm_gflops"])
+    print(f"1 and {TOGETHER} processes: about {in_words(guess)}", flush=True)
+    small = ["--small"] if args.small else []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        one = in_fresh_process(alone, shape, repeats, threads, folder)
+        two = together([*small, "--repeats", str(repeats)], max(1, threads // TOGETHER), folder)
+        difference = relative_difference(folder / f"{TOGETHER}.npy", folder / "1.npy")
+    result = {**asdict(shape), "memory": "exact", "precision": "fp32", **compared(one, two, difference)}
+    print(f"{result['time_ratio']:.2f} x the time, gradients differ by {difference:.1e}")
+    write_json(args.out, {"machine": facts, **result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The exact step: batch 8 in the memory of one photo. VGG16, photos of 688 x 1,000, 2,000 proposals each, 20 classes.
+
+    python benchmarks/steps.py --out runs/steps.json
+
+Every case runs in a process of its own, whose peak is Linux's high-water mark of the whole process: weights, gradients,
+momentum, the batch's pixels and the libraries are all in it. Time is that of a whole iteration with its optimiser.
+Exact and plain are compared, in time and gradients, at the largest number of proposals at which plain fits in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from measuring import (
+    Row,
+    arguments,
+    gradient,
+    if_it_fits,
+    in_words,
+    keep_vector,
+    machine,
+    measure,
+    relative_difference,
+    set_threads,
+    status_mb,
+)
+from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
+
+from tag2box.files import write_json
+
+FITS = (1.0, 0.5, 0.25, 0.125)  # shares of the proposals at which plain is tried
+
+
+def case(shape: Shape, memory: str, repeats: int, threads: int, kept: Path | None) -> Row:
+    """Peak and time of a step, the first of a fresh process; its gradient lands in ``kept``."""
+    set_threads(threads)
+    training = make_training(shape, range(shape.images), memory=memory)
+    held = status_mb("VmRSS")
+    training.iterate(make_batch(replace(WARM, classes=shape.classes), [0]))
+    seconds = measure(training.iterate, repeats, warm=False)
+    if kept is not None:
+        keep_vector(kept, gradient(training.detector))
+    return {
+        "name": f"{memory}, {shape.images} x {shape.proposals:,}",
+        "memory": memory,
+        **asdict(shape),
+        "sampled": training.objective.sampled,
+        "held_mb": round(held, 1),
+        "peak_mb": round(status_mb("VmHWM"), 1),
+        **seconds,
+    }
+
+
+def told(row: Row | None, name: str) -> None:
+    if row is None:
+        print(f"{name}: needs more memory than is free", flush=True)
+    else:
+        print(f"{name}: {row['wall']['median']:.1f} s, {row['peak_mb']:,.0f} MB at most", flush=True)
+
+
+def run(shape: Shape, repeats: int, threads: int, gflops: float) -> Row:
+    """All cases, the least first."""
+    rows = []
+
+    def tried(size: Shape, memory: str, times: int, kept: Path | None = None) -> Row | None:
+        name = f"{memory}, {size.images} x {size.proposals:,}"
+        print(f"{name}: about {in_words(times * expected_seconds(size, memory, gflops))}", flush=True)
+        row: Row | None = if_it_fits(case, size, memory, times, threads, kept)
+        told(row, name)
+        rows.append(row or {"name": name, "memory": memory, **asdict(size), "fits": False})
+        return row
+
+    with tempfile.TemporaryDirectory() as folder:
+        plain_file, exact_file = Path(folder) / "plain.npy", Path(folder) / "exact.npy"
+        tried(replace(shape, images=1), "plain", repeats)
+        same = None
+        for share in FITS:
+            same = replace(shape, proposals=int(share * shape.proposals))
+            if tried(same, "plain", repeats, plain_file) is not None:
+                break
+        tried(shape, "exact", repeats, exact_file)
+        if same is not None and same != shape:
+            tried(same, "exact", repeats, exact_file)
+        both = plain_file.exists() and exact_file.exists()
+        difference = relative_difference(exact_file, plain_file) if both else None
+    return {"rows": rows, "compared_at": asdict(same) if same and both else None, "relative_difference": difference}
+
+
+def main() -> None:
+    parser = arguments(__doc__, "steps", repeats=2)
+    args = parser.parse_args()
+    threads = set_threads(args.threads)
+    facts = machine()
+    shape = SMALL if args.small else Shape()
+    result = run(shape, 1 if args.small else args.repeats, threads, facts["gemm_gflops"])
+    write_json(args.out, {"machine": facts, **result})
+
+
+if __name__ == "__main__":
+    main()

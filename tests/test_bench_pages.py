@@ -1,0 +1,188 @@
+"""What the benchmarks say is kept, judged, put into tables and drawn as it should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench_figures import BENCHMARKS, bench, copied, small_figures
+from tag2box.errors import UserError
+
+
+@pytest.fixture(scope="session")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return small_figures(tmp_path_factory.getbasetemp())
+
+
+def kept(figures: dict[str, Any]) -> dict[str, Any]:
+    """As run.py keeps them."""
+    return {
+        name: {"key": "k", "commit": "abc", "seconds": 3.0, "when": "today", "figures": part}
+        for name, part in figures.items()
+    }
+
+
+# ---------------------------------------------------------------- run.py
+
+SCRIPT = """
+import json, pathlib, sys
+calls = pathlib.Path(__file__).with_suffix(".calls")
+calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+if {fails}:
+    sys.exit(3)
+pathlib.Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps({figures}))
+"""
+
+
+@pytest.fixture
+def parts(figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two parts that answer at once, and how often each was asked."""
+    run, bench_parts = bench("run"), bench("bench_parts")
+    for name in ("kernels", "steps"):
+        script = SCRIPT.replace("{fails}", "False").replace("{figures}", repr(figures[name]))
+        (tmp_path / f"{name}.py").write_text(script)
+    few = (bench_parts.Part("kernels", 1), bench_parts.Part("steps", 2))
+    monkeypatch.setattr(bench_parts, "HERE", tmp_path)
+    monkeypatch.setattr(run, "PARTS", few)
+
+    def call(*options: str) -> int:
+        place = ["--parts", str(tmp_path / "kept"), "--out", str(tmp_path / "docs/results/bench.json")]
+        return run.main([*place, "--images", str(tmp_path / "docs/images"), *options])
+
+    def calls() -> dict[str, int]:
+        files = {part.name: tmp_path / f"{part.name}.calls" for part in few}
+        return {name: len(file.read_text()) if file.exists() else 0 for name, file in files.items()}
+
+    return SimpleNamespace(call=call, calls=calls, folder=tmp_path)
+
+
+def test_a_second_call_measures_nothing(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 1}
+    assert "[1/2] kernels: about 60 s; left in all: about 3 min" in capsys.readouterr().out
+    assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 1}
+    assert parts.call("--fresh", "--only", "steps") == 0 and parts.calls() == {"kernels": 1, "steps": 2}
+    assert parts.call("--threads", "1") == 0 and parts.calls() == {"kernels": 2, "steps": 3}
+    result = json.loads((parts.folder / "docs/results/bench.json").read_text())
+    assert list(result["parts"]) == ["kernels", "steps"] and result["trial"] is False
+    assert "bench-kernels.svg" in {file.name for file in (parts.folder / "docs/images").iterdir()}
+    assert "../images/bench-kernels.svg" in (parts.folder / "docs/results/bench.md").read_text()
+
+
+def test_a_changed_script_is_measured_again(parts: SimpleNamespace) -> None:
+    parts.call()
+    with (parts.folder / "steps.py").open("a") as file:
+        file.write("# changed\n")
+    parts.call()
+    assert parts.calls() == {"kernels": 1, "steps": 2}
+
+
+def test_what_was_measured_before_a_failure_stays(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    good = (parts.folder / "steps.py").read_text()
+    (parts.folder / "steps.py").write_text(good.replace("if False", "if True"))
+    assert parts.call() == 1
+    assert "finished parts are kept" in capsys.readouterr().err
+    (parts.folder / "steps.py").write_text(good)
+    assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 2}
+
+
+def test_one_part_alone_is_published_with_those_that_are_there(parts: SimpleNamespace) -> None:
+    parts.call("--only", "steps")
+    assert list(json.loads((parts.folder / "docs/results/bench.json").read_text())["parts"]) == ["steps"]
+
+
+def test_a_broken_file_of_figures_is_named(parts: SimpleNamespace) -> None:
+    parts.call()
+    (parts.folder / "kept/steps.json").write_text("{")
+    with pytest.raises(UserError, match=r"steps\.json: not readable as JSON"):
+        parts.call()
+
+
+def test_a_trial_stays_out_of_the_docs() -> None:
+    args = bench("run").parsed(["--small", "--parts", "runs/bench"])
+    assert args.out.parts[-3:] == ("bench", "small", "bench.json") and args.images == args.out.parent
+
+
+def test_every_part_of_the_benchmark_has_its_files() -> None:
+    module = bench("bench_parts")
+    for part in module.PARTS:
+        assert all((BENCHMARKS / f"{name}.py").exists() for name in (part.name, *part.helpers))
+    assert (
+        {part.name for part in module.PARTS} == set(bench("bench_tables").PARTS) == set(bench("bench_verdicts").JUDGES)
+    )
+
+
+# ---------------------------------------------------------------- tables and plots
+
+
+def test_the_page_has_every_part(figures: dict[str, Any]) -> None:
+    tables = bench("bench_tables")
+    text = tables.page(kept(figures), {}, Path(), is_trial=True)
+    assert all(f"## {title}" in text for title, _ in tables.PARTS.values())
+    assert "A trial at tiny sizes" in text and "not measurable here" in text
+    assert all(line.count("|") - 2 * line.count("\\|") >= 3 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_the_page_of_nothing() -> None:
+    text = bench("bench_tables").page({}, {}, Path(), is_trial=False)
+    assert text.startswith("# What `make bench` measured") and "trial" not in text
+
+
+def test_a_target_that_does_not_hold_is_said_plainly(figures: dict[str, Any]) -> None:
+    slow = copied(figures["processes"]) | {"time_ratio": 1.4}
+    lines = bench("bench_tables").targets({"processes": slow}, is_trial=False)
+    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["**no**", "yes"]
+
+
+def test_the_objective_is_judged_by_the_speed_of_this_machine(figures: dict[str, Any]) -> None:
+    found = copied(figures["objective"])
+    found["machine"]["gemm_gflops_per_cpu_second"] = 35
+    found["ours"]["cpu"]["median"] = 7.9
+    verdict = bench("bench_verdicts").of_objective(found)[0]
+    assert verdict.holds and "so 8.0 CPU s here" in verdict.target
+
+
+def test_a_step_that_did_not_fit(figures: dict[str, Any]) -> None:
+    steps = copied(figures["steps"])
+    plain = next(row for row in steps["rows"] if row["memory"] == "plain" and row["images"] == 2)
+    for field in ("wall", "cpu", "peak_mb", "held_mb", "repeats"):
+        del plain[field]
+    plain["fits"], steps["relative_difference"], steps["compared_at"] = False, None, None
+    assert any("needs more memory" in line for line in bench("bench_tables").steps(steps))
+    assert [v.what for v in bench("bench_verdicts").of_steps(steps)] == ["exact step, 2 photos: peak memory"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("no marks", "no marks"),
+        ("a <!-- bench: begin -->old<!-- bench: end --> z", "a <!-- bench: begin -->\n{}\n<!-- bench: end --> z"),
+    ],
+)
+def test_the_page_on_speed_is_filled_between_its_marks(figures: dict[str, Any], text: str, expected: str) -> None:
+    tables = bench("bench_tables")
+    table = "\n".join(tables.targets(figures, is_trial=False))
+    assert tables.filled(text, kept(figures), is_trial=False) == expected.replace("{}", table)
+
+
+def test_a_mark_without_an_end_is_named() -> None:
+    with pytest.raises(UserError, match=r"speed\.md: .* has no"):
+        bench("bench_tables").filled("<!-- bench: begin -->", {}, is_trial=False)
+
+
+def test_plots_stand_alone(figures: dict[str, Any]) -> None:
+    plots = bench("bench_plots").plots
+    assert plots({}) == {}
+    drawn = plots(figures)
+    assert set(drawn) == {
+        f"bench-{n}.svg" for n in ("proposals", "images", "classes", "exemplars", "kernels", "growth")
+    }
+    for svg in drawn.values():
+        root = ElementTree.fromstring(svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(root.findall(".//{*}path[@class='line']")) >= 2

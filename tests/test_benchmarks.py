@@ -1,0 +1,159 @@
+"""The benchmarks run in their small mode, and measure what they say they measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bench_figures import BENCHMARKS, bench, small_figures
+
+FIELDS = {
+    "kernels": {"machine", "rows", "curves"},
+    "objective": {"machine", "ours", "twin", "relative_difference", "curves"},
+    "steps": {"machine", "rows", "compared_at", "relative_difference"},
+    "precision": {"machine", "bf16", "rows"},
+    "memory_growth": {"machine", "steps", "every", "points", "verdict"},
+    "processes": {"machine", "one", "two", "time_ratio", "relative_difference", "memory"},
+}
+
+
+@pytest.fixture(scope="session")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return small_figures(tmp_path_factory.getbasetemp())
+
+
+# ---------------------------------------------------------------- the parts
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_part_says_what_the_tables_need(figures: dict[str, Any], name: str) -> None:
+    assert FIELDS[name] <= set(figures[name])
+    machine = figures[name]["machine"]
+    assert machine["threads"] == 1 and machine["gemm_gflops"] > 0 and machine["torch"] == torch.__version__
+
+
+def test_the_exact_step_is_the_plain_one(figures: dict[str, Any]) -> None:
+    steps = figures["steps"]
+    assert [row["name"] for row in steps["rows"]] == ["plain, 1 x 24", "plain, 2 x 24", "exact, 2 x 24"]
+    assert steps["relative_difference"] <= 1e-4
+    assert all(row["sampled"] > 0 and row["peak_mb"] > 0 for row in steps["rows"])
+
+
+def test_two_processes_give_the_gradients_of_one(figures: dict[str, Any]) -> None:
+    assert [row["rank"] for row in figures["processes"]["two"]] == [0, 1]
+    assert figures["processes"]["relative_difference"] <= 1e-5
+
+
+def test_the_profile_finds_every_group(figures: dict[str, Any]) -> None:
+    row = figures["precision"]["rows"][0]
+    assert list(row["profile"]) == list(bench("step_profile").GROUPS)
+    assert all(seconds > 0 for seconds in row["profile"].values())
+    assert sum(row["profile"].values()) == pytest.approx(row["profiled_seconds"], rel=0.1)
+    assert row["step_tflop"] > 0 and 0 < row["share_of_peak"] < 1
+
+
+def test_twins_agree(figures: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in figures["kernels"]["rows"]}
+    assert rows["NMS at 0.4"]["same_kept"] and rows["IoU of all pairs"]["equal"]
+    assert figures["objective"]["relative_difference"] <= 1e-4
+
+
+def test_a_long_run_is_looked_at_on_its_way(figures: dict[str, Any]) -> None:
+    points = figures["memory_growth"]["points"]
+    assert [point["step"] for point in points] == list(range(1, 21))
+    assert all(point["rss_mb"] > 0 and point["files"] > 0 for point in points)
+
+
+def growth(rss: Callable[[int], float], files: Callable[[int], int]) -> list[dict[str, float]]:
+    return [{"step": s, "rss_mb": rss(s), "files": files(s)} for s in range(20, 2001, 20)]
+
+
+@pytest.mark.parametrize(
+    ("points", "slope", "holds"),
+    [
+        (growth(lambda s: 300.0, lambda s: 9), 0.0, True),
+        (growth(lambda s: 300.0 + (50 if s > 200 else 0), lambda s: 9), 0.0, True),
+        (growth(lambda s: 300.0 + 0.02 * s, lambda s: 9), 20.0, False),
+        (growth(lambda s: 300.0, lambda s: 9 + s // 500), 0.0, False),
+    ],
+    ids=["flat", "grown in the warm-up", "leaks memory", "leaks files"],
+)
+def test_the_verdict_on_growth(points: list[dict[str, float]], slope: float, holds: bool) -> None:
+    found = bench("memory_growth").verdict(points)
+    assert found["rss_mb_per_1000_steps"] == pytest.approx(slope, abs=0.01)
+    assert found["holds"] is holds
+
+
+# ---------------------------------------------------------------- measuring
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([], [], 0.0),
+        ([0.0], [0.0], 0.0),
+        ([1.0], [0.0], 1.0),
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 5.0], [3.0, 4.0], 0.2),
+    ],
+)
+def test_relative_difference(tmp_path: Path, a: list[float], b: list[float], expected: float) -> None:
+    measuring = bench("measuring")
+    for name, values in (("a", a), ("b", b)):
+        measuring.keep_vector(tmp_path / f"{name}.npy", torch.tensor(values))
+    assert measuring.relative_difference(tmp_path / "a.npy", tmp_path / "b.npy") == pytest.approx(expected)
+
+
+def test_the_gradient_of_a_network_counts_what_learns() -> None:
+    layer = nn.Linear(2, 1)
+    layer.bias.requires_grad_(False)
+    assert bench("measuring").gradient(layer).tolist() == [0.0, 0.0]
+    layer(torch.ones(1, 2)).sum().backward()
+    assert bench("measuring").gradient(layer).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (99, "99 s"), (120, "2 min"), (5990, "1 h 40 min"), (7500, "2 h 05 min")]
+)
+def test_in_words(seconds: float, words: str) -> None:
+    assert bench("measuring").in_words(seconds) == words
+
+
+def grab(megabytes: int) -> int:
+    """Hold some memory for a while."""
+    block = torch.ones(megabytes << 18)
+    for _ in range(100):
+        block.add_(1)
+    return megabytes
+
+
+def stumble() -> None:
+    raise ValueError("a job with a mistake in it")
+
+
+def test_a_job_that_outgrows_the_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    measuring = bench("measuring")
+    with pytest.raises(RuntimeError, match="stumble ended with exit code 1"):
+        measuring.if_it_fits(stumble)
+    assert "a job with a mistake in it" in capfd.readouterr().err
+    monkeypatch.setattr(measuring, "SPARE_MB", 1 << 30)  # leaves the least: 500 MB
+    assert measuring.if_it_fits(grab, 900) is None
+
+
+def test_groups_follow_where_work_ran_forward_and_back() -> None:
+    tools = bench("step_profile")
+    x = torch.randn(300, 300, requires_grad=True)
+    inside = tools.marked("objective", lambda: (x @ x).exp().sum())
+    outside = tools.marked("network", lambda: x @ x)
+    _, objective = tools.profiled(lambda: inside().backward())
+    _, network = tools.profiled(lambda: outside().sum().backward())
+    assert objective["objective"] > 0 and objective["linear"] == 0
+    assert network["linear"] > 0 and network["objective"] == 0
