@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tag2box import settings
+from tag2box.paper import PAPER_RUNS
 from tag2box.recipes import RECIPES, Config
 from tag2box.settings.write import toml
 
@@ -18,8 +19,8 @@ This page is generated: `python docs/make_settings.py` writes it, and a test fai
 
 Every run is described by one nested value, `tag2box.Config`. You change it in three places, and the later one wins:
 
-1. a recipe, `--recipe photos` (the default), `od-wscl`, `oicr-plus` or `scenes`: a function in
-   `src/tag2box/recipes.py` that returns a complete value;
+1. a recipe, `--recipe photos` (the default), `od-wscl`, `oicr-plus`, `scenes` or one of the paper's
+   ([recipes.md](recipes.md)): a function in `src/tag2box/recipes.py` that returns a complete value;
 2. TOML files, `--config mine.toml`, as many as you like;
 3. `--set key=value` on the command line, as often as you like. Quotes around a string may be left out.
 
@@ -71,10 +72,10 @@ def _default(text: str | None) -> str:
 
 
 def _recipes() -> str:
-    """Where each recipe differs from the defaults, which are those of ``od-wscl``."""
+    """Where each of our recipes differs from the defaults, which are those of ``od-wscl``."""
     plain = _leaves(Config())
     lines = ["| recipe | key | value |", "|---|---|---|"]
-    for name, recipe in RECIPES.items():
+    for name, recipe in ((name, recipe) for name, recipe in RECIPES.items() if name not in PAPER_RUNS):
         own = _leaves(recipe())
         changed = [key for key in sorted(own) if own[key] != plain.get(key)]
         lines += [f"| `{name}` | `{key}` | `{toml(own[key])}` |" for key in changed]

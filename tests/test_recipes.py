@@ -18,6 +18,8 @@ from tag2box.engine.loader import count_workers
 from tag2box.engine.source import PhotoSource
 from tag2box.errors import UserError
 from tag2box.labelers import Discovery, Oicr
+from tag2box.model.luck import Dice, Luck, Purpose
+from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config, table_3a
@@ -38,6 +40,8 @@ class Bench:
     def config(self, overrides: Sequence[str]) -> Config:
         short = ("plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
         store = f"data.proposals={self.folder / 'proposals'}"
+        if "proposals.kind=imported" in overrides:  # which knows none of the settings of a search
+            return settings.load(Config, [], overrides)
         return small_config(self.folder, store, *short, *(o.format(bench=self.folder) for o in overrides))
 
     def look(self, config: Config) -> object:
@@ -86,11 +90,24 @@ def bench(tmp_path_factory) -> Bench:
         yield Bench(folder, patch, {})
 
 
+def dice() -> Dice:
+    return Luck(0, 0).dice(Purpose.NECK, torch.zeros(1, dtype=torch.long))
+
+
+def computed(config: Config) -> object:
+    """How a step would be run, or why it could not be."""
+    memory = config.compute.memory_for(keeps_maps=True)
+    try:
+        return memory, config.compute.place(), config.compute.precision
+    except UserError as error:
+        return str(error)
+
+
 def built_lite0(config: Config) -> object:
     """What the lite0 settings make: sizes, pooling, what learns, and what dropout does to a vector."""
     torch.manual_seed(0)
     network = config.backbone.build(pretrained=False).train()
-    vector = network.neck(torch.ones(1, network.channels, 2, 2))
+    vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), dice())
     learns = [name for name, p in network.named_parameters() if p.requires_grad]
     return network.pool, network.map_size, network.frozen_maps, learns, (vector == 0).sum().item()
 
@@ -100,8 +117,18 @@ def built_vgg16(config: Config) -> object:
     assert isinstance(config.backbone, Vgg16)
     torch.manual_seed(0)
     network = Vgg16Backbone(config.backbone, vector_size=64).train()
-    vector = network.neck(torch.rand(1, network.channels, 7, 7))
-    return network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist()
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    learns = [name for name, p in network.named_parameters() if p.requires_grad]
+    return network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist(), learns
+
+
+def built_resnet_ws(config: Config) -> object:
+    """Likewise, with few channels."""
+    assert isinstance(config.backbone, ResNetWs)
+    torch.manual_seed(0)
+    network = ResNetWsBackbone(config.backbone, width=2, neck=(64, 64)).train()
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    return len(network.res4), network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist()
 
 
 def weights_wanted(config: Config) -> object:
@@ -178,6 +205,7 @@ FIXED = (f"{LABELER}.criterion=score_fixed",)
 STEPS = ("plan.schedule.steps=[0.5]",)
 EDGES, SEARCH = ("proposals.kind=edge_boxes",), "selective_search"
 ADAM, VGG16, LITE0 = ("plan.optimiser.kind=adam",), ("backbone.kind=vgg16",), ("backbone.pool_size=4",)
+RESNET = ("backbone.kind=resnet_ws",)
 
 
 def row(key: str, value: str, *given: str, kind: str = "", seen: Callable[[Config], object] | None = None) -> Row:
@@ -208,6 +236,8 @@ TABLE = [
     row("proposals.beta", "0.3", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.smoothing", "0", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.model", "forest.yml.gz", *EDGES, kind="edge_boxes", seen=model_wanted),
+    row("proposals.kind", "imported", kind="imported", seen=model_wanted),
+    row("proposals.method", "cob", "proposals.kind=imported", kind="imported", seen=model_wanted),
     row("backbone.kind", "lite0", *VGG16, kind="lite0", seen=kind_of_backbone),
     row("backbone.pooling", "max", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.pool_size", "6", *LITE0, kind="lite0", seen=built_lite0),
@@ -218,6 +248,15 @@ TABLE = [
     row("backbone.weights", "nowhere.safetensors", *VGG16, kind="vgg16", seen=weights_wanted),
     row("backbone.preprocess", "caffe", *VGG16, kind="vgg16", seen=built_vgg16),
     row("backbone.dropout", "0.1", *VGG16, kind="vgg16", seen=built_vgg16),
+    row("backbone.train_trunk", "false", *VGG16, kind="vgg16", seen=built_vgg16),
+    row("compute.memory", "exact", seen=computed),
+    row("compute.precision", "bf16", seen=computed),
+    row("compute.device", "cpu" if torch.cuda.is_available() else "cuda", seen=computed),
+    row("backbone.kind", "resnet_ws", kind="resnet_ws", seen=kind_of_backbone),
+    row("backbone.depth", "101", *RESNET, kind="resnet_ws", seen=built_resnet_ws),
+    row("backbone.weights", "nowhere.safetensors", *RESNET, kind="resnet_ws", seen=weights_wanted),
+    row("backbone.preprocess", "caffe", *RESNET, kind="resnet_ws", seen=built_resnet_ws),
+    row("backbone.dropout", "0.1", *RESNET, kind="resnet_ws", seen=built_resnet_ws),
     row("heads.stages", "2"),
     row("heads.regress", "false"),
     row("heads.embed_dim", "5"),
@@ -298,7 +337,7 @@ def test_the_same_settings_look_the_same(bench):
     """Otherwise the test above would say nothing."""
     assert bench.run(bench.config(())) == bench.run(bench.config(()))
     views = ((built_lite0, LITE0), (built_vgg16, VGG16), (weights_wanted, VGG16), (boxes_of_a_photo, ()))
-    more = ((boxes_of_a_photo, EDGES), (orders, ()), (readers, ()), (model_wanted, EDGES))
+    more = ((built_resnet_ws, RESNET), (boxes_of_a_photo, EDGES), (orders, ()), (readers, ()), (model_wanted, EDGES))
     for see, given in (*views, *more):
         assert see(bench.config(given)) == see(bench.config(given))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from pydantic import Field
 
 from tag2box.data.datasets import DataSource
 from tag2box.data.transforms import Resize
+from tag2box.engine.compute import Compute
 from tag2box.engine.infer import Inference
 from tag2box.engine.loop import Plan
 from tag2box.engine.optim import Adam, Schedule
@@ -20,10 +22,13 @@ from tag2box.labelers import Discovery, Oicr
 from tag2box.model.detector import Heads
 from tag2box.model.lite0 import Lite0
 from tag2box.model.regularise import DropBlock
+from tag2box.model.resnet_ws import ResNetWs
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
-from tag2box.objective import Mil, Objective
+from tag2box.objective import Contrast, Mil, Objective
+from tag2box.paper import BACKBONES, DATASETS, FEED, INFERENCE, PAPER_RUNS, PROPOSALS, PaperRun
 from tag2box.proposals.edge_boxes import EdgeBoxes
+from tag2box.proposals.imported import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 
 
@@ -58,14 +63,15 @@ class Config:
     name: str = "OD-WSCL"
     """What the report calls the run."""
     data: Data = Data()
-    proposals: SelectiveSearch | EdgeBoxes = SelectiveSearch()
-    backbone: Lite0 | Vgg16 = Lite0()
+    proposals: SelectiveSearch | EdgeBoxes | Imported = SelectiveSearch()
+    backbone: Lite0 | Vgg16 | ResNetWs = Lite0()
     heads: Heads = Heads()
     drop_block: DropBlock = DropBlock()
     augment: Augment = Augment()
     objective: Objective = Objective()
     feed: Feed = Feed()
     plan: Plan = Plan()
+    compute: Compute = Compute()
     inference: Inference = Inference()
     maps: Path | None = None
     """Where RoI maps of a frozen network are kept. Default: inside the run."""
@@ -137,10 +143,27 @@ def photos() -> Config:
     )
 
 
+def paper(run: PaperRun) -> Config:
+    """OD-WSCL as the paper trained it; ``tag2box.paper`` says what of it the paper tells, and what it does not."""
+    data = DATASETS[run.dataset]
+    return Config(
+        name=f"OD-WSCL, {run.title}",
+        data=Data(split=data.split),
+        proposals=PROPOSALS[run.proposals],
+        backbone=BACKBONES[run.backbone],
+        heads=Heads(mil_background=True),
+        objective=Objective(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
+        feed=FEED,
+        plan=run.plan,
+        inference=INFERENCE,
+    )
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     "photos": photos,
     "od-wscl": od_wscl,
     "oicr-plus": oicr_plus,
     "scenes": scenes,
+    **{name: partial(paper, run) for name, run in PAPER_RUNS.items()},
 }
 """Where a config file or ``--set`` may start from."""

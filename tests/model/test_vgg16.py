@@ -17,6 +17,7 @@ from tag2box.model import vgg16
 from tag2box.model.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
 from tag2box.model.weights import PREPROCESS, Weights, architectures, load_into, read_state_dict
 from tag2box.model.weights.cache import Origin, store
+from tag2box.model.weights.pixels import from_numbers, to_numbers
 from tag2box.types import Proposals
 
 NUMBERS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # of torchvision's 13 convolutions
@@ -182,7 +183,7 @@ def test_the_pixels_travel_among_the_weights_to_a_machine_that_has_neither_name_
 
 def test_pixels_come_back_to_the_last_digit(small):
     for known in PREPROCESS.values():
-        assert vgg16._from_numbers(vgg16._to_numbers(known)) == known
+        assert from_numbers(to_numbers(known)) == known
     with torch.device("meta"):
         assert Vgg16(preprocess="caffe").build(pretrained=False).preprocess.order == "bgr"
         assert Vgg16().build(pretrained=False).preprocess.order == "rgb"

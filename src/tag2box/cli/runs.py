@@ -52,7 +52,7 @@ def train(
     ] = None,
     config: Annotated[list[Path], typer.Option(help="TOML settings file; may be repeated, later files win.")] = [],  # noqa: B006
     recipe: Annotated[
-        str, typer.Option(help="Settings to start from: photos, od-wscl, oicr-plus or scenes.")
+        str, typer.Option(help="Settings to start from: photos, od-wscl, or others of `tag2box recipes`.")
     ] = "photos",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT with its own settings.")] = False,
     tags: Annotated[Optional[Path], typer.Option(help="DATA, by its older name.", hidden=True)] = None,  # noqa: UP045
@@ -93,7 +93,7 @@ def _config(
 
     if recipe not in RECIPES:
         near = difflib.get_close_matches(recipe, RECIPES, 1, 0.0)[0]
-        raise UserError(f"--recipe {recipe}: unknown; did you mean {near}? There are {', '.join(RECIPES)}")
+        raise UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
     loaded = settings.load(Whole, files, overrides, base=RECIPES[recipe]())
     given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
     if classes is not None:

@@ -67,5 +67,8 @@ def convert(
     for note in done.notes:
         typer.echo(note)
     typer.echo(f"stored: {done.path}")
-    if done.provenance.architecture.startswith("vgg16"):
-        typer.echo(f"use it with `--set backbone.kind=vgg16 --set backbone.weights={done.provenance.name}`")
+    architecture = done.provenance.architecture
+    depth = f" --set backbone.depth={architecture[1:-3]}" if architecture.endswith("-ws") else ""
+    kind = "resnet_ws" if depth else architecture.removesuffix("-conv")
+    if kind != "lite0":
+        typer.echo(f"use it with `--set backbone.kind={kind}{depth} --set backbone.weights={done.provenance.name}`")

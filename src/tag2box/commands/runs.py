@@ -23,7 +23,7 @@ from tag2box.engine.trunks import CachedTrunks, LiveTrunks, trunk_bytes
 from tag2box.errors import UserError
 from tag2box.files import write_text
 from tag2box.model.detector import Detector
-from tag2box.model.vgg16 import Vgg16
+from tag2box.model.lite0 import Lite0
 from tag2box.model.weights.find import is_file
 from tag2box.proposals.make import make_proposals
 from tag2box.proposals.pool import Pool
@@ -170,7 +170,7 @@ def with_paths(config: Config, folder: Path) -> Config:
     """The settings with every path absolute, and the ones left open inside the run."""
     data, source = config.data, config.data.source()
     backbone = config.backbone
-    if isinstance(backbone, Vgg16) and backbone.weights is not None and is_file(backbone.weights):
+    if not isinstance(backbone, Lite0) and backbone.weights is not None and is_file(backbone.weights):
         backbone = replace(backbone, weights=f"{Path(backbone.weights).absolute()}")
     is_list = data.split is not None and Path(data.split).is_file()
     return replace(

@@ -10,7 +10,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -22,10 +21,10 @@ from tag2box.model.luck import Dice
 from tag2box.model.regularise import dropout
 from tag2box.model.weights import PREPROCESS, Weights, find_weights, load_into
 from tag2box.model.weights.architectures import VGG_BLOCKS, VGG_NECK
+from tag2box.model.weights.pixels import PIXELS_BUFFER, from_numbers, to_numbers
 from tag2box.types import Proposals
 
 _FROZEN = 10  # modules of conv1 and conv2, pools included
-_PIXELS = "pixels"  # the buffer that carries the preprocessing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ class Vgg16Backbone(Backbone):
 
     def __init__(self, settings: Vgg16, *, vector_size: int = VGG_NECK) -> None:
         super().__init__()
-        self.register_buffer(_PIXELS, _to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
+        self.register_buffer(PIXELS_BUFFER, to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
         self.vector_size = vector_size
         self.features = _convolutions()
         self.classifier = nn.Sequential(
@@ -87,7 +86,7 @@ class Vgg16Backbone(Backbone):
     @property  # only weights that are loaded set it
     def preprocess(self) -> Preprocess:  # type: ignore[override]
         """The pixels that the weights now in this network learnt from."""
-        return _from_numbers(self.pixels)
+        return from_numbers(self.pixels)
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 512 h w"]:
         """Photo maps at stride 8: conv1 to conv5_3, raw."""
@@ -121,19 +120,6 @@ def _convolutions() -> nn.Sequential:
     return nn.Sequential(*layers[:-2])  # neither the ReLU after conv5_3 nor pool5
 
 
-def _to_numbers(preprocess: Preprocess) -> Float[Tensor, " 8"]:
-    """A preprocessing as eight numbers, in double precision: they come back as they were."""
-    numbers = [float(preprocess.order == "bgr"), preprocess.scale, *preprocess.mean, *preprocess.std]
-    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
-
-
-def _from_numbers(numbers: Float[Tensor, " 8"]) -> Preprocess:
-    bgr, scale, *channels = numbers.tolist()
-    mean, std = channels[:3], channels[3:]
-    order: Literal["rgb", "bgr"] = "bgr" if bgr else "rgb"
-    return Preprocess(order=order, scale=scale, mean=(mean[0], mean[1], mean[2]), std=(std[0], std[1], std[2]))
-
-
 def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
     """Load the convolutions, their preprocessing and, where there are any, fc6 and fc7.
 
@@ -143,7 +129,7 @@ def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
         raise UserError(f"backbone.weights = {where}: these are weights of {weights.architecture}, not of vgg16")
     neck = {name: value for name, value in backbone.state_dict().items() if name.startswith("classifier.")}
     own = {} if weights.architecture == "vgg16" else neck
-    load_into(backbone, {**own, **weights.tensors, _PIXELS: _to_numbers(weights.preprocess)}, where)
+    load_into(backbone, {**own, **weights.tensors, PIXELS_BUFFER: to_numbers(weights.preprocess)}, where)
     if own:
         warnings.warn(
             f"{where}: holds the convolutions alone, so fc6 and fc7 start random; a trunk without a pretrained neck "

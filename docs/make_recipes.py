@@ -1,0 +1,139 @@
+"""Write docs/recipes.md from the recipes and from what benchmarks/paper_steps.py measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tag2box.commands.recipes import Row, list_recipes
+from tag2box.paper import DATASETS, PAPER_RUNS
+from tag2box.recipes import RECIPES
+
+PAGE = Path(__file__).parent / "recipes.md"
+STEPS = Path(__file__).parent / "results" / "paper-steps.json"
+COCO = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+HEAD = """\
+# Recipes
+
+This page is generated: `python docs/make_recipes.py` writes it, and a test fails where it is out of date.
+
+A recipe is a function that returns a complete config, every number in it. `tag2box recipes` lists all; with a name it
+prints one, as a file for `--config`. `--recipe` starts a run from it, and `--set` changes single settings on top:
+
+```
+tag2box recipes
+tag2box recipes voc07-ss-vgg16
+tag2box train VOC2007 --recipe voc07-ss-vgg16 --out runs/voc07
+```
+
+## Ours
+"""
+PAPER = """\
+## The paper's
+
+Four datasets, three sources of proposals, three backbones. All have batch 8, SGD with momentum 0.9 and weight decay
+1e-4, short sides of 480, 576, 688, 864, 1000 and 1200 pixels with mirror images, tau_IoU 0.5, tau_drop 0.3, tau_nms
+0.1, epsilon 0.2, K = 3, and detections thinned at 0.4 over all scales, 800 and mirror images. VOC recipes read the list
+`trainval`; COCO's take the file of the training set.
+
+**What you bring.** Weights: `tag2box weights get vgg16`, or your file of R50-WS or R101-WS through
+`tag2box weights convert` ([weights.md](weights.md)). Proposals: selective search is run here; MCG and COB come from
+their authors, and a recipe that needs them says so before anything is trained:
+
+```
+tag2box proposals import MCG-VOC2007 VOC2007 --split trainval --format mcg --out mcg
+tag2box train VOC2007 --recipe voc07-mcg-vgg16 --proposals mcg --out runs/voc07-mcg
+```
+
+**What the paper does not say**, and we took from descriptions of its published code or from common practice: the
+warm-up (200 iterations from a third), when the learning rate is cut, the background column of the MIL head
+(`heads.mil_background = true`), stage 1 counting three times, dropout (0.5), the mode of selective search (fast), test
+scale 800. Its table 3b does not name its proposals; they are MCG's by its section 5.2. Its ResNets on COCO are called
+R50 and R101 there, and R50-WS and R101-WS in its section 5.1; figures stand with the latter. COB was trained with
+boundaries drawn by people, so its rows are not supervised by tags alone.
+
+Figures are the paper's, in per cent; a dash is what it does not report.
+"""
+COST = """\
+## What a run costs
+
+Two real steps of every backbone at full size: drawn photos with short sides of 480 to 1,200 pixels, 2,000 proposals
+each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`). Recipes that differ in proposals or
+length share a step. Days are those of the whole run on this machine, from the mean of the two steps.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = {row.name: row for row in list_recipes()}
+    parts = [HEAD, *_ours(rows), PAPER, *_voc(rows), *_coco(rows), COST, *_cost()]
+    return "\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _ours(rows: dict[str, Row]) -> Iterator[str]:
+    own = [row.cells()[:7] for name, row in rows.items() if name not in PAPER_RUNS]
+    docs = [(RECIPES[name].__doc__ or "").split("\n")[0] for name in rows if name not in PAPER_RUNS]
+    header = ("recipe", "backbone", "boxes", "batch", "lr", "iterations", "lambda", "what for")
+    yield _table(header, [(f"`{cells[0]}`", *cells[1:], doc) for cells, doc in zip(own, docs, strict=True)])
+
+
+def _settings(row: Row) -> list[str]:
+    steps = DATASETS[PAPER_RUNS[row.name].dataset].steps
+    cuts = " and ".join(f"{round(share * row.iterations):,}" for share in steps)
+    return [f"`{row.name}`", f"{row.lr:g}", f"{row.iterations:,}", cuts, f"{row.contrast_weight:g}"]
+
+
+def _voc(rows: dict[str, Row]) -> Iterator[str]:
+    header = ("recipe", "lr", "iterations", "lr / 10 at", "lambda", "mAP50", "CorLoc", "where")
+    yield _table(header, [_line(row, ("mAP50", "CorLoc")) for name, row in rows.items() if name.startswith("voc")])
+
+
+def _coco(rows: dict[str, Row]) -> Iterator[str]:
+    header = ("recipe", "lr", "iterations", "lr / 10 at", "lambda", *COCO, "where")
+    yield _table(header, [_line(row, COCO) for name, row in rows.items() if name.startswith("coco")])
+
+
+def _line(row: Row, names: Sequence[str]) -> list[str]:
+    reported = row.figures.reported()
+    values = [f"{reported[name]:.1f}" if name in reported else "-" for name in names]
+    return [*_settings(row), *values, row.figures.source if reported else "-"]
+
+
+def _cost() -> Iterator[str]:
+    if not STEPS.exists():
+        yield "Not measured yet.\n"
+        return
+    found = json.loads(STEPS.read_text(encoding="utf-8"))
+    steps = {row["family"]: row for row in found["steps"]}
+    machine, sizes = found["machine"], found["sizes"]
+    yield (
+        f"Measured on {machine['cpu']}, {machine['threads']} threads, {machine['memory_gb']:.0f} GB, "
+        f"{machine['gemm_gflops']:.0f} GFLOP/s; {sizes['batch']} photos a step.\n"
+    )
+    header = ("step", "seconds", "a photo", "peak memory", "photos padded to")
+    yield _table(header, [_step(name, row) for name, row in steps.items()])
+    runs = [(f"`{run['recipe']}`", f"{run['iterations']:,}", _days(run["days"])) for run in found["runs"]]
+    yield _table(("recipe", "iterations", "whole run"), runs)
+
+
+def _step(name: str, row: dict[str, object]) -> list[str]:
+    if not row["fits"]:
+        return [name, "-", "-", "more than there was", "-"]
+    seconds, padded, peak = row["seconds"], row["padded"], row["peak_mb"]
+    assert isinstance(seconds, list) and isinstance(padded, list) and isinstance(peak, float)
+    sizes = ", ".join(f"{height} x {width}" for height, width in padded)
+    return [name, " and ".join(f"{s:,.0f}" for s in seconds), f"{row['seconds_a_photo']} s", f"{peak:,.0f} MB", sizes]
+
+
+def _days(days: float | None) -> str:
+    return "not measured" if days is None else f"{days:,.0f} days"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

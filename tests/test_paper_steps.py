@@ -1,0 +1,82 @@
+"""benchmarks/paper_steps.py runs, at its small size, and goes on where it was broken off."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tag2box.paper import PAPER_RUNS
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark, its work done in this process: a fresh one would import torch once more."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module("paper_steps")
+
+    def here(job: Callable[..., Any], *args: object) -> Any:
+        return job(*args)
+
+    monkeypatch.setattr(module, "if_it_fits", here)
+    monkeypatch.setattr(module, "machine", lambda: {"threads": 1, "gemm_gflops": 30.0})
+    return module
+
+
+def test_a_step_stands_for_all_recipes_that_do_its_work(bench: ModuleType) -> None:
+    families = {bench.family(name) for name in PAPER_RUNS}
+    assert families == {f"{data}-{net}" for data in ("voc", "coco") for net in ("vgg16", "r50-ws", "r101-ws")}
+
+
+def test_two_steps_and_what_a_run_would_cost(bench: ModuleType, tmp_path: Path) -> None:
+    only = ["--only", "coco17-cob-r50-ws", "--only", "coco14-ss-r50-ws"]
+    bench.main(["--small", "--threads", "1", "--out", str(tmp_path / "steps.json"), *only])
+    found = json.loads((tmp_path / "steps.json").read_text())
+    (row,) = found["steps"]
+    assert row["family"] == "coco-r50-ws" and len(row["seconds"]) == len(row["losses"]) == 2
+    assert (row["batch"], row["proposals"], row["fits"]) == (2, 24, True) and row["peak_mb"] > 0
+    runs = {run["recipe"]: run for run in found["runs"]}
+    assert len(runs) == 36 and runs["voc07-ss-vgg16"]["days"] is None
+    days = 130_000 * 8 * row["seconds_a_photo"] / 86_400
+    assert runs["coco14-mcg-r50-ws"]["days"] == pytest.approx(days, abs=0.06)
+
+
+def test_what_is_measured_is_not_measured_again(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def case(name: str, sizes: object, threads: int) -> dict[str, object] | None:
+        asked.append(name)
+        if "r101" in name:
+            return None
+        facts = {"family": bench.family(name), "fits": True}
+        return facts | {"seconds": [1.0, 1.0], "seconds_a_photo": 0.5, "peak_mb": 1.0}
+
+    monkeypatch.setattr(bench, "case", case)
+    monkeypatch.setattr(bench, "expected_seconds", lambda *_: 1.0)
+    options = ["--small", "--threads", "1", "--out", str(tmp_path / "steps.json")]
+    bench.main([*options, "--only", "voc12-mcg-vgg16"])
+    assert asked == ["voc12-mcg-vgg16"]
+    bench.main(options)
+    assert asked[1:] == ["voc07-ss-r50-ws", "voc07-ss-r101-ws", "coco14-ss-vgg16", "coco14-ss-r50-ws",
+                         "coco14-ss-r101-ws"]  # fmt: skip
+    asked.clear()
+    bench.main(options)
+    assert asked == ["voc07-ss-r101-ws", "coco14-ss-r101-ws"]  # did not fit: tried again
+    bench.main([*options, "--photos", "3", "--only", "voc07-ss-vgg16"])
+    assert asked[2:] == ["voc07-ss-vgg16"]  # of another size
+    found = json.loads((tmp_path / "steps.json").read_text())
+    assert [row["family"] for row in found["steps"]] == ["voc-vgg16"]
+
+
+def test_the_guess_grows_with_the_work(bench: ModuleType) -> None:
+    small, full = (bench.expected_seconds("voc07-ss-r50-ws", sizes, 30.0) for sizes in (bench.SMALL, bench.FULL))
+    assert 0 < small < 60 < 600 < full
