@@ -33,6 +33,11 @@ SURFACE = {
     "proposals recall": ["data", "stores", "--photos", "--split", "--classes", "--out", "--json"],
     "data check": ["path", "--photos", "--split", "--classes", "--json"],
     "data stats": ["data", "--photos", "--split", "--classes", "--out", "--json"],
+    "recipes": ["name"],
+    "reproduce": [
+        "name", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos", "--test-split",
+        "--proposals", "--test-proposals", "--recipe", "--set", "--list",
+    ],
     "weights list": [],
     "weights get": ["name", "--file"],
     "weights convert": ["file", "--as", "--preprocess", "--name"],

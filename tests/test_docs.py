@@ -25,7 +25,7 @@ EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
 PROGRAM = typer.main.get_command(app)
 KEYS = {setting.key for setting in settings.describe(Config)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"objective"}
-PICTURES = {".png", ".jpg"}
+PICTURES = {".png", ".jpg", ".svg"}
 IMAGINED = {"objective.labeler.count", "src/tag2box/labelers/top_apart.py"}  # of the labeler the reader is shown to add
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
 import typer
 
-from tag2box.cli import data, data_stats, proposals_import, proposals_recall, propose, runs, weights
+from tag2box.cli import (
+    data,
+    data_stats,
+    proposals_import,
+    proposals_recall,
+    propose,
+    recipes,
+    reproduce,
+    runs,
+    weights,
+)
 from tag2box.errors import Interrupted, UserError
 
 app = typer.Typer(
@@ -29,11 +40,14 @@ proposals.command(epilog=proposals_recall.EPILOG)(proposals_recall.recall)
 app.add_typer(data.app, name="data")
 data.app.command(epilog=data_stats.EPILOG)(data_stats.stats)
 app.add_typer(weights.app, name="weights")
+app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
+app.command(epilog=recipes.EPILOG)(recipes.recipes)
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """A warning as a line of ours, without the line of code that gave it."""
-    typer.echo(f"tag2box: warning: {message}", err=True)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"tag2box: warning: {message}", err=True)
 
 
 def main() -> None:
@@ -41,12 +55,15 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         app()
-    except UserError as error:
-        typer.echo(f"tag2box: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that may not be written
-        typer.echo(f"tag2box: {error}", err=True)
+    except (UserError, OSError) as error:  # OSError: a full disk, a folder that may not be written
+        _say(error)
         sys.exit(2)
     except Interrupted as stop:
-        typer.echo(f"tag2box: {stop}", err=True)
+        _say(stop)
         sys.exit(130)
+
+
+def _say(error: Exception) -> None:
+    """One line on standard error; of processes that torchrun started, the first speaks for all."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"tag2box: {error}", err=True)

@@ -1,0 +1,124 @@
+"""``tag2box reproduce`` at the command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from tag2box.cli.options import Classes, PhotosFolder, Split, data_source
+from tag2box.errors import UserError
+
+if TYPE_CHECKING:
+    from tag2box.data.datasets import DataSource
+    from tag2box.studies.datasets import Place
+
+EPILOG = (
+    "Example: `tag2box reproduce table3a --on scenes`, or `tag2box reproduce table3a --on VOC2007`. "
+    "Broken off, the same command goes on; a second call is instant."
+)
+
+
+def reproduce(
+    name: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it
+        typer.Argument(metavar="NAME", help="A table or figure: table3a, fig4, ...; --list shows all."),
+    ] = None,
+    on: Annotated[
+        str, typer.Option("--on", metavar="DATA", help="`scenes`, or a VOC folder or COCO file with boxes.")
+    ] = "scenes",
+    seeds: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="0,1,2", help="Seeds of training, and of scenes; default: the experiment's own."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of page, numbers and runs; shared by all studies.")] = Path(
+        "runs/reproduce"
+    ),
+    photos: PhotosFolder = None,
+    split: Split = None,
+    classes: Classes = None,
+    test: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DATA", help="Dataset to be measured on, where DATA does not hold it too."),
+    ] = None,
+    test_photos: Annotated[Optional[Path], typer.Option(help="Folder of its photos.")] = None,  # noqa: UP045
+    test_split: Annotated[Optional[str], typer.Option(help="Image list of its photos.")] = None,  # noqa: UP045
+    proposals: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="STORE", help="Imported proposals of the photos to learn from, as MCG's."),
+    ] = None,
+    test_proposals: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="STORE", help="Imported proposals of the photos to be measured on."),
+    ] = None,
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Settings to start from; default: scenes on scenes, else photos."),
+    ] = None,
+    override: Annotated[
+        list[str], typer.Option("--set", metavar="a.b=c", help="Override one setting of all rows; may be repeated.")
+    ] = [],  # noqa: B006
+    list_: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+) -> None:
+    """Run a table or figure of the paper at the size you can afford, and write it beside the paper's."""
+    from tag2box.engine.progress import Terminal
+    from tag2box.studies import reproduce as command
+    from tag2box.studies.listing import table
+
+    if list_ or name is None:
+        from rich.console import Console
+
+        Console().print(table())
+        return
+    command.find(name)
+    test_source = None if test is None else data_source(test, test_photos, None, classes)
+    learn = data_source(Path(on), photos, split, classes)
+    place = _place(learn, test_source, test_split, proposals, test_proposals)
+    written = command.reproduce(
+        name,
+        place,
+        out,
+        seeds=_numbers(seeds),
+        recipe=recipe,
+        overrides=override,
+        commands=[shlex.join(["tag2box", *sys.argv[1:]])],
+        progress=Terminal(),
+    )
+    typer.echo(written.table, nl=False)
+    typer.echo(f"page: {written.page}")
+    typer.echo(f"numbers: {written.numbers}")
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    words = (text or "").replace(",", " ").split()
+    if not all(word.isdecimal() for word in words):
+        raise UserError(f"--seeds {text}: expected whole numbers with commas between, as 0,1,2")
+    return tuple(int(word) for word in words)
+
+
+def _place(
+    learn: DataSource,
+    test: DataSource | None,
+    test_split: str | None,
+    proposals: Path | None,
+    test_proposals: Path | None,
+) -> Place:
+    from dataclasses import replace
+
+    from tag2box.data.scenes import Scenes
+    from tag2box.studies.datasets import SCENES, Boxes, parts
+
+    if learn.path == Path(SCENES):
+        rest = (learn.photos, learn.split, learn.classes, test, test_split, proposals, test_proposals)
+        if any(value is not None for value in rest):
+            raise UserError(
+                "--on scenes: has photos, parts and classes of its own; leave out all but --seeds and --set"
+            )
+        return Scenes()
+    if (proposals is None) != (test_proposals is None):
+        raise UserError("--proposals and --test-proposals go together: both parts need boxes of the same making")
+    boxes = None if proposals is None or test_proposals is None else Boxes(proposals, test_proposals)
+    return replace(parts(learn, test, test_split), boxes=boxes)

@@ -1,0 +1,27 @@
+"""What several experiments say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tag2box.studies.experiment import Row
+
+COMPARED = "the paper's figure alone: this system is not part of tag2box yet"
+
+KINDS = {
+    "VGG16": ("vgg16", "vgg16", ()),
+    "VGG16, convolutions alone": ("vgg16-conv", "vgg16", ("backbone.train_trunk=false",)),
+    "R50-WS": ("r50-ws", "resnet_ws", ("backbone.depth=50",)),
+    "R101-WS": ("r101-ws", "resnet_ws", ("backbone.depth=101",)),
+}
+"""Backbone -> the weights it needs, its kind among the settings, and what else is set."""
+
+
+def backbones(method: str, settings: tuple[str, ...], paper: Mapping[str, Mapping[str, float]]) -> tuple[Row, ...]:
+    """A method on each backbone the paper has a figure for; rows whose weights are not stored here are left out."""
+    rows = []
+    for name, figures in paper.items():
+        weights, kind, more = KINDS[name]
+        changes = (*settings, f"backbone.kind={kind}", f"backbone.weights={weights}", *more)
+        rows.append(Row(label=f"{method}, {name}", settings=changes, paper=figures, weights=weights))
+    return tuple(rows)
