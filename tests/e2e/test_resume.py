@@ -269,7 +269,7 @@ def test_what_training_sees_has_no_room_for_true_boxes(kind):
 def test_fields_of_training_types_are_pinned():
     names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (TaggedPhotos, Batch, Scene, Sample)}
     assert names[TaggedPhotos] == ["classes", "photos", "tags", "unsure"]
-    assert names[Batch] == ["ids", "tags", "proposals", "images", "maps", "unsure"]
+    assert names[Batch] == ["ids", "tags", "proposals", "images", "maps", "unsure", "trunks"]
     assert names[Scene] == ["proposals", "tags", "probs", "embed", "exemplars"]
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure"]
     assert not [s.key for s in settings.describe(Config) if "truth" in s.key or "annotation" in s.key]

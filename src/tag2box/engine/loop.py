@@ -70,8 +70,9 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
                 raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
             optimiser.step()
 
-            done, stops = iteration + 1, processes.any(stop())
+            done = iteration + 1
             bar.advance(f"loss {total:.3f}")
+            stops = processes.any(stop())
             if done % plan.log_every == 0 or done == plan.iterations:
                 lr = plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations)
                 events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
