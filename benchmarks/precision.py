@@ -88,7 +88,7 @@ def fitting(shape: Shape, precision: str, repeats: int, threads: int, gflops: fl
 
 
 def main() -> None:
-    args = arguments(__doc__, "precision", repeats=2).parse_args()
+    args = arguments(__doc__, "precision", repeats=1).parse_args()
     threads = set_threads(args.threads)
     facts = machine()
     shape, repeats = (SMALL, 1) if args.small else (Shape(images=2), args.repeats)

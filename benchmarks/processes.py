@@ -90,7 +90,7 @@ def compared(one: Row, two: list[Row], difference: float) -> Row:
 
 
 def main() -> None:
-    parser = arguments(__doc__, "processes", repeats=2)
+    parser = arguments(__doc__, "processes", repeats=1)
     parser.add_argument("--worker", type=Path, help="the folder torchrun's processes write to; not for people")
     args = parser.parse_args()
     shape, repeats = (SMALL, 1) if args.small else (Shape(proposals=500), args.repeats)

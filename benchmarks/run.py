@@ -54,7 +54,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=names, default=[], metavar="NAME", help=", ".join(names))
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
-    parser.add_argument("--repeats", type=int, help="default: 5 for short work, 2 for steps of minutes")
+    parser.add_argument("--repeats", type=int, help="default: 5 for short work, 1 for steps of minutes")
     parser.add_argument("--parts", type=Path, default=Path("runs/bench"), help="folder that keeps finished parts")
     parser.add_argument("--out", type=Path, help="default: docs/results/bench.json")
     parser.add_argument("--images", type=Path, help="folder of the plots; default: docs/images")

@@ -89,7 +89,7 @@ def run(shape: Shape, repeats: int, threads: int, gflops: float) -> Row:
 
 
 def main() -> None:
-    parser = arguments(__doc__, "steps", repeats=2)
+    parser = arguments(__doc__, "steps", repeats=1)
     args = parser.parse_args()
     threads = set_threads(args.threads)
     facts = machine()
