@@ -23,7 +23,7 @@ demo: setup ## train and evaluate on generated scenes; the report lands in runs/
 	$(BIN)/tag2box demo --out runs/demo
 
 test: setup ## run all tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: setup ## measure speed and memory; hours, resumable (a trial: .venv/bin/python benchmarks/run.py --small)
 	$(BIN)/python benchmarks/run.py
