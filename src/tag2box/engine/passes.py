@@ -88,6 +88,10 @@ class Pass(Protocol):
         """Copies of chosen proposals, rows counted within the part; without a graph."""
         ...
 
+    def settle(self) -> None:
+        """No more copies will be asked for: what only they need can go."""
+        ...
+
     def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
         """Add to the parameters' gradients, given those of the outputs and of every call of ``views``."""
         ...
@@ -110,6 +114,9 @@ class Kept:
         with self._network.autocast():
             self._copies.append(self._network.views(self._maps[chosen.rows], partition, chosen))
         return self._copies[-1].detach()
+
+    def settle(self) -> None:
+        """Everything is needed on the way back."""
 
     def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
         """Through the graph."""
@@ -137,10 +144,14 @@ class Replayed:
             maps = self._network.detector.roi_maps(_only(self._seen, chosen.rows))
             return self._network.views(maps, partition, chosen)
 
+    def settle(self) -> None:
+        """A trunk that learns runs again on the way back: its map can go."""
+        if not self._network.detector.backbone.frozen_trunk:
+            self._seen = self._part.batch
+
     def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
         """The same numbers are drawn again, so the graph is that of the first pass."""
-        is_frozen = self._network.detector.backbone.frozen_trunk
-        again = Kept(self._network, replace(self._part, batch=self._seen) if is_frozen else self._part)
+        again = Kept(self._network, replace(self._part, batch=self._seen))
         for chosen in self._chosen:
             again.views(chosen)
         again.backward(grad, view_grads)

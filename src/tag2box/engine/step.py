@@ -55,6 +55,8 @@ class Step:
         filled = [g if g is not None else torch.zeros_like(x) for g, x in zip(grads, [leaf, *run.copies], strict=True)]
         scale = scale_of(filled) if self.precision == "fp16" else 1.0
         self.detector.zero_grad(set_to_none=True)
+        for done in run.passes:
+            done.settle()
         for part, done in zip(run.parts, run.passes, strict=True):
             inside = [g[mine] * scale for g, mine in zip(filled[1:], run.chosen_of(part), strict=True)]
             done.backward(filled[0][part.rows] * scale, inside)
