@@ -35,8 +35,8 @@ SURFACE = {
     "data stats": ["data", "--photos", "--split", "--classes", "--out", "--json"],
     "recipes": ["name"],
     "reproduce": [
-        "name", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos", "--test-split",
-        "--proposals", "--test-proposals", "--recipe", "--set", "--list",
+        "name", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
+        "--test-split", "--proposals", "--test-proposals", "--recipe", "--set", "--list",
     ],
     "weights list": [],
     "weights get": ["name", "--file"],
