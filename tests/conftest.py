@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from tiny_world import World, make_world, one_worker
 # One thread each: tests compute on little, and threads that wait for each other on a busy machine make it crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# Processes of pytest-xdist, and those a shell started in the background, ignore Ctrl-C; what they start would, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 
