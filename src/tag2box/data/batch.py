@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from tag2box.data.look import see
@@ -88,12 +88,16 @@ def batch_slots(
     return tuple(Slot(place // n, orders[place // n][place % n]) for place in places)
 
 
+def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[Tensor, " p"]:
+    """A random subset of at most ``most`` of ``count`` rows (None: all), in their order."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
+
+
 def draw_boxes(boxes: Float[Tensor, "P 4"], most: int | None, seed: Sequence[int]) -> Float[Tensor, "p 4"]:
     """A random subset of at most ``most`` boxes (None: all), in their order."""
-    if most is None or len(boxes) <= most:
-        return boxes
-    rows = np.random.default_rng(list(seed)).choice(len(boxes), most, replace=False)
-    return boxes[torch.from_numpy(np.sort(rows))]
+    return boxes[draw_rows(len(boxes), most, seed)]
 
 
 def load_sample(

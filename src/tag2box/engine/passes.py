@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tag2box.engine.packing import Layout, pack, pack_views
@@ -78,10 +78,20 @@ class Part:
         """The photo of each proposal, by its number in the whole batch."""
         return self.batch.proposals.image_ids() + self.first
 
+    def owns(self, images: Int[Tensor, " m"]) -> Bool[Tensor, " m"]:
+        """Which of some photos of the whole batch are its own."""
+        return (images >= self.first) & (images < self.first + len(self.batch.ids))
+
+    def own(self, chosen: Chosen) -> Chosen:
+        """Those chosen that are of its own photos, their rows counted from its first proposal."""
+        mine = chosen[self.owns(chosen.images)]
+        return replace(mine, rows=mine.rows - self.start)
+
 
 class Pass(Protocol):
     """A part gone through the network: its outputs, copies on demand, and the way back."""
 
+    part: Part
     value: Float[Tensor, "R w"]  # without a graph
 
     def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
@@ -101,7 +111,7 @@ class Kept:
     """All at once: the graph stays in memory until the way back."""
 
     def __init__(self, network: Network, part: Part) -> None:
-        self._network, self._part = network, part
+        self._network, self.part = network, part
         with network.autocast():
             self._maps = network.detector.roi_maps(part.batch)
             self._out = network.outputs(self._maps, part.factors, part.images())
@@ -110,7 +120,7 @@ class Kept:
 
     def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies, whose graph stays too."""
-        partition = _partition(self._network.layout, self.value, self._part)[chosen.images - self._part.first]
+        partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
         with self._network.autocast():
             self._copies.append(self._network.views(self._maps[chosen.rows], partition, chosen))
         return self._copies[-1].detach()
@@ -129,7 +139,7 @@ class Replayed:
     """In the memory of one photo: nothing but its trunk's map stays, and the way back runs the network again."""
 
     def __init__(self, network: Network, part: Part) -> None:
-        self._network, self._part = network, part
+        self._network, self.part = network, part
         self._chosen: list[Chosen] = []
         with torch.no_grad(), network.autocast():
             self._seen = _through_trunk(network.detector, part.batch)
@@ -139,7 +149,7 @@ class Replayed:
     def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies; only the chosen proposals are pooled again."""
         self._chosen.append(chosen)
-        partition = _partition(self._network.layout, self.value, self._part)[chosen.images - self._part.first]
+        partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
         with torch.no_grad(), self._network.autocast():
             maps = self._network.detector.roi_maps(_only(self._seen, chosen.rows))
             return self._network.views(maps, partition, chosen)
@@ -147,11 +157,11 @@ class Replayed:
     def settle(self) -> None:
         """A trunk that learns runs again on the way back: its map can go."""
         if not self._network.detector.backbone.frozen_trunk:
-            self._seen = self._part.batch
+            self._seen = self.part.batch
 
     def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
         """The same numbers are drawn again, so the graph is that of the first pass."""
-        again = Kept(self._network, replace(self._part, batch=self._seen))
+        again = Kept(self._network, replace(self.part, batch=self._seen))
         for chosen in self._chosen:
             again.views(chosen)
         again.backward(grad, view_grads)

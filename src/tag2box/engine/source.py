@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.data.batch import BLACK, BoxSource, Colour, Sample, batch_slots, collate, load_sample
+from tag2box.data.batch import BLACK, BoxSource, Colour, Sample, batch_slots, collate, draw_rows, load_sample
 from tag2box.data.transforms import Resize, View, place, seen_size
 from tag2box.engine.loader import by_processes, by_thread, count_workers, in_turn
 from tag2box.engine.maps import RoiMaps
@@ -95,6 +95,24 @@ class Fed:
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
         return tuple(Turn(index, self.feed.resize.view(*draw), draw) for index, draw in draws)
 
+    def packed(
+        self,
+        seen: Sequence[Seen],
+        *,
+        maps: Float[Tensor, "R ch h w"] | None = None,
+        trunks: tuple[Float[Tensor, "c h w"], ...] | None = None,
+    ) -> Batch:
+        """A batch of photos that a frozen network has seen."""
+        rows, unsure = [one.index for one in seen], self.photos.unsure
+        return Batch(
+            ids=tuple(self.photos.photos[row].id for row in rows),
+            tags=self.photos.tags[rows],
+            proposals=Proposals(torch.cat([one.boxes for one in seen]), tuple(len(one.boxes) for one in seen)),
+            maps=maps,
+            trunks=trunks,
+            unsure=None if unsure is None else unsure[rows],
+        )
+
     @cached_property
     def _wide(self) -> Bool[np.ndarray, " n"] | None:
         photos = self.photos.photos
@@ -165,26 +183,15 @@ class MapSource(Fed):
         view = still_view(self.feed.resize)
         return self._packed([self._look(Turn(i, view, (0,)), None) for i in spread(self.photos, count)])
 
-    def _look(self, turn: Turn, most: int | None) -> _Look:
+    def _look(self, turn: Turn, most: int | None) -> Seen:
         photo = self.photos.photos[turn.index]
         boxes = place(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
         maps = self.maps.maps(turn.index, turn.view)
-        if most is not None and len(boxes) > most:
-            rows = np.sort(np.random.default_rng(list(turn.draw)).choice(len(boxes), most, replace=False))
-            boxes, maps = boxes[rows], maps[rows]
-        return _Look(turn.index, boxes, maps)
+        rows = draw_rows(len(boxes), most, turn.draw)
+        return Seen(turn.index, boxes[rows], maps[rows])
 
-    def _packed(self, looks: Sequence[_Look]) -> Batch:
-        if not looks:
-            return Batch.empty(len(self.classes))
-        rows, unsure = [look.index for look in looks], self.photos.unsure
-        return Batch(
-            ids=tuple(self.photos.photos[row].id for row in rows),
-            tags=self.photos.tags[rows],
-            proposals=Proposals(torch.cat([look.boxes for look in looks]), tuple(len(look.boxes) for look in looks)),
-            maps=torch.cat([look.maps for look in looks]),
-            unsure=None if unsure is None else unsure[rows],
-        )
+    def _packed(self, seen: Sequence[Seen]) -> Batch:
+        return self.packed(seen, maps=torch.cat([one.kept for one in seen])) if seen else Batch.empty(len(self.classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +204,12 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Seen:
+    """A photo in a view: its number, its proposals, and what a frozen network made of it."""
+
     index: int
     boxes: Float[Tensor, "P 4"]
-    maps: Float[Tensor, "P ch h w"]
+    kept: Tensor
 
 
 def still_view(resize: Resize) -> View:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tag2box.engine.passes import Kept, Network, Part, Pass, Precision, Replayed
@@ -51,15 +51,10 @@ class Step:
         leaf = run.outputs.requires_grad_()
         outcome = self._judged(leaf, run)
         outcome.total.backward()
-        grads = [leaf.grad, *(rows.grad for rows in run.copies)]
-        filled = [g if g is not None else torch.zeros_like(x) for g, x in zip(grads, [leaf, *run.copies], strict=True)]
-        scale = scale_of(filled) if self.precision == "fp16" else 1.0
+        grads = [_grad(rows) for rows in (leaf, *run.copies)]
+        scale = scale_of(grads) if self.precision == "fp16" else 1.0
         self.detector.zero_grad(set_to_none=True)
-        for done in run.passes:
-            done.settle()
-        for part, done in zip(run.parts, run.passes, strict=True):
-            inside = [g[mine] * scale for g, mine in zip(filled[1:], run.chosen_of(part), strict=True)]
-            done.backward(filled[0][part.rows] * scale, inside)
+        run.back(grads[0] * scale, [grad * scale for grad in grads[1:]])
         self.processes.add_gradients(self.detector.parameters())
         unscale(self.detector.parameters(), scale)
         return outcome.detached()
@@ -83,7 +78,7 @@ class Step:
         passes: list[Pass] = [Kept(network, p) if self.memory == "plain" else Replayed(network, p) for p in parts]
         empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
         outputs = processes.gather(torch.cat([p.value for p in passes]) if passes else empty)
-        return _Run(network, processes, facts, parts, passes, outputs)
+        return _Run(network, processes, facts, passes, outputs)
 
     def _judged(self, outputs: Float[Tensor, "R w"], run: _Run) -> Outcome:
         layout, facts = run.network.layout, run.facts
@@ -104,11 +99,10 @@ class _Run:
     network: Network
     processes: Processes
     facts: Facts  # of all processes
-    parts: Sequence[Part]  # of this one
-    passes: Sequence[Pass]
+    passes: Sequence[Pass]  # of this one
     outputs: Float[Tensor, "R w"]  # of all
     copies: list[Float[Tensor, "m w"]] = field(default_factory=list)  # one matrix a call of views; of all
-    chosen: list[Chosen] = field(default_factory=list)
+    images: list[Int[Tensor, " m"]] = field(default_factory=list)  # the photo of each of their rows
 
     def views(self, rows: Int[Tensor, " m"]) -> Views:
         """Copies of chosen proposals of the whole batch: each process makes those of its own photos."""
@@ -116,24 +110,29 @@ class _Run:
         images = self.facts.proposals.image_ids()[rows]
         side = network.detector.backbone.map_size
         chosen = Chosen(rows, images, network.augment.masks(network.luck, images, side))
-        made = [(where, done.views(_within(chosen[where], part))) for where, part, done in self._owners(chosen)]
         kinds, layout = network.augment.kinds, network.layout
         width = kinds * (layout.embed + layout.stages * layout.classes)
-        where = torch.cat([rows.new_zeros(0), *(w.nonzero().flatten() for w, _ in made)])
-        values = torch.cat([self.outputs.new_zeros(0, width), *(value for _, value in made)])
+        where = torch.cat([rows.new_zeros(0), *(d.part.owns(images).nonzero().flatten() for d in self.passes)])
+        values = torch.cat([self.outputs.new_zeros(0, width), *(d.views(d.part.own(chosen)) for d in self.passes)])
         order = self.processes.gather(where[:, None]).flatten()
         leaf = torch.empty(len(rows), width, dtype=values.dtype, device=values.device)
         leaf.index_copy_(0, order, self.processes.gather(values))
         self.copies.append(leaf.requires_grad_(torch.is_grad_enabled()))
-        self.chosen.append(chosen)
+        self.images.append(images)
         return layout.views(leaf, kinds)
 
-    def chosen_of(self, part: Part) -> list[Bool[Tensor, " m"]]:
-        """Of every call of views, which rows are of a part."""
-        return [_inside(chosen, part) for chosen in self.chosen]
+    def back(self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]]) -> None:
+        """Through the network again: each pass takes what concerns its own photos."""
+        for done in self.passes:
+            done.settle()
+        for done in self.passes:
+            own = [g[done.part.owns(images)] for g, images in zip(copy_grads, self.images, strict=True)]
+            done.backward(grad[done.part.rows], own)
 
-    def _owners(self, chosen: Chosen) -> list[tuple[Bool[Tensor, " m"], Part, Pass]]:
-        return [(_inside(chosen, part), part, done) for part, done in zip(self.parts, self.passes, strict=True)]
+
+def _grad(leaf: Tensor) -> Tensor:
+    """Its gradient; zero where nothing depended on it."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _parts(batch: Batch, factors: Tensor, *, before: tuple[int, ...], apart: bool) -> list[Part]:
@@ -146,12 +145,3 @@ def _parts(batch: Batch, factors: Tensor, *, before: tuple[int, ...], apart: boo
         parts.append(Part(group, first, start, factors[start : start + count]))
         first, start = first + len(group.ids), start + count
     return parts
-
-
-def _inside(chosen: Chosen, part: Part) -> Bool[Tensor, " m"]:
-    return (chosen.images >= part.first) & (chosen.images < part.first + len(part.batch.ids))
-
-
-def _within(chosen: Chosen, part: Part) -> Chosen:
-    """Rows counted from the part's first proposal."""
-    return replace(chosen, rows=chosen.rows - part.start)

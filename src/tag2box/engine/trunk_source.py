@@ -6,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from tag2box.data.batch import draw_boxes
 from tag2box.data.transforms import View, place
 from tag2box.engine.loader import by_thread, in_turn
-from tag2box.engine.source import Fed, spread, still_view
+from tag2box.engine.source import Fed, Seen, spread, still_view
 from tag2box.engine.trunks import Trunks
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch
 
 
 @dataclass(frozen=True)
@@ -39,26 +35,10 @@ class TrunkSource(Fed):
         view = still_view(self.feed.resize)
         return self._packed([self._seen(index, view, None, (0,)) for index in spread(self.photos, count)])
 
-    def _seen(self, index: int, view: View, most: int | None, draw: Sequence[int]) -> _Seen:
+    def _seen(self, index: int, view: View, most: int | None, draw: Sequence[int]) -> Seen:
         photo = self.photos.photos[index]
         boxes = draw_boxes(self.store.boxes(photo.id), most, draw)
-        return _Seen(index, place(view, boxes, (photo.height, photo.width)), self.trunks.trunk(index, view))
+        return Seen(index, place(view, boxes, (photo.height, photo.width)), self.trunks.trunk(index, view))
 
-    def _packed(self, seen: Sequence[_Seen]) -> Batch:
-        if not seen:
-            return Batch.empty(len(self.classes))
-        rows, unsure = [one.index for one in seen], self.photos.unsure
-        return Batch(
-            ids=tuple(self.photos.photos[row].id for row in rows),
-            tags=self.photos.tags[rows],
-            proposals=Proposals(torch.cat([one.boxes for one in seen]), tuple(len(one.boxes) for one in seen)),
-            trunks=tuple(one.trunk for one in seen),
-            unsure=None if unsure is None else unsure[rows],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    index: int
-    boxes: Float[Tensor, "P 4"]
-    trunk: Float[Tensor, "c h w"]
+    def _packed(self, seen: Sequence[Seen]) -> Batch:
+        return self.packed(seen, trunks=tuple(one.kept for one in seen)) if seen else Batch.empty(len(self.classes))
