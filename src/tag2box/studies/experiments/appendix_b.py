@@ -19,6 +19,7 @@ from tag2box.reporting.tables import Row as Line
 from tag2box.reporting.tables import Table
 from tag2box.reporting.text import number, percent
 from tag2box.studies.experiment import OD_WSCL, Drawn, Experiment, Findings, Row
+from tag2box.studies.experiments.shared import reported
 
 Method = TypeVar("Method", SelectiveSearch, EdgeBoxes)
 SHORT_SIDE = 200  # of the photos' search, as in the recipe for photos
@@ -79,8 +80,8 @@ APPENDIX_B = Experiment(
     rows=(
         Row(label="selective search", settings=OD_WSCL, change=selective_search, paper={"mAP50": 56.1}),
         Row(label="edge boxes", settings=OD_WSCL, change=edge_boxes),
-        Row(label="MCG", paper={"mAP50": 58.7}, absent=ELSEWHERE),
-        Row(label="COB", paper={"mAP50": 61.8}, absent=ELSEWHERE),
+        Row(label="MCG", paper=reported("voc07-mcg-vgg16"), absent=ELSEWHERE),
+        Row(label="COB", paper=reported("voc07-cob-vgg16"), absent=ELSEWHERE),
     ),
     against="selective search",
     notes=("Edge boxes are not among the paper's figures; both sources have the same resolution and most boxes.",),

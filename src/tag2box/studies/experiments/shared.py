@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tag2box.paper import PAPER_RUNS
 from tag2box.studies.experiment import Row
 
 COMPARED = "the paper's figure alone: this system is not part of tag2box yet"
+
+NETS = {"VGG16": "vgg16", "R50-WS": "r50-ws", "R101-WS": "r101-ws"}
+"""What the paper calls a backbone -> its part in the names of ``paper.PAPER_RUNS``."""
+
+
+def reported(run: str) -> dict[str, float]:
+    """What the paper reports of a run of its own, as ``voc07-mcg-vgg16``."""
+    return PAPER_RUNS[run].figures.reported()
+
 
 KINDS = {
     "VGG16": ("vgg16", "vgg16", ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tag2box.studies.experiment import OD_WSCL, OICR_PLUS, Column, Experiment, Row
-from tag2box.studies.experiments.shared import COMPARED, backbones
+from tag2box.studies.experiments.shared import COMPARED, NETS, backbones, reported
 
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
@@ -12,9 +12,7 @@ def _paper(*figures: float) -> dict[str, float]:
     return dict(zip(NAMES, figures, strict=False))
 
 
-VGG16 = _paper(13.7, 27.7, 11.9, 4.4, 14.5, 21.2, 14.7, 24.8, 26.9, 8.8, 27.8, 44.0)
-R50 = _paper(13.9, 29.1, 11.8, 4.9, 16.8, 22.3, 15.5, 26.1, 28.0, 9.0, 31.8, 46.6)
-R101 = _paper(14.4, 29.0, 12.4, 4.8, 17.3, 23.8, 15.8, 27.0, 30.0, 9.2, 33.6, 51.0)
+OURS = {name: reported(f"coco14-mcg-{net}") for name, net in NETS.items()}
 OTHERS = {
     "PCL": _paper(8.5, 19.4),
     "C-MIDN": _paper(9.6, 21.4),
@@ -24,9 +22,7 @@ OTHERS = {
 }
 COCO17 = {
     "MIST, VGG16, COCO17": _paper(12.4, 25.8, 10.5, 3.9, 13.8, 19.9, 14.3, 23.3, 24.6, 9.7, 26.6, 39.6),
-    "OD-WSCL, VGG16, COCO17": _paper(13.6, 27.4, 12.2, 4.9, 15.5, 21.6, 14.6, 24.8, 26.8, 9.2, 28.7, 43.8),
-    "OD-WSCL, R50-WS, COCO17": _paper(13.8, 27.8, 12.1, 5.7, 17.7, 23.8, 15.1, 26.6, 29.7, 10.1, 33.7, 50.7),
-    "OD-WSCL, R101-WS, COCO17": _paper(14.4, 28.7, 12.6, 5.4, 17.9, 25.5, 15.4, 26.8, 29.6, 10.0, 33.3, 50.6),
+    **{f"OD-WSCL, {name}, COCO17": reported(f"coco17-mcg-{net}") for name, net in NETS.items()},
 }
 
 TABLE1 = Experiment(
@@ -37,8 +33,8 @@ TABLE1 = Experiment(
     origin="table 1; COCO14, VGG16, MCG proposals where nothing else is said",
     rows=(
         Row(label="OICR+", settings=OICR_PLUS),
-        Row(label="OD-WSCL", settings=OD_WSCL, paper=VGG16),
-        *backbones("OD-WSCL", OD_WSCL, {"VGG16": VGG16, "R50-WS": R50, "R101-WS": R101}),
+        Row(label="OD-WSCL", settings=OD_WSCL, paper=OURS["VGG16"]),
+        *backbones("OD-WSCL", OD_WSCL, OURS),
         *(Row(label=name, paper=paper, absent=COMPARED) for name, paper in OTHERS.items()),
         *(Row(label=name, paper=paper, absent="another dataset than COCO14") for name, paper in COCO17.items()),
     ),
