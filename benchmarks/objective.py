@@ -23,8 +23,8 @@ from tag2box.model.backbone import Backbone
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.luck import Dice, Luck
 from tag2box.model.views import Augment, Chosen, make_views
-from tag2box.objective import Objective, Sampling, grown, no_exemplars, teachers
-from tag2box.types import Proposals, Scene, StageScores, ViewMaker, Views
+from tag2box.objective import Objective, Outcome, Sampling, grown, no_exemplars, teachers
+from tag2box.types import Facts, Outputs, Proposals, Scene, StageScores, ViewMaker, Views
 
 WIDTH, HEIGHT, FEATURES = 1000, 688, 64
 
@@ -130,8 +130,12 @@ def proposals_around(objects: Tensor, count: int, g: torch.Generator) -> Tensor:
 
 def our_step(world: World) -> Tensor:
     scores, embed = world.outputs()
-    out = Objective()(scores, embed, proposals=world.proposals, tags=world.tags, views=world.views(scores))
-    return back(world, out.total)
+    return back(world, judged(world, scores, embed).total)
+
+
+def judged(world: World, scores: StageScores, embed: Tensor) -> Outcome:
+    outputs = Outputs(scores, embed, embed[:, :0])
+    return Objective()(outputs, Facts(world.proposals, world.tags), world.views(scores))
 
 
 def twin_step(world: World) -> Tensor:
@@ -162,11 +166,9 @@ def peak_of_step(size: Size) -> float:
     our_step(make_world(Size(1, 50, size.classes)))
     world = make_world(size)
     scores, embed = world.outputs()
-    objective = Objective()
 
     def work() -> Tensor:
-        views = world.views(scores)
-        return back(world, objective(scores, embed, proposals=world.proposals, tags=world.tags, views=views).total)
+        return back(world, judged(world, scores, embed).total)
 
     return peak_mb(work)
 

@@ -14,7 +14,7 @@ from tag2box.data.scenes import Scenes
 from tag2box.engine.events import read_events
 from tag2box.maths.nms import nms
 from tag2box.maths.refine import assign
-from tag2box.types import Labeling, Scene, Seeds
+from tag2box.types import Labeling, Needs, Scene, Seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class TopApart:
 
     kind: Literal["top_apart"] = "top_apart"
     count: int = 2
-    uses_exemplars: ClassVar[bool] = False  # it looks at scores alone
+    needs: ClassVar[Needs] = Needs()  # it looks at scores alone
 
     def __call__(self, scene: Scene) -> Labeling:
         """Pseudo labels of every stage."""

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,10 @@ torch.set_num_threads(1)
 
 # Processes of pytest-xdist, and those a shell started in the background, ignore Ctrl-C; what they start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no fault of the code: no test fails for the seconds it took.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 GOLDEN = Path(__file__).parent / "golden"
 

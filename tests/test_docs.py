@@ -210,7 +210,7 @@ def test_the_labeler_of_the_docs_labels_and_survives_nothing(tmp_path: Path) -> 
     code = next(text for text in blocks(DOCS / "architecture.md", "python") if "class TopApart" in text)
     (tmp_path / "labeler_of_the_docs.py").write_text(code, encoding="utf-8")
     labeler = load(tmp_path / "labeler_of_the_docs.py").TopApart(count=2)
-    assert not labeler.uses_exemplars
+    assert not labeler.needs.exemplars
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 1, 10, 10], [40, 40, 60, 60], [0, 0, 5, 5]])
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.1], [0.5, 0.2], [0.9, 0.9]])
     tags = torch.tensor([[True, False], [True, True], [False, False]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -19,10 +20,15 @@ from tag2box.labelers import Discovery, Oicr
 from tag2box.maths.mil import mil_scores
 from tag2box.maths.refine import assign
 from tag2box.objective import Contrast, Objective, Refine, Sampling, first_seen, grown, instance_difficulty, teachers
-from tag2box.types import Labeling, Proposals, Scene, Seeds, StageScores, ViewMaker, Views
+from tag2box.types import Facts, Labeling, Needs, Outputs, Proposals, Scene, Seeds, StageScores, ViewMaker, Views
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 CASES = golden_names("odwscl_loss_*.npz")
+
+
+def outputs(scores: StageScores, embed: torch.Tensor) -> Outputs:
+    """Without feature vectors."""
+    return Outputs(scores, embed, embed[:, :0])
 
 
 class Golden:
@@ -89,7 +95,7 @@ class Given:
     """A labeler that repeats the pseudo ground truth it was given."""
 
     golden: Golden
-    uses_exemplars: bool = True
+    needs: Needs = Needs(exemplars=True)
 
     def __call__(self, scene: Scene) -> Labeling:
         stages = []
@@ -160,7 +166,7 @@ def test_losses_labels_and_gradients_match_the_reference(name: str) -> None:
         sampling=Sampling(iou_threshold=float(g["cfg_thres"])),
         contrast=Contrast(weight=float(g["cfg_lmda"]), temperature=float(g["cfg_temp"]), positives="inside"),
     )
-    out = objective(golden.scores, golden.embed, proposals=golden.proposals, tags=golden.tags, views=golden.views)
+    out = objective(outputs(golden.scores, golden.embed), Facts(golden.proposals, golden.tags), golden.views)
 
     def reference(term: str) -> float:
         return sum(float(g[f"out_supconv2_{term}{k}"]) for k in range(3))
@@ -226,7 +232,7 @@ def test_every_objective_survives_and_back_propagates(objective: Objective, size
     embed = functional.normalize(torch.randn(total, 8, requires_grad=True), dim=1)
     scores = StageScores(leaves[0], leaves[1], tuple(leaves[2:5]), tuple(leaves[5:]))
     views = plain_views(replace(scene, embed=embed))
-    out = objective(scores, embed, proposals=scene.proposals, tags=scene.tags, views=views)  # type: ignore[arg-type]
+    out = objective(outputs(scores, embed), Facts(scene.proposals, scene.tags), views)  # type: ignore[arg-type]
     out.total.backward()
     assert out.total.isfinite()
     assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves)
@@ -237,7 +243,7 @@ def test_without_box_regression_there_is_no_box_loss() -> None:
     scene = make_scene((4,), [[1, 0]])
     scores = StageScores(torch.randn(4, 2), torch.randn(4, 2), tuple(torch.randn(4, 3) for _ in range(3)), ())
     views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
-    out = Objective()(scores, scene.embed, proposals=scene.proposals, tags=scene.tags, views=views)
+    out = Objective()(outputs(scores, scene.embed), Facts(scene.proposals, scene.tags), views)
     assert out.losses.box.item() == 0
 
 
@@ -254,7 +260,7 @@ def test_oicr_plus_and_the_rows_of_table_3a_are_only_settings() -> None:
     views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
 
     def run(name: str) -> object:
-        return OBJECTIVES[name](scores, scene.embed, proposals=scene.proposals, tags=scene.tags, views=views)
+        return OBJECTIVES[name](outputs(scores, scene.embed), Facts(scene.proposals, scene.tags), views)
 
     base, od, wscl, both = (run(name) for name in ("oicr+", "+od", "+wscl", "+both"))
     assert torch.equal(base.labeling.stages[0].cls, wscl.labeling.stages[0].cls)
@@ -306,14 +312,15 @@ def test_loss_and_gradients_are_those_of_the_specification_written_with_loops(
 ) -> None:
     """1e-10 relative in double precision, through heads, views, sampling, discovery and all four losses."""
     world = bench.make_world(bench.Size(images, proposals, classes), torch.float64, seed)
-    call = {"proposals": world.proposals, "tags": world.tags}
+    facts, objective = Facts(world.proposals, world.tags), Objective(contrast=Contrast(positives=positives))
+    twin_of = partial(bench.total_loss, proposals=world.proposals, tags=world.tags, positives=positives)
     results = []
     for loss in (
-        lambda *args, **kwargs: Objective(contrast=Contrast(positives=positives))(*args, **kwargs).total,
-        lambda *args, **kwargs: bench.total_loss(*args, **kwargs, positives=positives),
+        lambda scores, embed, views: objective(outputs(scores, embed), facts, views).total,
+        lambda scores, embed, views: twin_of(scores, embed, views=views),
     ):
         scores, embed = world.outputs()
-        total = loss(scores, embed, **call, views=world.views(scores))
+        total = loss(scores, embed, world.views(scores))
         results.append((total.detach(), bench.back(world, total)))
     (ours, ours_grad), (twin, twin_grad) = results
     torch.testing.assert_close(ours, twin, rtol=1e-10, atol=1e-12)

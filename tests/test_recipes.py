@@ -261,6 +261,7 @@ TABLE = [
     row("heads.regress", "false"),
     row("heads.embed_dim", "5"),
     row("heads.mil_background", "true"),
+    row("heads.mil_heads", "2"),
     row("drop_block.block", "1"),
     row("drop_block.drop", "0"),
     row("augment.mask", "false"),

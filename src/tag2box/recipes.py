@@ -19,13 +19,14 @@ from tag2box.engine.optim import Adam, Schedule
 from tag2box.engine.source import Feed
 from tag2box.errors import UserError
 from tag2box.labelers import Discovery, Oicr
+from tag2box.mil import Wsddn
 from tag2box.model.detector import Heads
 from tag2box.model.lite0 import Lite0
 from tag2box.model.regularise import DropBlock
 from tag2box.model.resnet_ws import ResNetWs
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
-from tag2box.objective import Contrast, Mil, Objective
+from tag2box.objective import Contrast, Objective
 from tag2box.paper import BACKBONES, DATASETS, FEED, INFERENCE, PAPER_RUNS, PROPOSALS, PaperRun
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.imported import Imported
@@ -130,7 +131,7 @@ def photos() -> Config:
     return Config(
         proposals=SelectiveSearch(short_side=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
-        objective=Objective(mil=Mil(over_classes="sum")),
+        objective=Objective(mil=Wsddn(over_classes="sum")),
         feed=Feed(batch=8, max_proposals=256, resize=Resize(scales=(480,), flip=0.0)),
         plan=Plan(
             iterations=400,

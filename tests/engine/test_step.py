@@ -88,7 +88,7 @@ def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
     """The twin: no leaves, no parts; one graph from the photos to the loss."""
     step, batch = world.step(), world.batch()
     detector = step.detector
-    network = Network(detector, step.augment, step.objective.uses_embeddings, "fp32", LUCK)
+    network = Network(detector, step.augment, step.objective.needs, "fp32", LUCK)
     images, sizes = batch.proposals.image_ids(), batch.proposals.sizes
     maps = detector.roi_maps(batch)
     factors = step.regularise.factors(LUCK.dice(Purpose.DROP_BLOCK, images), detector.backbone.map_size)
@@ -96,12 +96,12 @@ def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
 
     def views(chosen: Tensor) -> Views:
         masks = step.augment.masks(LUCK, images[chosen], detector.backbone.map_size)
-        partition = mil_partition(network.layout.scores(rows.detach()).mil_det, sizes)[images[chosen]]
+        partition = mil_partition(network.layout.outputs(rows.detach()).scores.mil_det, sizes)[images[chosen]]
         copies = network.views(maps[chosen], partition, Chosen(chosen, images[chosen], masks))
         return network.layout.views(copies, step.augment.kinds)
 
-    scores, embed = network.layout.scores(rows), network.layout.embeddings(rows)
-    outcome = step.objective(scores, embed, proposals=batch.proposals, tags=batch.tags, views=views)
+    outputs = network.layout.outputs(rows)
+    outcome = step.objective(outputs, batch.facts(), views)
     outcome.total.backward()
     return outcome.total.item(), gradients(detector)
 

@@ -44,7 +44,7 @@ def stage(classes: list[int]) -> PseudoLabels:
     """A stage of which only the classes of its seeds matter."""
     rows = torch.arange(len(classes))
     seeds = Seeds(rows, torch.tensor(classes, dtype=torch.long), torch.ones(len(classes)))
-    return PseudoLabels(rows, torch.ones(len(classes)), torch.zeros(len(classes), 4), seeds)
+    return PseudoLabels(rows, torch.ones(len(classes)), torch.zeros(len(classes), 4), seeds, rows)
 
 
 def test_a_step_event_holds_all_losses_and_their_weighted_sum(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.boxes import iou
 from tag2box.maths.refine import assign
 from tag2box.objective import label
-from tag2box.types import Exemplars, Proposals, Scene
+from tag2box.types import Exemplars, Needs, Proposals, Scene
 
 Criterion = Literal["similarity", "score_fixed", "score_adaptive"]
 CRITERIA: tuple[Criterion, ...] = ("similarity", "score_fixed", "score_adaptive")
@@ -227,7 +227,7 @@ def test_nothing_is_differentiated() -> None:
     ("criterion", "uses"), [("similarity", True), ("score_fixed", False), ("score_adaptive", True)]
 )
 def test_what_reads_exemplars(criterion: Criterion, uses: bool) -> None:
-    assert Discovery(criterion=criterion).uses_exemplars is uses
+    assert Discovery(criterion=criterion).needs == Needs(exemplars=uses)
     assert Discovery in get_args(BuiltIn)
 
 

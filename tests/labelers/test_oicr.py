@@ -12,7 +12,7 @@ from strategies import make_scene
 from tag2box.labelers import BuiltIn, Oicr
 from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.boxes import iou
-from tag2box.types import Labeling, Proposals, PseudoLabels, Scene
+from tag2box.types import Labeling, Needs, Proposals, PseudoLabels, Scene
 
 
 @st.composite
@@ -147,5 +147,5 @@ def test_many_classes() -> None:
 
 def test_it_is_known_by_name_and_needs_no_exemplars() -> None:
     assert Oicr in get_args(BuiltIn)
-    assert not Oicr().uses_exemplars
+    assert Oicr().needs == Needs()
     assert isinstance(Oicr()(make_scene((2,), [[1]])), Labeling)

@@ -86,14 +86,6 @@ def test_the_trunk_learns_only_where_it_is_not_frozen(frozen: bool) -> None:
     assert not any(name.startswith("similarity") for name in learned)
 
 
-@pytest.mark.parametrize("rows", [0, 4])
-def test_no_embedding_has_rows_and_no_columns(rows: int) -> None:
-    maps = torch.zeros(rows, TinyBackbone.channels, 3, 3, dtype=torch.float64)
-    empty = tiny_detector(2).no_embedding(maps)
-    assert empty.shape == (rows, 0)
-    assert empty.dtype == torch.float64
-
-
 def test_building_from_the_same_seed_gives_the_same_network() -> None:
     first, second = ([*tiny_detector(2, seed=s).state_dict().values()] for s in (5, 5))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

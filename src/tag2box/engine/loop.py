@@ -64,7 +64,7 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
         for iteration, batch in zip(left, batches, strict=True):
             luck = Luck(plan.seed, iteration)
             _set_pace(optimiser, plan, iteration)
-            outcome = step(batch.to(step.device), luck)
+            outcome = step(batch.to(step.device), luck, iteration / plan.iterations)
             total = outcome.total.item()
             if not math.isfinite(total):
                 raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
@@ -78,7 +78,9 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
                 events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
                 events.write("pseudo", pseudo_event(done, outcome, source.classes))
             if done in _moments(plan.iterations) and plan.gallery and processes.leads:
-                events.write("gallery", gallery_event(done, step, source, luck, plan.gallery))
+                events.write(
+                    "gallery", gallery_event(done, step, source, luck, plan.gallery, progress=done / plan.iterations)
+                )
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
                 _save(run, step, optimiser, source, done, time.monotonic() - began)
             if stops and done < plan.iterations:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tag2box.maths.numbers import at_least_single
 from tag2box.model.detector import Detector
 from tag2box.model.heads import RefineHead
-from tag2box.types import StageScores, Views
+from tag2box.types import Needs, Outputs, StageScores, Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,11 @@ class Layout:
     stages: int
     regress: bool
     embed: int  # 0 where nothing reads embeddings
+    vector: int = 0  # 0 where nothing reads feature vectors
+    mil_heads: int = 1
 
     @classmethod
-    def of(cls, detector: Detector, *, embeds: bool) -> Layout:
+    def of(cls, detector: Detector, needs: Needs) -> Layout:
         """The layout of a detector's outputs."""
         first = detector.refine[0]
         assert isinstance(first, RefineHead)
@@ -34,7 +36,9 @@ class Layout:
             classes=detector.num_classes,
             stages=len(detector.refine),
             regress=first.box is not None,
-            embed=detector.similarity.out.out_features if embeds else 0,
+            embed=detector.similarity.out.out_features if needs.exemplars else 0,
+            vector=detector.backbone.vector_size if needs.vectors else 0,
+            mil_heads=1 + len(detector.mil_more),
         )
 
     @property
@@ -45,16 +49,16 @@ class Layout:
     @property
     def _widths(self) -> list[int]:
         boxes = [4 * self.classes] * self.stages if self.regress else []
-        return [self.mil, self.mil, *[self.classes + 1] * self.stages, *boxes, self.embed]
+        stages = [self.classes + 1] * self.stages
+        return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, self.embed, self.vector]
 
-    def scores(self, rows: Float[Tensor, "R w"]) -> StageScores:
-        """Logits and deltas."""
-        mil_cls, mil_det, *rest, _ = rows.split(self._widths, dim=1)
-        return StageScores(mil_cls, mil_det, tuple(rest[: self.stages]), tuple(rest[self.stages :]))
-
-    def embeddings(self, rows: Float[Tensor, "R w"]) -> Float[Tensor, "R D"]:
-        """Embeddings."""
-        return rows[:, self.width - self.embed :]
+    def outputs(self, rows: Float[Tensor, "R w"]) -> Outputs:
+        """The rows as what they mean."""
+        *scores, embed, vectors = rows.split(self._widths, dim=1)
+        mil_cls, mil_det, *more = scores[: 2 * self.mil_heads]
+        rest = scores[2 * self.mil_heads :]
+        stages = StageScores(mil_cls, mil_det, tuple(rest[: self.stages]), tuple(rest[self.stages :]), tuple(more))
+        return Outputs(stages, embed, vectors)
 
     def views(self, rows: Float[Tensor, "m w"], kinds: int) -> Views:
         """Copies; their scores without gradient."""
@@ -63,9 +67,11 @@ class Layout:
         return Views(columns[0], tuple(probs.detach() for probs in columns[1:]))
 
 
-def pack(scores: StageScores, embed: Float[Tensor, "R D"]) -> Float[Tensor, "R w"]:
+def pack(outputs: Outputs) -> Float[Tensor, "R w"]:
     """Outputs side by side, in single precision at least."""
-    parts = [scores.mil_cls, scores.mil_det, *scores.refine, *scores.deltas, embed]
+    scores = outputs.scores
+    mil = [scores.mil_cls, scores.mil_det, *scores.mil_more]
+    parts = [*mil, *scores.refine, *scores.deltas, outputs.embed, outputs.vectors]
     return torch.cat([at_least_single(part) for part in parts], dim=1)
 
 

@@ -15,7 +15,7 @@ from tag2box.maths.mil import mil_partition
 from tag2box.model.detector import Detector
 from tag2box.model.luck import Luck, Purpose
 from tag2box.model.views import Augment, Chosen, make_views
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch, Needs, Outputs, Proposals
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,14 +27,14 @@ class Network:
 
     detector: Detector
     augment: Augment
-    embeds: bool  # whether anything reads embeddings
+    needs: Needs  # what the objective reads of it
     precision: Precision
     luck: Luck
 
     @property
     def layout(self) -> Layout:
         """The columns of its outputs."""
-        return Layout.of(self.detector, embeds=self.embeds)
+        return Layout.of(self.detector, self.needs)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Half precision within, where it is wanted."""
@@ -47,10 +47,11 @@ class Network:
         """Scores of the regularised maps and embeddings of the clean ones."""
         detector, luck = self.detector, self.luck
         regularised = maps * factors[:, None].to(maps.dtype)
-        scores = detector.score(detector.neck(regularised, luck.dice(Purpose.NECK, images)))
-        if not self.embeds:
-            return pack(scores, detector.no_embedding(maps))
-        return pack(scores, detector.embed(detector.neck(maps, luck.dice(Purpose.CLEAN_NECK, images))))
+        vectors = detector.neck(regularised, luck.dice(Purpose.NECK, images))
+        embed = nothing(maps)
+        if self.needs.exemplars:
+            embed = detector.embed(detector.neck(maps, luck.dice(Purpose.CLEAN_NECK, images)))
+        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing(maps)))
 
     def views(
         self, maps: Float[Tensor, "m ch h w"], partition: Float[Tensor, "m c"], chosen: Chosen
@@ -167,6 +168,11 @@ class Replayed:
         again.backward(grad, view_grads)
 
 
+def nothing(maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R 0"]:
+    """Columns that nothing reads."""
+    return torch.zeros(len(maps), 0, dtype=maps.dtype, device=maps.device)
+
+
 def _through_trunk(detector: Detector, photo: Batch) -> Batch:
     if photo.images is None:
         return photo
@@ -180,4 +186,4 @@ def _only(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
 
 
 def _partition(layout: Layout, value: Float[Tensor, "R w"], part: Part) -> Float[Tensor, "N c"]:
-    return mil_partition(layout.scores(value).mil_det, part.batch.proposals.sizes)
+    return mil_partition(layout.outputs(value).scores.mil_det, part.batch.proposals.sizes)

@@ -45,11 +45,11 @@ class Step:
         """Where the network is."""
         return next(self.detector.parameters()).device
 
-    def __call__(self, batch: Batch, luck: Luck) -> Outcome:
+    def __call__(self, batch: Batch, luck: Luck, progress: float = 0.0) -> Outcome:
         """Losses and labels of the batch of all processes; leaves the gradients in the parameters."""
         run = self._through(batch, luck, self.processes)
         leaf = run.outputs.requires_grad_()
-        outcome = self._judged(leaf, run)
+        outcome = self._judged(leaf, run, progress)
         outcome.total.backward()
         grads = [_grad(rows) for rows in (leaf, *run.copies)]
         scale = scale_of(grads) if self.precision == "fp16" else 1.0
@@ -59,12 +59,12 @@ class Step:
         unscale(self.detector.parameters(), scale)
         return outcome.detached()
 
-    def look(self, batch: Batch, luck: Luck) -> Outcome:
+    def look(self, batch: Batch, luck: Luck, progress: float = 0.0) -> Outcome:
         """The same without gradients, on this process's photos alone."""
         with torch.no_grad():
             alone = replace(self, memory="exact", processes=ALONE)
             run = alone._through(batch, luck, ALONE)
-            return alone._judged(run.outputs, run).detached()
+            return alone._judged(run.outputs, run, progress).detached()
 
     def _through(self, batch: Batch, luck: Luck, processes: Processes) -> _Run:
         """All photos of this process through the network, and the outputs of everybody's."""
@@ -74,22 +74,14 @@ class Step:
         factors = self.regularise.factors(luck.dice(Purpose.DROP_BLOCK, facts.proposals.image_ids()), side)
         before = tuple(size for share in shares[: processes.rank] for size in share.proposals.sizes)
         parts = _parts(batch, factors, before=before, apart=self.memory == "exact")
-        network = Network(self.detector, self.augment, self.objective.uses_embeddings, self.precision, luck)
+        network = Network(self.detector, self.augment, self.objective.needs, self.precision, luck)
         passes: list[Pass] = [Kept(network, p) if self.memory == "plain" else Replayed(network, p) for p in parts]
         empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
         outputs = processes.gather(torch.cat([p.value for p in passes]) if passes else empty)
         return _Run(network, processes, facts, passes, outputs)
 
-    def _judged(self, outputs: Float[Tensor, "R w"], run: _Run) -> Outcome:
-        layout, facts = run.network.layout, run.facts
-        return self.objective(
-            layout.scores(outputs),
-            layout.embeddings(outputs),
-            proposals=facts.proposals,
-            tags=facts.tags,
-            views=run.views,
-            unsure=facts.unsure,
-        )
+    def _judged(self, rows: Float[Tensor, "R w"], run: _Run, progress: float) -> Outcome:
+        return self.objective(run.network.layout.outputs(rows), run.facts, run.views, progress=progress)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,12 @@ def _ratio(count: int, of: int) -> float | None:
     return count / of if of else None
 
 
-def gallery_event(iteration: int, step: Step, source: Source, luck: Luck, count: int) -> dict[str, object]:
+def gallery_event(
+    iteration: int, step: Step, source: Source, luck: Luck, count: int, *, progress: float = 0.0
+) -> dict[str, object]:
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
     batch = source.still(count)
-    seeds = step.look(batch.to(step.device), luck).labeling.stages[-1].seeds.to(torch.device("cpu"))
+    seeds = step.look(batch.to(step.device), luck, progress).labeling.stages[-1].seeds.to(torch.device("cpu"))
     photos = [
         _photo(photo, span, seeds, source.photo_boxes(photo))
         for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from tag2box.labelers.discovery import Discovery
 from tag2box.labelers.oicr import Oicr
-from tag2box.types import Labeling, Scene
+from tag2box.types import Labeling, Needs, Scene
 
 
 class Labeler(Protocol):
     """What the objective asks of a labeler."""
 
     @property
-    def uses_exemplars(self) -> bool:
-        """Whether ``Scene.exemplars`` and ``Scene.embed`` are read at all."""
+    def needs(self) -> Needs:
+        """What it reads of a scene beyond proposals, tags and scores."""
         ...
 
     def __call__(self, scene: Scene) -> Labeling:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tag2box.labelers.oicr import argmax_seeds
 from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
 from tag2box.maths.refine import assign
-from tag2box.types import Labeling, Scene, Seeds
+from tag2box.types import Labeling, Needs, Scene, Seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Discovery:
     """A proposal joins its nearest seed above this IoU; others are background."""
 
     @property
-    def uses_exemplars(self) -> bool:
+    def needs(self) -> Needs:
         """A fixed score threshold needs no exemplars; the two adaptive ones do."""
-        return self.criterion != "score_fixed"
+        return Needs(exemplars=self.criterion != "score_fixed")
 
     def __call__(self, scene: Scene) -> Labeling:
         """Seeds, labels and thresholds of every stage."""

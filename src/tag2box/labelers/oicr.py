@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tag2box.maths.discovery import top_rows
 from tag2box.maths.refine import assign
-from tag2box.types import Labeling, Scene, Seeds
+from tag2box.types import Labeling, Needs, Scene, Seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class Oicr:
     """A proposal joins its nearest seed above this IoU; others are background."""
 
     @property
-    def uses_exemplars(self) -> bool:
+    def needs(self) -> Needs:
         """Argmax looks at scores alone."""
-        return False
+        return Needs()
 
     def __call__(self, scene: Scene) -> Labeling:
         """Seeds and labels of every stage."""

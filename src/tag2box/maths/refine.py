@@ -30,19 +30,22 @@ def assign(proposals: Proposals, seeds: Seeds, num_classes: int, foreground_iou:
     cls = torch.full((total,), num_classes, dtype=torch.long, device=proposals.boxes.device)
     weight = proposals.boxes.new_zeros(total)
     boxes = proposals.boxes.clone()
+    owner = torch.full_like(cls, -1)
+    pseudo = seeds.placed(proposals)
     for span in proposals.spans():
         inside = ((seeds.rows >= span.start) & (seeds.rows < span.stop)).nonzero().flatten()
         if len(inside) == 0:
             continue
         rows = slice(span.start, span.stop)
-        overlap = iou(proposals.boxes[rows], proposals.boxes[seeds.rows[inside]])  # (P, s)
+        overlap = iou(proposals.boxes[rows], pseudo[inside])  # (P, s)
         nearest = first_argmax(overlap)
         best = overlap.gather(1, nearest[:, None]).squeeze(1)
         chosen = inside[nearest]
         cls[rows] = torch.where(best > foreground_iou, seeds.cls[chosen], num_classes)
         weight[rows] = seeds.score[chosen].to(weight.dtype)
-        boxes[rows] = proposals.boxes[seeds.rows[chosen]]
-    return PseudoLabels(cls, weight, boxes, seeds)
+        boxes[rows] = pseudo[chosen]
+        owner[rows] = chosen
+    return PseudoLabels(cls, weight, boxes, seeds, owner)
 
 
 def _image_mean(per_proposal: Float[Tensor, " R"], sizes: Sequence[int], divisors: Sequence[int]) -> Float[Tensor, ""]:

@@ -32,6 +32,9 @@ class Heads:
     A single class always gets one: a softmax over one column is 1 whatever the photo shows, and nothing would learn.
     """
 
+    mil_heads: Annotated[int, Field(ge=1, le=2)] = 1
+    """Pairs of MIL layers; a coupled MIL strategy reads two."""
+
     def mil_columns(self, num_classes: int) -> int:
         """Width of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
@@ -45,7 +48,8 @@ class Detector(nn.Module):
         features = backbone.vector_size
         self.num_classes = num_classes
         self.backbone = backbone
-        self.mil = MilHead(features, heads.mil_columns(num_classes))
+        self.mil, *more = (MilHead(features, heads.mil_columns(num_classes)) for _ in range(heads.mil_heads))
+        self.mil_more = nn.ModuleList(more)
         self.refine = nn.ModuleList(
             RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
         )
@@ -68,18 +72,16 @@ class Detector(nn.Module):
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
         """Logits and deltas of all stages."""
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
+        more = [head for head in self.mil_more if isinstance(head, MilHead)]
         return StageScores(
             mil_cls=self.mil.cls(vector),
             mil_det=self.mil.det(vector),
             refine=tuple(stage.cls(vector) for stage in stages),
             deltas=tuple(stage.box(vector) for stage in stages if stage.box is not None),
+            mil_more=tuple(x for head in more for x in (head.cls(vector), head.det(vector))),
         )
 
     def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
         """z = phi(v): unit-length embeddings."""
         embedding: Tensor = self.similarity(vector)
         return embedding
-
-    def no_embedding(self, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R 0"]:
-        """Stands in for ``embed`` where nothing reads it."""
-        return torch.zeros(len(maps), 0, dtype=maps.dtype, device=maps.device)
