@@ -22,7 +22,7 @@ from tag2box.maths.mil import mil_partition, mil_scores
 from tag2box.model.backbone import Backbone
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.luck import Dice, Luck
-from tag2box.model.views import Augment, Chosen, make_views
+from tag2box.model.views import Augment, Chosen, Rois, make_views
 from tag2box.objective import Objective, Outcome, Sampling, grown, no_exemplars, teachers
 from tag2box.types import Facts, Outputs, Proposals, Scene, StageScores, ViewMaker, Views
 
@@ -72,8 +72,8 @@ class World:
         def make(rows: Tensor) -> Views:
             images = image_ids[rows]
             chosen = Chosen(rows, images, augment.masks(luck, images, StubNeck.map_size))
-            maps, own = self.maps[rows], partition[images]
-            return make_views(self.detector, maps, own, chosen=chosen, augment=augment, luck=luck)
+            rois = Rois(self.maps[rows], self.detector.backbone.enter(self.maps[rows]))
+            return make_views(self.detector, rois, partition[images], chosen=chosen, augment=augment, luck=luck)
 
         return make
 

@@ -16,7 +16,7 @@ from tag2box.maths.mil import mil_partition
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.luck import Luck, Purpose
 from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment, Chosen
+from tag2box.model.views import Augment, Chosen, rois_of
 from tag2box.objective import Contrast, Objective
 from tag2box.types import Batch, Proposals, Views
 from tiny import TinyBackbone, tiny_detector
@@ -90,14 +90,14 @@ def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
     detector = step.detector
     network = Network(detector, step.augment, step.objective.needs, "fp32", LUCK)
     images, sizes = batch.proposals.image_ids(), batch.proposals.sizes
-    maps = detector.roi_maps(batch)
+    rois = rois_of(detector, batch)
     factors = step.regularise.factors(LUCK.dice(Purpose.DROP_BLOCK, images), detector.backbone.map_size)
-    rows = network.outputs(maps, factors, images)
+    rows = network.outputs(rois.entered, factors, images)
 
     def views(chosen: Tensor) -> Views:
         masks = step.augment.masks(LUCK, images[chosen], detector.backbone.map_size)
         partition = mil_partition(network.layout.outputs(rows.detach()).scores.mil_det, sizes)[images[chosen]]
-        copies = network.views(maps[chosen], partition, Chosen(chosen, images[chosen], masks))
+        copies = network.views(rois[chosen], partition, Chosen(chosen, images[chosen], masks))
         return network.layout.views(copies, step.augment.kinds)
 
     outputs = network.layout.outputs(rows)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.model.luck import Luck, Purpose
-from tag2box.model.regularise import DropBlock, block_mask, drop_block, dropout, mask_factors, noise
+from tag2box.model.regularise import DropBlock, block_mask, drop_block, dropout, mask_factors, noise_factors
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -56,7 +56,7 @@ def test_no_proposals_stay_no_proposals():
     assert DropBlock().factors(dice_of([]), 7).shape == (0, 7, 7)
     assert mask_factors(torch.rand(0, 1, 7, 7), 0.3, rescale=True).shape == (0, 1, 7, 7)
     assert dropout(torch.zeros(0, 5), 0.5, dice_of([])).shape == (0, 5)
-    assert noise(x, torch.randn(0, 1, 7, 7)).shape == x.shape
+    assert (x * noise_factors(torch.randn(0, 1, 7, 7))).shape == x.shape
 
 
 def test_a_batch_that_loses_every_cell_is_zero_not_nan():
@@ -96,6 +96,6 @@ def test_random_mask_keeps_a_cell_at_exactly_the_rate_and_masks_all_channels_ali
 def test_noise_scales_each_cell_by_one_plus_its_number():
     x = torch.tensor([[[[2.0, -1.0]], [[4.0, 0.0]]]])  # (1, 2, 1, 2)
     shared = torch.tensor([0.5, -2.0]).view(1, 1, 1, 2)
-    assert noise(x, shared).flatten().tolist() == [3.0, 1.0, 6.0, 0.0]
+    assert (x * noise_factors(shared)).flatten().tolist() == [3.0, 1.0, 6.0, 0.0]
     own = torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 2, 1, 2)
-    assert noise(x, own).flatten().tolist() == [3.0, 1.0, 4.0, 0.0]
+    assert (x * noise_factors(own)).flatten().tolist() == [3.0, 1.0, 4.0, 0.0]

@@ -7,7 +7,7 @@ from torch import Tensor
 from tag2box.maths.mil import mil_partition, mil_scores
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.luck import Luck
-from tag2box.model.views import Augment, Chosen, make_views
+from tag2box.model.views import Augment, Chosen, Rois, make_views
 from tag2box.types import Proposals, StageScores, Views
 from tiny import TinyBackbone, tiny_detector
 
@@ -28,13 +28,15 @@ def look(
     images = Proposals(torch.zeros(5, 4), SIZES).image_ids()[rows]
     chosen = Chosen(torch.tensor(rows, dtype=torch.long), images, augment.masks(LUCK, images, 3))
     partition = mil_partition(scores.mil_det, SIZES)[images]
-    views = make_views(detector, MAPS[chosen.rows], partition, chosen=chosen, augment=augment, luck=LUCK)
+    rois = Rois(MAPS, detector.backbone.enter(MAPS))[chosen.rows]
+    views = make_views(detector, rois, partition, chosen=chosen, augment=augment, luck=LUCK)
     return views, detector, scores
 
 
 def copies_of(maps: Tensor, augment: Augment, luck: Luck = LUCK, images: Tensor | None = None) -> list[Tensor]:
     images = torch.zeros(len(maps), dtype=torch.long) if images is None else images
-    return [copy for _, copy in augment.copies(maps, augment.masks(luck, images, maps.shape[-1]), luck, images)]
+    chosen = Chosen(torch.arange(len(maps)), images, augment.masks(luck, images, maps.shape[-1]))
+    return [maps * factors for _, factors in augment.factors(chosen, luck, maps.shape[1])]
 
 
 @pytest.mark.parametrize("rows", [[], [2], [4, 0, 0]])

@@ -14,7 +14,7 @@ from tag2box.engine.packing import Layout, pack, pack_views
 from tag2box.maths.mil import mil_partition
 from tag2box.model.detector import Detector
 from tag2box.model.luck import Luck, Purpose
-from tag2box.model.views import Augment, Chosen, make_views
+from tag2box.model.views import Augment, Chosen, Rois, make_views, rois_of
 from tag2box.types import Batch, Needs, Outputs, Proposals
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -42,22 +42,20 @@ class Network:
         return torch.autocast(device, _HALF.get(self.precision, torch.bfloat16), enabled=self.precision in _HALF)
 
     def outputs(
-        self, maps: Float[Tensor, "R ch h w"], factors: Float[Tensor, "R h w"], images: Int[Tensor, " R"]
+        self, entered: Float[Tensor, "R ..."], factors: Float[Tensor, "R h w"], images: Int[Tensor, " R"]
     ) -> Float[Tensor, "R w"]:
         """Scores of the regularised maps and embeddings of the clean ones."""
-        detector, luck = self.detector, self.luck
-        regularised = maps * factors[:, None].to(maps.dtype)
-        vectors = detector.neck(regularised, luck.dice(Purpose.NECK, images))
-        embed = nothing(maps)
+        detector, luck, nothing = self.detector, self.luck, entered.new_zeros(len(entered), 0)
+        vectors = detector.backbone.leave(entered, factors, luck.dice(Purpose.NECK, images))
+        embed = nothing
         if self.needs.exemplars:
-            embed = detector.embed(detector.neck(maps, luck.dice(Purpose.CLEAN_NECK, images)))
-        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing(maps)))
+            clean = torch.ones_like(factors)
+            embed = detector.embed(detector.backbone.leave(entered, clean, luck.dice(Purpose.CLEAN_NECK, images)))
+        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing))
 
-    def views(
-        self, maps: Float[Tensor, "m ch h w"], partition: Float[Tensor, "m c"], chosen: Chosen
-    ) -> Float[Tensor, "m w"]:
+    def views(self, rois: Rois, partition: Float[Tensor, "m c"], chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies of chosen proposals."""
-        made = make_views(self.detector, maps, partition, chosen=chosen, augment=self.augment, luck=self.luck)
+        made = make_views(self.detector, rois, partition, chosen=chosen, augment=self.augment, luck=self.luck)
         return pack_views(made)
 
 
@@ -114,8 +112,8 @@ class Kept:
     def __init__(self, network: Network, part: Part) -> None:
         self._network, self.part = network, part
         with network.autocast():
-            self._maps = network.detector.roi_maps(part.batch)
-            self._out = network.outputs(self._maps, part.factors, part.images())
+            self._rois = rois_of(network.detector, part.batch)
+            self._out = network.outputs(self._rois.entered, part.factors, part.images())
         self._copies: list[Tensor] = []
         self.value = self._out.detach()
 
@@ -123,7 +121,7 @@ class Kept:
         """Copies, whose graph stays too."""
         partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
         with self._network.autocast():
-            self._copies.append(self._network.views(self._maps[chosen.rows], partition, chosen))
+            self._copies.append(self._network.views(self._rois[chosen.rows], partition, chosen))
         return self._copies[-1].detach()
 
     def settle(self) -> None:
@@ -144,16 +142,16 @@ class Replayed:
         self._chosen: list[Chosen] = []
         with torch.no_grad(), network.autocast():
             self._seen = _through_trunk(network.detector, part.batch)
-            maps = network.detector.roi_maps(self._seen)
-            self.value = network.outputs(maps, part.factors, part.images())
+            rois = rois_of(network.detector, self._seen)
+            self.value = network.outputs(rois.entered, part.factors, part.images())
 
     def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies; only the chosen proposals are pooled again."""
         self._chosen.append(chosen)
         partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
         with torch.no_grad(), self._network.autocast():
-            maps = self._network.detector.roi_maps(_only(self._seen, chosen.rows))
-            return self._network.views(maps, partition, chosen)
+            rois = rois_of(self._network.detector, _only(self._seen, chosen.rows))
+            return self._network.views(rois, partition, chosen)
 
     def settle(self) -> None:
         """A trunk that learns runs again on the way back: its map can go."""
@@ -166,11 +164,6 @@ class Replayed:
         for chosen in self._chosen:
             again.views(chosen)
         again.backward(grad, view_grads)
-
-
-def nothing(maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R 0"]:
-    """Columns that nothing reads."""
-    return torch.zeros(len(maps), 0, dtype=maps.dtype, device=maps.device)
 
 
 def _through_trunk(detector: Detector, photo: Batch) -> Batch:

@@ -64,6 +64,19 @@ class Backbone(nn.Module):
         """The feature vector of each proposal map; dropout, where there is any, draws from ``dice``."""
         raise NotImplementedError
 
+    def enter(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
+        """The first part of ``neck``, as far as factors of cells pass through it: shared by all copies of a proposal.
+
+        Nothing, unless a backbone begins with something that commutes with them, as a 1 x 1 convolution does.
+        """
+        return maps
+
+    def leave(
+        self, entered: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], dice: Dice | None = None
+    ) -> Float[Tensor, "R F"]:
+        """The rest of ``neck``, for a copy whose cells are multiplied by factors."""
+        return self.neck(entered * factors[:, None].to(entered.dtype), dice)
+
     def map_parts(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tag2box.maths.cells import cell_mean
 from tag2box.maths.roi import roi_align, roi_pool
 from tag2box.model.backbone import Backbone
 from tag2box.model.luck import Dice
@@ -101,10 +102,20 @@ class Lite0Backbone(Backbone):
 
     def neck(self, maps: Float[Tensor, "R 320 s s"], dice: Dice | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""
+        return self.leave(self.enter(maps), maps.new_ones(len(maps), self.map_size, self.map_size), dice)
+
+    def enter(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
+        """The head convolution without its bias."""
         cells = maps.flatten(2).transpose(1, 2)  # (R, s * s, 320)
         # a 1 x 1 convolution is a matrix product, and on maps this small torch is a quarter faster if told so
-        x = F.relu6(F.linear(cells, self.head.weight.flatten(1), self.head.bias)).mean(dim=1)
-        return dropout(x, self.dropout, dice)
+        return F.linear(cells, self.head.weight.flatten(1))
+
+    def leave(
+        self, entered: Float[Tensor, "R cells 1280"], factors: Float[Tensor, "R s s"], dice: Dice | None = None
+    ) -> Float[Tensor, "R 1280"]:
+        """Bias, ReLU6, mean over cells, dropout."""
+        assert self.head.bias is not None
+        return dropout(cell_mean(entered, factors.flatten(1), self.head.bias), self.dropout, dice)
 
     def map_recipe(self) -> str:
         """Also the way proposals are pooled."""

@@ -61,9 +61,12 @@ def mask_factors(rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool =
     return _rescaled(mask) if rescale else mask
 
 
-def noise(x: Float[Tensor, "R ch h w"], rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R ch h w"]:
-    """The noised view, f + f * N(0, 1) (eq. 7): c = 1, one number per cell (paper), or c = ch (published code)."""
-    return x + x * rand
+def noise_factors(rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R c h w"]:
+    """What the noised view, f + f * N(0, 1) (eq. 7), multiplies a map with.
+
+    c = 1, one number per cell (paper), or c = ch (published code).
+    """
+    return 1 + rand
 
 
 def dropout(x: Float[Tensor, "R F"], rate: float, dice: Dice | None) -> Float[Tensor, "R F"]:

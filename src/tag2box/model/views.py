@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tag2box.maths.mil import mil_view_scores
 from tag2box.maths.numbers import at_least_single
+from tag2box.model.backbone import Backbone
 from tag2box.model.detector import Detector
-from tag2box.model.luck import Luck, Purpose
-from tag2box.model.regularise import mask_factors, noise
-from tag2box.types import Views
+from tag2box.model.luck import Dice, Luck, Purpose
+from tag2box.model.regularise import mask_factors, noise_factors
+from tag2box.types import Batch, Views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,18 @@ class Augment:
             luck.dice(Purpose.MASK, images).uniform(1, side, side), self.drop, rescale=self.rescale_mask
         )
 
-    def copies(
-        self, maps: Float[Tensor, "m ch h w"], masks: Float[Tensor, "m 1 h w"], luck: Luck, images: Int[Tensor, " m"]
-    ) -> list[tuple[Purpose, Float[Tensor, "m ch h w"]]]:
-        """The augmented maps, one tensor a kind of copy, each with what its neck draws from."""
+    def factors(self, chosen: Chosen, luck: Luck, channels: int) -> list[tuple[Purpose, Float[Tensor, "m c h w"]]]:
+        """What the maps of each kind of copy are multiplied with, and what its neck draws from.
+
+        c is 1 where all channels of a cell have the same factor.
+        """
         made: list[tuple[Purpose, Tensor]] = []
         if self.mask:
-            made.append((Purpose.MASK_NECK, maps * masks.to(maps.dtype)))
+            made.append((Purpose.MASK_NECK, chosen.masks))
         if self.noise:
-            channels = maps.shape[1] if self.noise_per_channel else 1
-            drawn = luck.dice(Purpose.NOISE, images).normal(channels, *maps.shape[2:])
-            made.append((Purpose.NOISE_NECK, noise(maps, drawn.to(maps.dtype))))
+            shape = (channels if self.noise_per_channel else 1, *chosen.masks.shape[2:])
+            drawn = luck.dice(Purpose.NOISE, chosen.images).normal(*shape)
+            made.append((Purpose.NOISE_NECK, noise_factors(drawn)))
         return made
 
 
@@ -71,9 +73,33 @@ class Chosen:
         return Chosen(self.rows[index], self.images[index], self.masks[index])
 
 
+@dataclass(frozen=True, slots=True)
+class Rois:
+    """Maps of proposals, and what the neck's first part makes of them, which their copies share."""
+
+    maps: Float[Tensor, "R ch h w"]
+    entered: Float[Tensor, "R ..."]
+
+    def __getitem__(self, rows: Int[Tensor, " m"]) -> Rois:
+        """Some of them."""
+        return Rois(self.maps[rows], self.entered[rows])
+
+    def vectors(self, backbone: Backbone, factors: Float[Tensor, "R c h w"], dice: Dice | None) -> Float[Tensor, "R F"]:
+        """The vectors of a copy whose cells, or whose every value, is multiplied by factors."""
+        if factors.shape[1] == 1:
+            return backbone.leave(self.entered, factors[:, 0], dice)
+        return backbone.neck(self.maps * factors.to(self.maps.dtype), dice)
+
+
+def rois_of(detector: Detector, batch: Batch) -> Rois:
+    """The proposals of a batch."""
+    maps = detector.roi_maps(batch)
+    return Rois(maps, detector.backbone.enter(maps))
+
+
 def make_views(
     detector: Detector,
-    maps: Float[Tensor, "m ch h w"],
+    rois: Rois,
     partition: Float[Tensor, "m c"],
     *,
     chosen: Chosen,
@@ -83,16 +109,17 @@ def make_views(
     """Copies of chosen proposals as the heads see them.
 
     Args:
-        maps: of the chosen proposals.
+        rois: the chosen proposals.
         partition: of each one's image, what its copies are weighed against in the MIL head's softmax over proposals:
             the log-sum-exp of the original proposals' detection logits.
     """
-    copies = augment.copies(maps, chosen.masks, luck, chosen.images)
-    vectors = [detector.neck(copy, luck.dice(purpose, chosen.images)) for purpose, copy in copies]
+    backbone = detector.backbone
+    copies = augment.factors(chosen, luck, backbone.channels)
+    vectors = [rois.vectors(backbone, factors, luck.dice(purpose, chosen.images)) for purpose, factors in copies]
     embeds = [detector.embed(vector) for vector in vectors]
     with torch.no_grad():
         stages = [_view_probs(detector, vector, partition) for vector in vectors]
-    count, width, depth = len(maps), detector.num_classes, len(detector.refine)
+    count, width, depth = len(partition), detector.num_classes, len(detector.refine)
     probs = [_stack([s[k] for s in stages], (count, width), like=partition) for k in range(depth)]
     return Views(_stack(embeds, (count, detector.similarity.out.out_features), like=partition), tuple(probs))
 

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tag2box.maths import cells_cpu
+from tag2box.maths.cells import _WORTH_COMPILING, _CellMean, cell_mean, cell_mean_with_torch
+
+
+def numbers(rows: int, cells: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = 4 * torch.randn(rows, cells, width, generator=g)
+    return x, torch.rand(rows, cells, generator=g) * 2 - 0.5, torch.randn(width, generator=g)
+
+
+def by_loop(x: Tensor, factors: Tensor, bias: Tensor) -> Tensor:
+    out = torch.zeros(x.shape[0], x.shape[2])
+    for r in range(x.shape[0]):
+        for f in range(x.shape[2]):
+            cells = [min(max(float(factors[r, n] * x[r, n, f] + bias[f]), 0.0), 6.0) for n in range(x.shape[1])]
+            out[r, f] = sum(cells) / len(cells)
+    return out
+
+
+@pytest.mark.parametrize(("rows", "cells", "width"), [(0, 4, 3), (1, 1, 1), (3, 9, 5), (7, 16, 33)])
+def test_both_ways_match_the_loop(rows: int, cells: int, width: int) -> None:
+    given_ = numbers(rows, cells, width)
+    expected = by_loop(*given_)
+    torch.testing.assert_close(cell_mean_with_torch(*given_), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cells_cpu.forward(*given_), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(0, 10_000))
+def test_the_compiled_gradients_are_those_of_plain_torch(seed: int) -> None:
+    x, factors, bias = numbers(5, 4, 7, seed)
+    inner = x * factors[:, :, None] + bias
+    if bool(((inner.abs() < 1e-4) | ((inner - 6).abs() < 1e-4)).any()):
+        return  # at a corner of ReLU6 rounding decides which side counts
+    wanted = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed))
+    results = []
+    for way in (cell_mean_with_torch, _CellMean.apply):
+        leaves = [value.clone().requires_grad_() for value in (x, factors, bias)]
+        results.append(torch.autograd.grad(way(*leaves), leaves, wanted))
+    for ours, twin in zip(*results, strict=True):
+        torch.testing.assert_close(ours, twin, rtol=1e-4, atol=1e-5)
+
+
+def test_only_asked_for_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for name in ("backward", "factor_gradient"):
+        way = getattr(cells_cpu, name)
+        monkeypatch.setattr(cells_cpu, name, lambda *args, way=way, name=name: asked.append(name) or way(*args))
+    x, factors, bias = numbers(2, 3, 4)
+    _CellMean.apply(x.requires_grad_(), factors, bias).sum().backward()
+    assert asked == ["backward"] and factors.grad is None and bias.grad is None
+
+
+def test_a_convolution_commutes_with_factors_of_cells() -> None:
+    """What the function is for: copies made of W f are copies of f sent through W."""
+    g = torch.Generator().manual_seed(3)
+    maps, weight = torch.randn(6, 9, 5, generator=g), torch.randn(8, 5, generator=g)
+    _, factors, bias = numbers(6, 9, 8)
+    own_way = torch.nn.functional.relu6((maps * factors[:, :, None]) @ weight.T + bias).mean(dim=1)
+    torch.testing.assert_close(cell_mean(maps @ weight.T, factors, bias), own_way, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_and_small_jobs_agree(dtype: torch.dtype) -> None:
+    x, factors, bias = (value.to(dtype) for value in numbers(_WORTH_COMPILING // (16 * 64) + 1, 16, 64))
+    torch.testing.assert_close(
+        cell_mean(x, factors, bias)[:3], cell_mean_with_torch(x[:3], factors[:3], bias), rtol=1e-5, atol=1e-6
+    )
