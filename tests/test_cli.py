@@ -21,7 +21,7 @@ SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--proposals", "--config", "--recipe", "--resume",
               "--tags", "--set"],
-    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--min-score", "--on", "--address"],
+    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--min-score", "--on", "--address"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],

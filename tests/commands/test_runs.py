@@ -13,13 +13,25 @@ from tag2box import settings
 from tag2box.commands.assess import Exam, assess, boxes_per_class
 from tag2box.commands.detect import detect, detect_photos
 from tag2box.commands.evaluate import dataset
-from tag2box.commands.runs import build_detector, load_run, machine, read_config, start_run, versions, with_paths
+from tag2box.commands.runs import (
+    build_detector,
+    load_run,
+    machine,
+    proposing_as,
+    read_config,
+    start_run,
+    versions,
+    with_paths,
+)
 from tag2box.commands.train import prepared, read_training, resume, train
 from tag2box.data.datasets import read_truth
 from tag2box.data.photos import find_photos
 from tag2box.engine.progress import silent
 from tag2box.errors import UserError
-from tag2box.proposals.store import ProposalStore
+from tag2box.proposals.edge_boxes import EdgeBoxes
+from tag2box.proposals.imported import Imported
+from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
 from tag2box.types import Objects, Truth
 from tiny_world import same, small_config, small_data, small_network, story, tree, weights
@@ -252,3 +264,26 @@ def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
     photos, store = prepared(read_config(small / "lenient"))
     assert [photo.id for photo in photos.photos] == ["photo0", "photo2", "photo3"]
     assert list(store.failed) == ["photo1"]
+
+
+# ---------------------------------------------------------------- the method of a store
+
+
+@pytest.mark.parametrize(
+    ("made", "recipe", "becomes"),
+    [
+        (None, SelectiveSearch(), SelectiveSearch()),  # no store yet
+        (SelectiveSearch(short_side=50), SelectiveSearch(), SelectiveSearch(short_side=50)),
+        (EdgeBoxes(short_side=50), SelectiveSearch(), EdgeBoxes(short_side=50)),
+    ],
+)
+def test_a_store_decides_how_new_photos_are_searched(tmp_path, made, recipe, becomes):
+    if made is not None:
+        write_store(tmp_path / "store", made.source(), [], [])
+    assert proposing_as(Config(proposals=recipe), tmp_path / "store").proposals == becomes
+
+
+def test_a_recipe_for_brought_boxes_does_not_become_one_for_others(tmp_path):
+    write_store(tmp_path / "store", SelectiveSearch().source(), [], [])
+    with pytest.raises(UserError, match=r"holds selective_search boxes, and MCG boxes are wanted; import those, or"):
+        proposing_as(Config(proposals=Imported()), tmp_path / "store")

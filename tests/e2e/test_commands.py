@@ -249,3 +249,19 @@ def test_detecting_nothing_writes_a_valid_file(tmp_path, world):
     content = read(tmp_path / "boxes.json")
     assert content["annotations"] == []
     assert [image["file_name"] for image in content["images"]] == ["none.png"]
+
+
+def test_files_for_vocs_server_have_the_boxes_of_all_scores(tmp_path, world):
+    run, photos = world.trained("od-wscl"), world.test / "photos"
+    kept = detect(run, [photos], tmp_path / "all.json", voc=tmp_path / "voc", min_score=0)
+    none = detect(run, [photos], voc=tmp_path / "again", min_score=1)
+    assert sum(map(len, none.values())) == 0 < sum(map(len, kept.values()))
+    files = sorted((tmp_path / "voc").iterdir())
+    assert [file.read_text() for file in files] == [file.read_text() for file in sorted((tmp_path / "again").iterdir())]
+    assert all(re.fullmatch(r"comp4_det_test_\w+\.txt", file.name) for file in files)
+    assert sum(len(file.read_text().splitlines()) for file in files) == sum(map(len, kept.values()))
+    scores = [
+        evaluate(world.test / "truth.json", tmp_path / name, metrics=("voc12",)).to_json()
+        for name in ("all.json", "voc")
+    ]
+    assert scores[0]["voc12"]["mAP"] == pytest.approx(scores[1]["voc12"]["mAP"], abs=1e-6)

@@ -112,6 +112,10 @@ def detect(
         typer.Option(help="Proposal store of these photos; default: made for this call only."),
     ] = None,
     draw: Annotated[Optional[Path], typer.Option(help="Folder for pictures with the boxes drawn.")] = None,  # noqa: UP045
+    voc: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for comp4_det_SPLIT_CLASS.txt, as VOC's evaluation server takes them; all scores."),
+    ] = None,
     min_score: Annotated[float, typer.Option(help="Leave out detections below this score.")] = 0.3,
     on: On = Where.here,
     address: Address = None,
@@ -129,6 +133,7 @@ def detect(
             split=split,
             proposals=proposals,
             draw=draw,
+            voc=voc,
             min_score=min_score,
             pool=pool(on, address, chunk=1),
             processes=processes,
@@ -138,6 +143,8 @@ def detect(
             typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
             if draw is not None:
                 typer.echo(f"pictures: {draw}")
+            if voc is not None:
+                typer.echo(f"files for VOC's evaluation server: {voc}")
 
 
 @app.command(epilog="Example: `tag2box evaluate --truth VOC2007 --split test --detections results/ --metrics voc07`")

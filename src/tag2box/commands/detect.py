@@ -19,7 +19,7 @@ from tag2box.engine.processes import ALONE, Processes
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import Interrupted, UserError
 from tag2box.files import replacing
-from tag2box.metrics.results import write_coco_detections
+from tag2box.metrics.results import write_coco_detections, write_voc_results
 from tag2box.proposals.pool import Pool
 from tag2box.types import Detections, Photo
 
@@ -35,6 +35,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     split: str | None = None,
     proposals: Path | None = None,
     draw: Path | None = None,
+    voc: Path | None = None,
     min_score: float = 0.3,
     pool: Pool | None = None,
     processes: Processes = ALONE,
@@ -42,7 +43,8 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
 ) -> dict[str, Detections]:
     """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
 
-    Writes a COCO JSON to ``out`` and pictures with the boxes drawn to the folder ``draw``, where given.
+    Writes a COCO JSON to ``out``, pictures with the boxes drawn to the folder ``draw``, and to the folder ``voc`` the
+    files VOC's evaluation server takes, where given. The server ranks by score, so its files have boxes of all scores.
 
     Args:
         split: with a dataset in place of the photos, the part of it to look at.
@@ -62,6 +64,8 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
         return kept
     if out is not None:
         write_coco_detections(out, kept, trained.classes, found_photos)
+    if voc is not None:
+        write_voc_results(voc, found, trained.classes, split="test" if split is None else Path(split).stem)
     if draw is not None:
         _draw(found_photos, kept, trained.classes, draw)
     return kept

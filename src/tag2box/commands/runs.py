@@ -25,6 +25,7 @@ from tag2box.files import write_text
 from tag2box.model.detector import Detector
 from tag2box.model.lite0 import Lite0
 from tag2box.model.weights.find import is_file
+from tag2box.proposals.imported import Imported
 from tag2box.proposals.make import make_proposals
 from tag2box.proposals.pool import Pool
 from tag2box.proposals.store import ProposalStore
@@ -121,6 +122,11 @@ def proposing_as(config: Config, folder: Path) -> Config:
     source = ProposalStore.open(folder).source
     if source == config.proposals.source() or source.get("kind") not in METHODS:
         return config
+    if isinstance(config.proposals, Imported):
+        wanted, made = config.proposals.method.upper(), source["kind"]
+        raise UserError(
+            f"{folder}: holds {made} boxes, and {wanted} boxes are wanted; import those, or --set proposals.kind={made}"
+        )
     if source.get("model"):
         raise UserError(f"{folder}: made with {source['model']}; name this file with --set proposals.model=FILE")
     method = type(METHODS[str(source["kind"])])
