@@ -244,3 +244,14 @@ def test_a_higher_foreground_iou_never_adds_foreground(scene: Scene) -> None:
     loose = Discovery(foreground_iou=0.2)(scene).stages[0].cls < background
     strict = Discovery(foreground_iou=0.8)(scene).stages[0].cls < background
     assert not (strict & ~loose).any()
+
+
+@pytest.mark.parametrize(("begin", "progress", "discovers"), [(0.0, 0.0, True), (0.5, 0.49, False), (0.5, 0.5, True)])
+def test_before_it_begins_labels_are_those_of_argmax(begin: float, progress: float, discovers: bool) -> None:
+    scene = replace(make_scene((12, 9), [[1, 0], [1, 1]], seed=2), progress=progress)
+    ours, argmax = (
+        labeler(scene) for labeler in (Discovery(begin=begin, criterion="score_fixed", score_threshold=0), Oicr())
+    )
+    same = all(torch.equal(a.seeds.rows, b.seeds.rows) for a, b in zip(ours.stages, argmax.stages, strict=True))
+    assert same is not discovers
+    assert (ours.thresholds == ()) is not discovers

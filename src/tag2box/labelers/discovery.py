@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.labelers.oicr import argmax_seeds
+from tag2box.labelers.oicr import Oicr, argmax_seeds
 from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
 from tag2box.maths.refine import assign
 from tag2box.types import Labeling, Needs, Scene, Seeds
@@ -31,6 +31,11 @@ class Discovery:
     """tau_nms: pseudo boxes of one class overlap no more than this."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal joins its nearest seed above this IoU; others are background."""
+    begin: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training before which the top proposals alone are taken (not in the paper, whose training is long).
+
+    Similarity has to be learnt before it can be trusted; in a short training that takes a good part of it.
+    """
 
     @property
     def needs(self) -> Needs:
@@ -39,6 +44,8 @@ class Discovery:
 
     def __call__(self, scene: Scene) -> Labeling:
         """Seeds, labels and thresholds of every stage."""
+        if scene.progress < self.begin:
+            return Oicr(foreground_iou=self.foreground_iou)(scene)
         num_classes = scene.tags.shape[1]
         found = [self.find(scene, stage) for stage in range(len(scene.probs))]
         return Labeling(
