@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from tag2box.engine.optim import Sgd
 from tag2box.engine.step import Step
 from tag2box.model.detector import Detector
@@ -20,7 +20,7 @@ from tag2box.model.luck import Luck
 from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.objective import Objective, Outcome
 from tag2box.recipes import od_wscl
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch, Facts, Outputs, Proposals
 
 LEARNT, VIEWS = 0.7, 0.7  # for estimates: share of the convolutions that learn, copies of proposals in S to proposals
 
@@ -83,12 +83,12 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objective, name)
 
-    def __call__(self, *args: Any, views: Callable[[Tensor], Any], **others: Any) -> Outcome:
+    def __call__(self, outputs: Outputs, facts: Facts, views: Callable[[Tensor], Any], **others: Any) -> Outcome:
         def counted(rows: Tensor) -> Any:
             self.sampled = len(rows)
             return self._around("network", views)(rows)
 
-        outcome: Outcome = self._around("objective", self._objective)(*args, views=counted, **others)
+        outcome: Outcome = self._around("objective", self._objective)(outputs, facts, counted, **others)
         return outcome
 
 

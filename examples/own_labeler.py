@@ -1,4 +1,4 @@
-"""A labeler of your own: ``python examples/own_labeler.py runs/new``. To join the package, see docs/architecture.md."""
+"""A labeler of your own: ``python examples/own_labeler.py runs/new``. To add one: docs/adding-a-labeler.md."""
 
 from __future__ import annotations
 

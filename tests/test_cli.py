@@ -19,9 +19,10 @@ from tiny_world import call
 
 SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
-    "train": ["--out", "data", "--photos", "--split", "--classes", "--proposals", "--config", "--recipe", "--resume",
-              "--tags", "--set"],
-    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--min-score", "--on", "--address"],
+    "train": ["--out", "data", "--photos", "--split", "--classes", "--proposals", "--config", "--recipe", "--system",
+              "--resume", "--tags", "--set"],
+    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--min-score", "--on",
+               "--address"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],
@@ -38,6 +39,11 @@ SURFACE = {
         "name", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
         "--test-split", "--proposals", "--test-proposals", "--recipe", "--set", "--list",
     ],
+    "compare": [
+        "--systems", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
+        "--test-split", "--proposals", "--test-proposals", "--recipe", "--set",
+    ],
+    "systems": ["name", "--recipe"],
     "weights list": [],
     "weights get": ["name", "--file"],
     "weights convert": ["file", "--as", "--preprocess", "--name"],

@@ -6,27 +6,36 @@ import ast
 import importlib
 import re
 import shlex
+import sys
 import textwrap
+from dataclasses import make_dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
 
 import pytest
-import torch
 import typer
 
-from pages import DOCS, PAGES, ROOT, blocks, load, name, prose
+from pages import BLOCK, DOCS, PAGES, ROOT, blocks, load, name, prose
+from strategies import make_scene
 from tag2box import settings
 from tag2box.cli import app
-from tag2box.objective import no_exemplars
+from tag2box.errors import UserError
+from tag2box.labelers import BuiltIn
 from tag2box.recipes import RECIPES, Config
-from tag2box.types import Proposals, Scene
+from tag2box.systems import SYSTEMS
+from tag2box.types import Needs
 
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
 PROGRAM = typer.main.get_command(app)
 KEYS = {setting.key for setting in settings.describe(Config)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"objective"}
 PICTURES = {".png", ".jpg", ".svg"}
-IMAGINED = {"objective.labeler.count", "src/tag2box/labelers/top_apart.py"}  # of the labeler the reader is shown to add
+IMAGINED = {  # of the labeler the reader is shown to add
+    "objective.labeler.background", "src/tag2box/labelers/doubt.py", "tests/labelers/test_doubt.py",
+    "labelers/doubt.py", "tag2box.labelers.doubt",
+}  # fmt: skip
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"^(?:\.venv/bin/)?tag2box ([a-z].*)$", re.MULTILINE)
@@ -113,6 +122,7 @@ def test_every_command_line_is_understood_as_it_stands(page: Path) -> None:
         known = {key.removeprefix("proposals.") for key in KEYS} if name_ == "propose" else KEYS | IMAGINED
         assert keys <= known, words
         assert {value for option, value in pairwise(words) if option == "--recipe"} <= set(RECIPES), words
+        assert {value for option, value in pairwise(words) if option == "--system"} <= set(SYSTEMS), words
 
 
 def test_the_readme_shows_every_command() -> None:
@@ -158,7 +168,16 @@ def test_pictures_are_there(page: Path) -> None:
     assert [target for target in shown if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=name)
+def test_every_system_has_its_line_and_its_page() -> None:
+    lines = {
+        words[0]: line for line in prose(DOCS / "systems" / "README.md").splitlines() if (words := line.split("| ")[1:])
+    }
+    for system in SYSTEMS.values():
+        line = lines[f"{system.title} "]
+        assert f"--system {system.name} " in line and str(system.year) in line
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=name)
 def test_files_of_the_package_named_in_docs_exist(page: Path) -> None:
     named = re.findall(r"`([a-z0-9_]+/[a-z0-9_/]+\.py|[a-z_]+\.py)`", prose(page))
     homes = (ROOT, ROOT / "src" / "tag2box", DOCS)
@@ -183,7 +202,11 @@ def test_settings_files_in_the_docs_load(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", own("python"))
 def test_python_in_the_docs_parses_and_its_imports_resolve(text: str) -> None:
     for node in ast.walk(ast.parse(textwrap.dedent(text))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tag2box"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith("tag2box")
+            and node.module not in IMAGINED
+        ):
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
@@ -206,17 +229,45 @@ def test_examples_are_short_and_can_be_imported_without_running(path: Path) -> N
     assert callable(getattr(load(path), "main", None) or load(path).page)
 
 
-def test_the_labeler_of_the_docs_labels_and_survives_nothing(tmp_path: Path) -> None:
-    code = next(text for text in blocks(DOCS / "architecture.md", "python") if "class TopApart" in text)
-    (tmp_path / "labeler_of_the_docs.py").write_text(code, encoding="utf-8")
-    labeler = load(tmp_path / "labeler_of_the_docs.py").TopApart(count=2)
-    assert not labeler.needs.exemplars
-    boxes = torch.tensor([[0.0, 0, 10, 10], [1, 1, 10, 10], [40, 40, 60, 60], [0, 0, 5, 5]])
-    probs = torch.tensor([[0.9, 0.1], [0.8, 0.1], [0.5, 0.2], [0.9, 0.9]])
-    tags = torch.tensor([[True, False], [True, True], [False, False]])
-    embed = torch.zeros(4, 2)
-    scene = Scene(Proposals(boxes, (3, 0, 1)), tags, (probs, probs), embed, no_exemplars(embed))
-    labeling = labeler(scene)
-    assert [stage.seeds.rows.tolist() for stage in labeling.stages] == [[0, 2], [0, 2]]
-    assert labeling.stages[0].cls.tolist() == [0, 0, 0, 2]
-    assert labeling.stages[0].weight[3] == 0
+# ---------------------------------------------------------------- the labeler the reader is shown to add
+
+TUTORIAL = DOCS / "adding-a-labeler.md"
+
+
+@pytest.fixture
+def doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The labeler of the tutorial, where it tells to put it."""
+    code = next(text for text in blocks(TUTORIAL, "python") if "class Doubt" in text)
+    (tmp_path / "doubt.py").write_text(code, encoding="utf-8")
+    module = load(tmp_path / "doubt.py")
+    for name_ in ("tag2box.labelers.doubt", module.__name__):  # settings look types up in the latter
+        monkeypatch.setitem(sys.modules, name_, module)
+    return module
+
+
+def test_the_labeler_of_the_docs_passes_its_own_test_and_survives_nothing(doubt: ModuleType, tmp_path: Path) -> None:
+    code = next(text for text in blocks(TUTORIAL, "python") if "def test_" in text)
+    (tmp_path / "test_doubt.py").write_text(code, encoding="utf-8")
+    load(tmp_path / "test_doubt.py").test_background_counts_less_and_all_else_is_oicr()
+    for sizes, tags in (((), []), ((0,), [[1]]), ((3,), [[0]]), ((1,), [[1]])):
+        labeling = doubt.Doubt()(make_scene(sizes, tags))
+        assert [len(stage.cls) for stage in labeling.stages] == [sum(sizes)] * 3
+    assert doubt.Doubt().needs == Needs()
+
+
+def test_the_labeler_of_the_docs_is_known_to_settings_by_its_line_in_the_union(doubt: ModuleType) -> None:
+    line = next(text for text in blocks(TUTORIAL, "") if "BuiltIn = " in text).splitlines()[1]
+    assert line == f"BuiltIn = {' | '.join(member.__name__ for member in get_args(BuiltIn))} | Doubt"
+    own = make_dataclass("Own", [("labeler", BuiltIn | doubt.Doubt, doubt.Doubt())], frozen=True)
+    read = settings.load(own, [], ["labeler.kind=doubt", "labeler.background=0.25"])
+    assert read.labeler == doubt.Doubt(background=0.25)
+    with pytest.raises(UserError, match="background"):
+        settings.load(own, [], ["labeler.background=2"])
+
+
+def test_the_labeler_of_the_docs_takes_sixty_lines_in_all() -> None:
+    named = ("class Doubt", "BuiltIn = ", "def test_", "row(f", "# Doubt")
+    whole = [text for _, text in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8"))]
+    shown = [next(text for text in whole if word in text) for word in named]
+    assert len(set(shown)) == len(named)
+    assert sum(len(text.splitlines()) for text in shown) <= 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +11,27 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from strategies import make_scene, random_boxes
 from tag2box import settings
 from tag2box.commands.detect import detect
 from tag2box.commands.train import read_training, train
 from tag2box.engine import checkpoint
 from tag2box.engine.loader import count_workers
+from tag2box.engine.optim import Rival
 from tag2box.engine.source import PhotoSource
+from tag2box.engine.step import Step
 from tag2box.errors import UserError
 from tag2box.labelers import Discovery, Oicr
 from tag2box.model.luck import Dice, Luck, Purpose
+from tag2box.model.mask_net import ConcreteDropBlock
 from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.model.views import Augment
+from tag2box.objective import Contrast, Objective
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config, table_3a
-from tag2box.types import Photo, TaggedPhotos
+from tag2box.types import Batch, Clues, Facts, Photo, Proposals, StageScores, TaggedPhotos
+from tiny import tiny_detector
 from tiny_world import small_config, small_data, small_network, story, weights
 
 # ---------------------------------------------------------------- what can be seen of a run
@@ -56,9 +64,9 @@ class Bench:
         saves: list[int] = []
         real = checkpoint.save
 
-        def counted(run, detector, optimiser, *, iteration, classes, seconds):
+        def counted(run, detector, optimiser, *, iteration, **more):
             saves.append(iteration)
-            real(run, detector, optimiser, iteration=iteration, classes=classes, seconds=seconds)
+            real(run, detector, optimiser, iteration=iteration, **more)
 
         with self.patch.context() as patch:
             patch.setattr(checkpoint, "save", counted)
@@ -85,6 +93,10 @@ def bench(tmp_path_factory) -> Bench:
     (folder / "fewer.csv").write_text("\n".join([*rows[:-1], rows[-1].split(",")[0] + ","]) + "\n")
     (folder / "gone.csv").write_text("\n".join([*rows, "gone.jpg,disc"]) + "\n")
     (folder / "two.txt").write_text("photo0\nphoto1\n")
+    image = {"id": 1, "file_name": "photo0.jpg", "width": 48, "height": 40, "counts": {"disc": 7}}
+    disc = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 4], "area": 16}
+    boxes = {"images": [image], "categories": [{"id": 1, "name": "disc"}], "annotations": [disc]}
+    (folder / "boxes.json").write_text(json.dumps(boxes))
     with pytest.MonkeyPatch.context() as patch:
         small_network(patch)
         yield Bench(folder, patch, {})
@@ -142,12 +154,27 @@ def kind_of_backbone(config: Config) -> object:
     return type(config.backbone)
 
 
-def boxes_of_a_photo(config: Config) -> object:
-    """Proposals of one picture with structure at several sizes."""
+def picture() -> torch.Tensor:
+    """Structure at several sizes."""
     rows, cols = torch.meshgrid(torch.arange(80), torch.arange(100), indexing="ij")
-    image = torch.stack([(rows // 9 * 37 + cols // 13 * 51) % 256, rows * 3 % 256, cols * 2 % 256]).to(torch.uint8)
-    found = config.proposals(image)
+    return torch.stack([(rows // 9 * 37 + cols // 13 * 51) % 256, rows * 3 % 256, cols * 2 % 256]).to(torch.uint8)
+
+
+def boxes_of_a_photo(config: Config) -> object:
+    """Proposals of one picture."""
+    found = config.proposals(picture())
     return found.boxes.tolist(), found.scores.tolist()
+
+
+def superpixels_of_a_photo(config: Config) -> object:
+    """How one picture is cut up."""
+    return config.superpixels(picture()).tolist()
+
+
+def counts_read(config: Config) -> object:
+    """How many objects a run is told of."""
+    counts = read_training(config).counts
+    return None if counts is None else counts.tolist()
 
 
 def readers(config: Config) -> object:
@@ -186,6 +213,53 @@ def photos_read(config: Config) -> object:
         return str(error)
 
 
+def labels_of_a_scene(config: Config) -> object:
+    """What the labeler makes of many random proposals, whose objects somebody counted."""
+    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    labels = config.objective.labeler(replace(scene, clues=Clues(counts=torch.full((2, 3), 3)))).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+
+
+def labels_on_the_way(config: Config) -> object:
+    """What the labeler makes of random proposals with feature vectors and evidence, early and late in training."""
+    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
+    scene = replace(scene, vectors=scene.embed, clues=Clues(evidence=evidence))
+    stages = [x for p in (0.3, 0.9) for x in config.objective.labeler(replace(scene, progress=p)).stages]
+    seeds = [x.seeds.placed(scene.proposals).tolist() for x in stages]
+    return seeds, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
+
+
+def scored_scene(config: Config) -> object:
+    """What the MIL strategy makes of random logits of many proposals, with two heads."""
+    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
+    logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
+    scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
+    result = config.objective.mil(scores, Facts(scene.proposals, scene.tags), 0.01)
+    return result.scores.tolist(), None if result.second is None else result.second.tolist()
+
+
+def coupled_scene(config: Config) -> object:
+    """What the labeler makes of many random proposals, of which two MIL heads think differently."""
+    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
+    labels = config.objective.labeler(replace(scene, second=scene.probs[1], progress=0.01)).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+
+
+def opposed(config: Config) -> object:
+    """What a mask net drops, and where a step against the detector takes it."""
+    assert isinstance(config.drop_block, ConcreteDropBlock)
+    net, luck, g = config.drop_block.build(5, 0), Luck(0, 0), torch.Generator().manual_seed(0)
+    images, maps = torch.zeros(60, dtype=torch.long), torch.rand(60, 5, 3, 3, generator=g)
+    factors = net.factors(net.draw(luck, images, 3), maps, images)
+    boxes = random_boxes(60, g)
+    batch = Batch(("a",), torch.ones(1, 3, dtype=torch.bool), Proposals(boxes, (60,)), maps=maps)
+    plain = Objective(labeler=Oicr(), contrast=Contrast(enabled=False))
+    Step(tiny_detector(3), plain, net, Augment()).oppose(batch, luck)
+    Rival.of(net).learn(cuts=1)
+    return factors.tolist(), [p.tolist() for p in net.parameters()]
+
+
 # ---------------------------------------------------------------- the table: every setting, and a change that shows
 
 
@@ -202,10 +276,17 @@ class Row:
 
 LABELER, OPTIMISER = "objective.labeler", "plan.optimiser"
 FIXED = (f"{LABELER}.criterion=score_fixed",)
+MIL, C_MIL, TWO_HEADS = "objective.mil", ("objective.mil.kind=c_mil",), ("heads.mil_heads=2",)
+C_MIDN = (*TWO_HEADS, "objective.mil.kind=c_midn")
+PCL, MIST, C_WSL = ((f"{LABELER}.kind={kind}",) for kind in ("pcl", "mist", "c_wsl"))
+OIM, SLV, WSOD2 = ((f"{LABELER}.kind={kind}",) for kind in ("oim", "slv", "wsod2"))
 STEPS = ("plan.schedule.steps=[0.5]",)
 EDGES, SEARCH = ("proposals.kind=edge_boxes",), "selective_search"
+WSRPN = ("proposals.kind=wsrpn", "proposals.short_side=80")
 ADAM, VGG16, LITE0 = ("plan.optimiser.kind=adam",), ("backbone.kind=vgg16",), ("backbone.pool_size=4",)
 RESNET = ("backbone.kind=resnet_ws",)
+CONCRETE = ("drop_block.kind=concrete",)
+SOFT = (*CONCRETE, "drop_block.temperature=1", "drop_block.drop=1")
 
 
 def row(key: str, value: str, *given: str, kind: str = "", seen: Callable[[Config], object] | None = None) -> Row:
@@ -219,6 +300,7 @@ TABLE = [
     row("data.split", "{bench}/two.txt"),
     row("data.skip_bad", "true", "data.tags={bench}/gone.csv", seen=photos_read),
     row("data.classes", '["disc", "box", "bar", "more"]'),
+    row("data.counts", "boxes", f"{LABELER}.kind=c_wsl", "data.tags={bench}/boxes.json", seen=counts_read),
     row("data.proposals", "{bench}/kept-proposals"),
     row("maps", "{bench}/kept-maps"),
     row("maps_budget", "0"),
@@ -236,6 +318,18 @@ TABLE = [
     row("proposals.beta", "0.3", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.smoothing", "0", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.model", "forest.yml.gz", *EDGES, kind="edge_boxes", seen=model_wanted),
+    row("proposals.kind", "wsrpn", kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.short_side", "40", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.max_boxes", "3", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.min_side", "30", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.layers", "1", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.smoothing", "0.5", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.alpha", "0.9", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.beta", "0.3", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("superpixels.short_side", "32", seen=superpixels_of_a_photo),
+    row("superpixels.sigma", "3", seen=superpixels_of_a_photo),
+    row("superpixels.scale", "9", seen=superpixels_of_a_photo),
+    row("superpixels.min_size", "3000", seen=superpixels_of_a_photo),
     row("proposals.kind", "imported", kind="imported", seen=model_wanted),
     row("proposals.method", "cob", "proposals.kind=imported", kind="imported", seen=model_wanted),
     row("backbone.kind", "lite0", *VGG16, kind="lite0", seen=kind_of_backbone),
@@ -262,15 +356,41 @@ TABLE = [
     row("heads.embed_dim", "5"),
     row("heads.mil_background", "true"),
     row("heads.mil_heads", "2"),
-    row("drop_block.block", "1"),
-    row("drop_block.drop", "0"),
+    row("heads.mil_temperature", "2"),
+    row("drop_block.kind", "plain", *CONCRETE, kind="plain"),
+    row("drop_block.block", "1", kind="plain"),
+    row("drop_block.drop", "0", kind="plain"),
+    row("drop_block.kind", "concrete", kind="concrete"),
+    row("drop_block.block", "1", *CONCRETE, kind="concrete", seen=opposed),
+    row("drop_block.drop", "0", *CONCRETE, kind="concrete", seen=opposed),
+    row("drop_block.hidden", "3", *CONCRETE, kind="concrete", seen=opposed),
+    row("drop_block.temperature", "0.5", *CONCRETE, kind="concrete", seen=opposed),
+    row("drop_block.weight", "1", *SOFT, kind="concrete", seen=opposed),
+    row("drop_block.lr", "0.01", *SOFT, kind="concrete", seen=opposed),
+    row("drop_block.weight_decay", "0.1", *SOFT, kind="concrete", seen=opposed),
+    row("drop_block.lr_growth", "1", *SOFT, kind="concrete", seen=opposed),
     row("augment.mask", "false"),
     row("augment.drop", "0.8"),
     row("augment.rescale_mask", "true"),
     row("augment.noise", "false"),
     row("augment.noise_per_channel", "true"),
-    row("objective.mil.weight", "2"),
-    row("objective.mil.over_classes", "sum"),
+    row(f"{MIL}.kind", "wsddn", *C_MIL, kind="wsddn"),
+    row(f"{MIL}.weight", "2", kind="wsddn"),
+    row(f"{MIL}.over_classes", "sum", kind="wsddn"),
+    row(f"{MIL}.kind", "c_mil", kind="c_mil"),
+    row(f"{MIL}.weight", "2", *C_MIL, kind="c_mil"),
+    row(f"{MIL}.over_classes", "sum", *C_MIL, kind="c_mil"),
+    row(f"{MIL}.steepness", "5", *C_MIL, kind="c_mil", seen=scored_scene),
+    row(f"{MIL}.top", "20", *C_MIL, kind="c_mil", seen=scored_scene),
+    row(f"{MIL}.window", "5", *C_MIL, kind="c_mil", seen=scored_scene),
+    row(f"{MIL}.share", "all", *C_MIL, kind="c_mil", seen=scored_scene),
+    row(f"{MIL}.kind", "c_midn", *TWO_HEADS, kind="c_midn"),
+    row(f"{MIL}.weight", "2", *C_MIDN, kind="c_midn"),
+    row(f"{MIL}.over_classes", "sum", *C_MIDN, kind="c_midn"),
+    row(f"{MIL}.removed_iou", "0.1", *C_MIDN, kind="c_midn", seen=scored_scene),
+    row(f"{MIL}.covered", "0.1", *C_MIDN, kind="c_midn", seen=scored_scene),
+    row(f"{MIL}.mask", "0.95", *C_MIDN, kind="c_midn", seen=scored_scene),
+    row(f"{MIL}.cell", "30", *C_MIDN, kind="c_midn", seen=scored_scene),
     row(f"{LABELER}.kind", "oicr", kind="oicr"),
     row(f"{LABELER}.foreground_iou", "0.2", f"{LABELER}.kind=oicr", kind="oicr"),
     row(f"{LABELER}.kind", "discovery", f"{LABELER}.kind=oicr", kind="discovery"),
@@ -279,6 +399,54 @@ TABLE = [
     row(f"{LABELER}.exclusive", "false", kind="discovery"),
     row(f"{LABELER}.nms_iou", "0.9", kind="discovery"),
     row(f"{LABELER}.foreground_iou", "0.2", kind="discovery"),
+    row(f"{LABELER}.begin", "0.9", kind="discovery"),
+    row(f"{LABELER}.kind", "pcl", kind="pcl"),
+    row(f"{LABELER}.groups", "9", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.graph_iou", "0.05", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.leave", "40", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.max_centres", "1", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.foreground_iou", "0.2", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.ignore_below", "0.3", *PCL, kind="pcl", seen=labels_of_a_scene),
+    row(f"{LABELER}.kind", "mist", kind="mist"),
+    row(f"{LABELER}.share", "0.5", *MIST, kind="mist", seen=labels_of_a_scene),
+    row(f"{LABELER}.apart", "0.9", *MIST, kind="mist", seen=labels_of_a_scene),
+    row(f"{LABELER}.foreground_iou", "0.2", *MIST, kind="mist", seen=labels_of_a_scene),
+    row(f"{LABELER}.kind", "c_wsl", kind="c_wsl", seen=labels_of_a_scene),
+    row(f"{LABELER}.overlap", "0.9", *C_WSL, kind="c_wsl", seen=labels_of_a_scene),
+    row(f"{LABELER}.openers", "1", *C_WSL, kind="c_wsl", seen=labels_of_a_scene),
+    row(f"{LABELER}.foreground_iou", "0.2", *C_WSL, kind="c_wsl", seen=labels_of_a_scene),
+    row(f"{LABELER}.kind", "oim", kind="oim"),
+    row(f"{LABELER}.reach", "1", *OIM, kind="oim", seen=labels_on_the_way),
+    row(f"{LABELER}.late_reach", "9", *OIM, kind="oim", seen=labels_on_the_way),
+    row(f"{LABELER}.late_from", "0.1", *OIM, kind="oim", seen=labels_on_the_way),
+    row(f"{LABELER}.apart_iou", "0.4", *OIM, kind="oim", seen=labels_on_the_way),
+    row(f"{LABELER}.foreground_iou", "0.2", *OIM, kind="oim", seen=labels_on_the_way),
+    row(f"{LABELER}.kind", "slv", kind="slv"),
+    row(f"{LABELER}.min_score", "0.9", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.threshold", "0.8", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.cell", "9", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.ramp", "0.5", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.weights", "score", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.foreground_iou", "0.2", *SLV, kind="slv", seen=labels_on_the_way),
+    row(f"{LABELER}.kind", "wsod2", kind="wsod2"),
+    row(f"{LABELER}.near_best", "0.5", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.nms_iou", "0.1", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.fade", "0.5", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.belief", "score", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.foreground_iou", "0.2", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.kind", "c_mil", kind="c_mil"),
+    row(f"{LABELER}.steepness", "5", f"{LABELER}.kind=c_mil", kind="c_mil", seen=coupled_scene),
+    row(f"{LABELER}.kind", "c_midn", *C_MIDN, kind="c_midn"),
+    row(f"{LABELER}.apart", "0.9", f"{LABELER}.kind=c_midn", kind="c_midn", seen=coupled_scene),
+    row(f"{LABELER}.mask", "0.95", f"{LABELER}.kind=c_midn", kind="c_midn", seen=coupled_scene),
+    row(f"{LABELER}.cell", "60", f"{LABELER}.kind=c_midn", kind="c_midn", seen=coupled_scene),
+    row(f"{LABELER}.foreground_iou", "0.2", f"{LABELER}.kind=c_midn", kind="c_midn", seen=coupled_scene),
+    row("objective.attention.input_weight", "1", "feed.looks=2"),
+    row("objective.attention.layer_weight", "1"),
+    row("objective.attention.ramp", "0", "feed.looks=2", "objective.attention.input_weight=1"),
+    row("objective.spatial.weight", "1"),
+    row("objective.spatial.iou", "0.1", "objective.spatial.weight=1"),
+    row("objective.spatial.neighbours", "1", "objective.spatial.weight=1", "objective.spatial.iou=0"),
     row("objective.sampling.iou", "false"),
     row("objective.sampling.iou_threshold", "0.1"),
     row("objective.contrast.enabled", "false"),
@@ -287,10 +455,16 @@ TABLE = [
     row("objective.contrast.positives", "inside"),
     row("objective.refine.first_stage", "1"),
     row("objective.refine.box_divisor", "pseudo_boxes"),
+    row("objective.refine.over", "clusters"),
+    row("objective.refine.reweight", "true"),
+    row("objective.refine.hard_gain", "0.9", "objective.refine.reweight=true"),
+    row("objective.refine.seed_cut", "0.9", "objective.refine.reweight=true"),
+    row("objective.refine.last_teacher", "mean"),
     row("feed.batch", "3"),
     row("feed.resize.scales", "[64]"),
     row("feed.resize.long_max", "40"),
     row("feed.resize.flip", "1"),
+    row("feed.looks", "2"),
     row("feed.max_proposals", "2"),
     row("feed.group_aspect", "true", "feed.batch=4", seen=orders),
     row("feed.workers", "3", seen=readers),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,15 +22,18 @@ from tag2box.labelers import Discovery, Oicr
 from tag2box.mil import Wsddn
 from tag2box.model.detector import Heads
 from tag2box.model.lite0 import Lite0
+from tag2box.model.mask_net import ConcreteDropBlock
 from tag2box.model.regularise import DropBlock
 from tag2box.model.resnet_ws import ResNetWs
 from tag2box.model.vgg16 import Vgg16
 from tag2box.model.views import Augment
+from tag2box.model.wsrpn import Wsrpn
 from tag2box.objective import Contrast, Objective
 from tag2box.paper import BACKBONES, DATASETS, FEED, INFERENCE, PAPER_RUNS, PROPOSALS, PaperRun
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.imported import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.proposals.superpixels import Superpixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class Data:
     """Class names in order; without them, those of the dataset."""
     skip_bad: bool = False
     """Leave out photos that are missing or cannot be read, instead of stopping at the first."""
+    counts: Literal["given", "boxes"] = "given"
+    """Where systems that ask for counts of objects get them: from the dataset, or, for study alone, from its boxes."""
     proposals: Path | None = None
     """Proposal store of these photos; made on first use where it does not exist. Default: inside the run."""
 
@@ -64,10 +69,11 @@ class Config:
     name: str = "OD-WSCL"
     """What the report calls the run."""
     data: Data = Data()
-    proposals: SelectiveSearch | EdgeBoxes | Imported = SelectiveSearch()
+    proposals: SelectiveSearch | EdgeBoxes | Wsrpn | Imported = SelectiveSearch()
+    superpixels: Superpixels = Superpixels()
     backbone: Lite0 | Vgg16 | ResNetWs = Lite0()
     heads: Heads = Heads()
-    drop_block: DropBlock = DropBlock()
+    drop_block: DropBlock | ConcreteDropBlock = DropBlock()
     augment: Augment = Augment()
     objective: Objective = Objective()
     feed: Feed = Feed()

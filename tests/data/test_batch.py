@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.batch import Sample, batch_slots, collate, draw_boxes, epoch_order, grouped_order, load_sample
+from tag2box.data.batch import Sample, batch_slots, collate, draw_rows, epoch_order, grouped_order, load_sample
 from tag2box.data.transforms import View
-from tag2box.types import Photo, TaggedPhotos
+from tag2box.types import Clues, Photo, TaggedPhotos
 
 
 def _boxes(count: int) -> torch.Tensor:
@@ -90,15 +90,15 @@ def test_grouping_reorders_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("count", "most", "kept"), [(0, 3, 0), (1, 1, 1), (5, None, 5), (5, 9, 5), (9, 4, 4)])
-def test_drawn_boxes_are_a_subset_in_order(count: int, most: int | None, kept: int) -> None:
-    drawn = draw_boxes(_boxes(count), most, (0, 1, 2))
-    starts = drawn[:, 0].tolist()
-    assert len(drawn) == kept and starts == sorted(set(starts)) and set(starts) <= set(_boxes(count)[:, 0].tolist())
-    assert torch.equal(drawn, draw_boxes(_boxes(count), most, (0, 1, 2)))
+def test_drawn_rows_are_a_subset_in_order(count: int, most: int | None, kept: int) -> None:
+    drawn = draw_rows(count, most, (0, 1, 2))
+    rows = drawn.tolist()
+    assert len(drawn) == kept and rows == sorted(set(rows)) and set(rows) <= set(range(count))
+    assert torch.equal(drawn, draw_rows(count, most, (0, 1, 2)))
 
 
-def test_another_seed_draws_other_boxes() -> None:
-    assert not torch.equal(draw_boxes(_boxes(99), 9, (0, 1)), draw_boxes(_boxes(99), 9, (0, 2)))
+def test_another_seed_draws_other_rows() -> None:
+    assert not torch.equal(draw_rows(99, 9, (0, 1)), draw_rows(99, 9, (0, 2)))
 
 
 @pytest.fixture
@@ -156,4 +156,5 @@ def test_a_batch_of_photos_without_any_proposal() -> None:
 
 
 def test_a_sample_has_no_room_for_truth() -> None:
-    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure"}
+    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure", "clues"}
+    assert set(Clues.__slots__) == {"counts", "evidence", "objectness"}

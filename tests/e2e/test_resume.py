@@ -23,7 +23,7 @@ from tag2box.data.batch import Sample
 from tag2box.errors import Interrupted, UserError
 from tag2box.recipes import Config
 from tag2box.reporting import read_run
-from tag2box.types import Batch, Objects, Scene, TaggedPhotos, Truth
+from tag2box.types import Batch, Clues, Objects, Scene, TaggedPhotos, Truth
 from tiny_world import (
     COMMAND,
     environment,
@@ -267,11 +267,17 @@ def test_what_training_sees_has_no_room_for_true_boxes(kind):
 
 
 def test_fields_of_training_types_are_pinned():
-    names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (TaggedPhotos, Batch, Scene, Sample)}
-    assert names[TaggedPhotos] == ["classes", "photos", "tags", "unsure"]
-    assert names[Batch] == ["ids", "tags", "proposals", "images", "maps", "unsure", "trunks"]
-    assert names[Scene] == ["proposals", "tags", "probs", "embed", "exemplars"]
-    assert names[Sample] == ["id", "image", "tags", "boxes", "unsure"]
+    kinds = (TaggedPhotos, Batch, Scene, Sample, Clues)
+    names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in kinds}
+    assert names[TaggedPhotos] == ["classes", "photos", "tags", "unsure", "counts"]
+    assert names[Batch] == [
+        "ids", "tags", "proposals", "images", "maps", "unsure", "trunks", "clues", "looks", "mirrored"
+    ]  # fmt: skip
+    assert names[Scene] == [
+        "proposals", "tags", "probs", "embed", "exemplars", "vectors", "second", "clues", "progress"
+    ]  # fmt: skip
+    assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "clues"]
+    assert names[Clues] == ["counts", "evidence", "objectness"]  # a number a class, or a proposal: no room for boxes
     assert not [s.key for s in settings.describe(Config) if "truth" in s.key or "annotation" in s.key]
 
 
@@ -287,13 +293,13 @@ def imports(file: Path) -> set[str]:
 
 def test_training_code_imports_nothing_that_reads_truth():
     root = Path(str(tag2box.__file__)).parent
-    folders = ("maths", "labelers", "model", "engine")
-    files = [root / "objective.py", root / "recipes.py", root / "commands" / "train.py"]
+    folders = ("maths", "labelers", "mil", "objective", "model", "engine")
+    files = [root / "recipes.py", root / "systems.py", root / "commands" / "train.py"]
     files += [file for folder in folders for file in (root / folder).glob("*.py")]
     forbidden = ("tag2box.types.Truth", "tag2box.types.Objects", "tag2box.metrics", "tag2box.data.coco",
-                 "tag2box.data.voc")  # fmt: skip
+                 "tag2box.data.voc", "tag2box.data.box_counts")  # fmt: skip
     leaks = [(file.name, name) for file in files for name in imports(file) if name.startswith(forbidden)]
-    assert not leaks
+    assert leaks == [("train.py", "tag2box.data.box_counts.counted_from_boxes")]  # the one that is asked for by name
     assert len(files) > 20
 
 

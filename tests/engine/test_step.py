@@ -14,7 +14,7 @@ from tag2box.engine.step import Step
 from tag2box.labelers import Discovery, Oicr
 from tag2box.maths.mil import mil_partition
 from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck, Purpose
+from tag2box.model.luck import Luck
 from tag2box.model.regularise import DropBlock
 from tag2box.model.views import Augment, Chosen, rois_of
 from tag2box.objective import Contrast, Objective
@@ -35,9 +35,10 @@ class World:
     augment: Augment = Augment()
     objective: Objective = field(default_factory=lambda: Objective(contrast=Contrast(weight=1.0)))
     pixels: str = "images"
+    heads: Heads = Heads(embed_dim=6)
 
     def step(self, **how: object) -> Step:
-        detector = tiny_detector(self.classes, frozen=False, heads=Heads(embed_dim=6)).double()
+        detector = tiny_detector(self.classes, frozen=False, heads=self.heads).double()
         detector.backbone.dropout = 0.4  # type: ignore[assignment]
         return Step(detector, self.objective, DropBlock(block=2), self.augment, **how)  # type: ignore[arg-type]
 
@@ -72,6 +73,7 @@ WORLDS = {
     "the published code's views": World(
         (9, 5), ((0,), (0, 1)), augment=Augment(rescale_mask=True, noise_per_channel=True)
     ),
+    "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
     "OICR+": World((9, 5), ((0,), (0, 1)), objective=Objective(labeler=Oicr(), contrast=Contrast(enabled=False))),
     "discovery alone": World(
@@ -88,11 +90,11 @@ def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
     """The twin: no leaves, no parts; one graph from the photos to the loss."""
     step, batch = world.step(), world.batch()
     detector = step.detector
-    network = Network(detector, step.augment, step.objective.needs, "fp32", LUCK)
+    network = Network(detector, step.regularise, detector, step.augment, step.objective.needs, "fp32", LUCK)
     images, sizes = batch.proposals.image_ids(), batch.proposals.sizes
     rois = rois_of(detector, batch)
-    factors = step.regularise.factors(LUCK.dice(Purpose.DROP_BLOCK, images), detector.backbone.map_size)
-    rows = network.outputs(rois.entered, factors, images)
+    drawn = step.regularise.draw(LUCK, images, detector.backbone.map_size)
+    rows = network.outputs(rois, drawn, images)
 
     def views(chosen: Tensor) -> Views:
         masks = step.augment.masks(LUCK, images[chosen], detector.backbone.map_size)

@@ -12,7 +12,7 @@ from tag2box.engine.maps import LiveMaps
 from tag2box.engine.source import Feed, MapSource
 from tag2box.engine.step import Step
 from tag2box.engine.watch import gallery_event, pseudo_event, step_event
-from tag2box.labelers import Oicr
+from tag2box.labelers import Oicr, Slv
 from tag2box.model.luck import Luck
 from tag2box.model.regularise import DropBlock
 from tag2box.model.views import Augment
@@ -125,6 +125,23 @@ def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path
         mine = [(row, c) for row, c in zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True) if row in span]
         assert photo["boxes"] == [[round(v, 1) for v in own[row - span.start]] for row, _ in mine]
         assert photo["labels"] == [c for _, c in mine]
+
+
+def test_boxes_that_are_no_proposals_are_shown_in_the_photos_own_pixels(tmp_path: Path) -> None:
+    step, source = world(tmp_path, objective=Objective(labeler=Slv(threshold=0.8)))
+    photos = gallery_event(1, step, source, LUCK, 4)["photos"]
+    assert isinstance(photos, list)
+    still = source.still(4)
+    seeds = step(still, LUCK).labeling.stages[-1].seeds
+    assert seeds.boxes is not None
+    sizes = [(photo.width, photo.height) for photo in source.photos.photos]
+    for (width, height), span, photo in zip(sizes, still.proposals.spans(), photos, strict=True):
+        seen = 32 / min(width, height)
+        across, down = round(width * seen) / width, round(height * seen) / height
+        mine = [i for i, row in enumerate(seeds.rows.tolist()) if row in span]
+        own = [[x1 / across, y1 / down, x2 / across, y2 / down] for x1, y1, x2, y2 in seeds.boxes[mine].tolist()]
+        assert photo["boxes"] == [pytest.approx(box, abs=0.06) for box in own]
+    assert sum(len(photo["boxes"]) for photo in photos) >= 3
 
 
 def test_looking_leaves_no_gradient_and_no_change(tmp_path: Path) -> None:

@@ -121,3 +121,49 @@ def test_labels_weights_and_targets_match_the_reference(name: str) -> None:
 def test_labels_are_a_type_with_its_parts() -> None:
     proposals = Proposals(torch.tensor([[0.0, 0.0, 5.0, 5.0]]), (1,))
     assert isinstance(assign(proposals, seeds_of([0], [0], [1.0]), 1), PseudoLabels)
+
+
+# ---------------------------------------------------------------- borders
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (5,), (1, 0, 7)])
+@pytest.mark.parametrize(("foreground_iou", "ignore_below"), [(0.5, 0.0), (0.3, 0.1), (0.2, 0.2)])
+def test_borders_match_the_definition_written_with_loops(
+    sizes: tuple[int, ...], foreground_iou: float, ignore_below: float
+) -> None:
+    total = sum(sizes)
+    proposals = Proposals(random_boxes(total, torch.Generator().manual_seed(2), size=20), sizes)
+    rows = list(range(0, total, 3))
+    seeds = Seeds(torch.tensor(rows, dtype=torch.long), torch.arange(len(rows)) % 2, torch.rand(len(rows)))
+    labels = assign(proposals, seeds, 2, foreground_iou)
+    got = assign(proposals, seeds, 2, foreground_iou, or_equal=True, ignore_below=ignore_below)
+    for r in range(total):
+        owner = int(labels.owner[r])
+        overlap = iou(proposals.boxes[r : r + 1], labels.boxes[r : r + 1]).item() if owner >= 0 else 0.0
+        assert got.cls[r] == (seeds.cls[owner] if owner >= 0 and overlap >= foreground_iou else 2)
+        assert got.weight[r] == (0 if overlap < ignore_below else labels.weight[r])
+    assert torch.equal(got.boxes, labels.boxes) and torch.equal(got.owner, labels.owner)
+
+
+def test_an_overlap_of_just_the_border_is_foreground() -> None:
+    proposals = Proposals(torch.tensor([[0.0, 0, 10, 10], [0, 0, 5, 10], [0, 0, 1, 10], [0, 0, 0.5, 10]]), (4,))
+    seeds = Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1))
+    labels, got = assign(proposals, seeds, 1), assign(proposals, seeds, 1, or_equal=True, ignore_below=0.1)
+    assert labels.cls.tolist() == [0, 1, 1, 1]
+    assert got.cls.tolist() == [0, 0, 1, 1]
+    assert got.weight.tolist() == [1, 1, 1, 0]  # just 0.1 counts
+
+
+def test_without_seeds_all_is_background_of_no_weight() -> None:
+    proposals = Proposals(torch.tensor([[0.0, 0, 10, 10]]), (1,))
+    none = torch.zeros(0, dtype=torch.long)
+    labels = assign(proposals, Seeds(none, none, torch.zeros(0)), 2, or_equal=True, ignore_below=0.1)
+    assert (labels.cls.tolist(), labels.weight.tolist(), labels.owner.tolist()) == ([2], [0.0], [-1])
+
+
+def test_boxes_beside_their_rows_are_judged_where_they_are() -> None:
+    proposals = Proposals(torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10]]), (2,))
+    seeds = Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1), torch.tensor([[20.0, 0, 30, 10]]))
+    labels = assign(proposals, seeds, 1, or_equal=True, ignore_below=0.1)
+    assert labels.cls.tolist() == [1, 0] and labels.weight.tolist() == [0, 1]
+    assert labels.seeds is seeds

@@ -30,7 +30,7 @@ def test_mil_columns(mil_background: bool, num_classes: int, columns: int) -> No
 
 
 @pytest.mark.parametrize("sizes", [(0,), (1,), (3, 0, 2)])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [0, 1, 3])
 @pytest.mark.parametrize("num_classes", [1, 3, 40])
 def test_shapes_of_all_outputs(sizes: tuple[int, ...], stages: int, num_classes: int) -> None:
     detector, rows = tiny_detector(num_classes, heads=Heads(stages=stages, embed_dim=6)), sum(sizes)
@@ -42,6 +42,17 @@ def test_shapes_of_all_outputs(sizes: tuple[int, ...], stages: int, num_classes:
     assert [x.shape for x in scores.refine] == [(rows, num_classes + 1)] * stages
     assert [x.shape for x in scores.deltas] == [(rows, 4 * num_classes)] * stages
     assert detector.embed(vector).shape == (rows, 6)
+
+
+def test_all_mil_heads_have_the_temperature() -> None:
+    vector = torch.rand(2, TinyBackbone.vector_size)
+    plain = tiny_detector(3, heads=Heads(mil_heads=2)).score(vector)
+    warm = tiny_detector(3, heads=Heads(mil_heads=2, mil_temperature=4.0)).score(vector)
+    for a, b, factor in [
+        (plain.mil_cls, warm.mil_cls, 1), (plain.mil_det, warm.mil_det, 4),
+        (plain.mil_more[0], warm.mil_more[0], 1), (plain.mil_more[1], warm.mil_more[1], 4),
+    ]:  # fmt: skip
+        assert torch.equal(a / factor, b)
 
 
 def test_without_regression_there_are_no_deltas() -> None:

@@ -20,6 +20,14 @@ def test_the_two_streams_of_mil_have_weights_of_their_own() -> None:
     assert not torch.equal(head.cls.weight, head.det.weight)
 
 
+def test_the_temperature_divides_detection_logits_alone() -> None:
+    head, warm, vector = MilHead(7, 3), MilHead(7, 3, temperature=2.0), torch.randn(4, 7)
+    warm.load_state_dict(head.state_dict())
+    (cls, det), (warm_cls, warm_det) = head.logits(vector), warm.logits(vector)
+    assert torch.equal(cls, head.cls(vector)) and torch.equal(det, head.det(vector))
+    assert torch.equal(warm_cls, cls) and torch.equal(warm_det, det / 2)
+
+
 def test_fresh_scores_are_nearly_uniform() -> None:
     head = RefineHead(4096, 20, regress=True)
     for layer in (head.cls, head.box):

@@ -163,3 +163,14 @@ def test_preprocessing_orders_scales_and_shifts_and_knows_its_zero():
     assert bgr.neutral() == (6.0, 4.0, 2.0)
     assert not bgr(torch.tensor(bgr.neutral()).view(1, 3, 1, 1)).any()
     assert Preprocess(order="rgb", scale=1.0, mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0)).neutral() == (1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_responses_are_means_over_channels_of_the_map_and_of_the_head_convolution(backbone, count):
+    side = backbone.map_size
+    maps = torch.randn(count, backbone.channels, side, side, generator=torch.Generator().manual_seed(0))
+    seen = backbone.responses(maps, backbone.enter(maps))
+    head = F.relu6(F.conv2d(maps, backbone.head.weight, backbone.head.bias)).mean(dim=1)
+    wanted = torch.stack([maps.mean(dim=1), head.detach()], dim=1)
+    torch.testing.assert_close(seen.detach(), wanted, rtol=1e-4, atol=1e-5)
+    assert seen.shape == (count, backbone.layers, side, side)

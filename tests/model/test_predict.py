@@ -70,7 +70,7 @@ def test_detections_match_the_loop(count: int, classes: int, seed: int, threshol
 def test_no_proposals_give_no_detections(classes: int, regress: bool) -> None:
     deltas = (torch.zeros(0, 4 * classes),) if regress else ()
     none = torch.zeros(0, classes)
-    seen = scored(StageScores(none, none, (torch.zeros(0, classes + 1),), deltas), torch.zeros(0, 4))
+    seen = scored(StageScores(none, none, (torch.zeros(0, classes + 1),), deltas), torch.zeros(0, 4), classes)
     merged = merge([rescale(seen, 0.5, 2.0), rescale(unflip(seen, 30), 0.5, 2.0)])
     assert merged.boxes.shape == (0, 4 * classes)
     assert len(Predict()(merged, 20, 10)) == 0
@@ -100,7 +100,7 @@ def test_one_pass_is_the_mean_of_the_stages() -> None:
     boxes = random_boxes(rows, torch.Generator().manual_seed(1))
     refine = tuple(logits(rows, classes + 1, k) for k in range(stages))
     deltas = tuple(logits(rows, 4 * classes, 10 + k) for k in range(stages))
-    seen = scored(StageScores(refine[0], refine[0], refine, deltas), boxes)
+    seen = scored(StageScores(refine[0], refine[0], refine, deltas), boxes, classes)
     for r in range(rows):
         for c in range(classes):
             mean = sum(x[r].softmax(dim=0)[c].item() for x in refine) / stages
@@ -112,14 +112,27 @@ def test_one_pass_is_the_mean_of_the_stages() -> None:
 
 def test_without_regression_every_class_has_the_proposal_itself() -> None:
     boxes = random_boxes(3, torch.Generator().manual_seed(2))
-    seen = scored(StageScores(boxes, boxes, (logits(3, 3, 0),), ()), boxes)
+    seen = scored(StageScores(boxes, boxes, (logits(3, 3, 0),), ()), boxes, 2)
     assert torch.equal(seen.boxes.reshape(3, 2, 4), boxes[:, None].expand(3, 2, 4))
+
+
+@pytest.mark.parametrize(("rows", "classes", "background"), [(0, 2, 0), (1, 1, 1), (5, 3, 0), (5, 3, 1)])
+def test_without_stages_the_mil_head_detects(rows: int, classes: int, background: int) -> None:
+    boxes = random_boxes(rows, torch.Generator().manual_seed(2))
+    cls, det = logits(rows, classes + background, 0), logits(rows, classes + background, 1)
+    seen = scored(StageScores(cls, det, (), ()), boxes, classes)
+    assert seen.probs.shape == (rows, classes)
+    for r in range(rows):
+        for c in range(classes):
+            expected = cls[r].softmax(dim=0)[c] * det[:, c].softmax(dim=0)[r]
+            assert seen.probs[r, c].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(seen.boxes, boxes.repeat(1, classes))
 
 
 def test_deltas_that_encode_a_target_land_on_it() -> None:
     proposals, targets = (random_boxes(5, torch.Generator().manual_seed(s)) for s in (3, 4))
     deltas = encode(targets, proposals)
-    seen = scored(StageScores(deltas, deltas, (logits(5, 2, 0),) * 2, (deltas, deltas)), proposals)
+    seen = scored(StageScores(deltas, deltas, (logits(5, 2, 0),) * 2, (deltas, deltas)), proposals, 1)
     assert torch.allclose(seen.boxes, targets, atol=1e-3)
 
 

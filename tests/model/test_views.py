@@ -60,11 +60,13 @@ def test_a_mask_that_drops_nothing_changes_nothing() -> None:
         assert torch.allclose(views.probs[k][0], scores.refine[k - 1].softmax(dim=1)[rows, :3], atol=1e-6)
 
 
-@pytest.mark.parametrize("heads", [Heads(mil_background=True), Heads(mil_background=False), Heads(stages=1)])
+@pytest.mark.parametrize(
+    "heads", [Heads(mil_background=True), Heads(mil_background=False), Heads(stages=1), Heads(stages=0)]
+)
 @pytest.mark.parametrize("num_classes", [1, 3])
 def test_scores_of_copies_are_probabilities_of_the_foreground(heads: Heads, num_classes: int) -> None:
     views, _, _ = look([0, 3], Augment(), num_classes=num_classes, heads=heads)
-    assert len(views.probs) == heads.stages
+    assert len(views.probs) == max(heads.stages, 1)
     for probs in views.probs[1:]:
         assert probs.shape == (2, 2, num_classes)
         assert ((probs >= 0) & (probs <= 1)).all()

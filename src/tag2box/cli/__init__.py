@@ -9,6 +9,7 @@ import warnings
 import typer
 
 from tag2box.cli import (
+    compare,
     data,
     data_stats,
     proposals_import,
@@ -17,6 +18,7 @@ from tag2box.cli import (
     recipes,
     reproduce,
     runs,
+    systems,
     weights,
 )
 from tag2box.errors import Interrupted, UserError
@@ -41,6 +43,8 @@ app.add_typer(data.app, name="data")
 data.app.command(epilog=data_stats.EPILOG)(data_stats.stats)
 app.add_typer(weights.app, name="weights")
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
+app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=systems.EPILOG)(systems.systems)
 app.command(epilog=recipes.EPILOG)(recipes.recipes)
 
 

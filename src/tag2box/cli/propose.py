@@ -20,6 +20,7 @@ class Method(StrEnum):
 
     selective_search = "selective_search"
     edge_boxes = "edge_boxes"
+    wsrpn = "wsrpn"
 
 
 class Mode(StrEnum):

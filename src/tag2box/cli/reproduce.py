@@ -5,16 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
 from tag2box.cli.options import Classes, PhotosFolder, Split, data_source
-from tag2box.errors import UserError
-
-if TYPE_CHECKING:
-    from tag2box.data.datasets import DataSource
-    from tag2box.studies.datasets import Place
+from tag2box.cli.places import numbers, place_of
 
 EPILOG = (
     "Example: `tag2box reproduce table3a --on scenes`, or `tag2box reproduce table3a --on VOC2007`. "
@@ -76,12 +72,12 @@ def reproduce(
     command.find(name)
     test_source = None if test is None else data_source(test, test_photos, None, classes)
     learn = data_source(Path(on), photos, split, classes)
-    place = _place(learn, test_source, test_split, proposals, test_proposals)
+    place = place_of(learn, test_source, test_split, proposals, test_proposals)
     written = command.reproduce(
         name,
         place,
         out,
-        seeds=_numbers(seeds),
+        seeds=numbers(seeds),
         recipe=recipe,
         overrides=override,
         commands=[shlex.join(["tag2box", *sys.argv[1:]])],
@@ -90,35 +86,3 @@ def reproduce(
     typer.echo(written.table, nl=False)
     typer.echo(f"page: {written.page}")
     typer.echo(f"numbers: {written.numbers}")
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    words = (text or "").replace(",", " ").split()
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds {text}: expected whole numbers with commas between, as 0,1,2")
-    return tuple(int(word) for word in words)
-
-
-def _place(
-    learn: DataSource,
-    test: DataSource | None,
-    test_split: str | None,
-    proposals: Path | None,
-    test_proposals: Path | None,
-) -> Place:
-    from dataclasses import replace
-
-    from tag2box.data.scenes import Scenes
-    from tag2box.studies.datasets import SCENES, Boxes, parts
-
-    if learn.path == Path(SCENES):
-        rest = (learn.photos, learn.split, learn.classes, test, test_split, proposals, test_proposals)
-        if any(value is not None for value in rest):
-            raise UserError(
-                "--on scenes: has photos, parts and classes of its own; leave out all but --seeds and --set"
-            )
-        return Scenes()
-    if (proposals is None) != (test_proposals is None):
-        raise UserError("--proposals and --test-proposals go together: both parts need boxes of the same making")
-    boxes = None if proposals is None or test_proposals is None else Boxes(proposals, test_proposals)
-    return replace(parts(learn, test, test_split), boxes=boxes)

@@ -54,6 +54,10 @@ def train(
     recipe: Annotated[
         str, typer.Option(help="Settings to start from: photos, od-wscl, or others of `tag2box recipes`.")
     ] = "photos",
+    system: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="A system of the paper's comparison on top of it: `tag2box systems`."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT with its own settings.")] = False,
     tags: Annotated[Optional[Path], typer.Option(help="DATA, by its older name.", hidden=True)] = None,  # noqa: UP045
     override: Set = [],  # noqa: B006
@@ -64,15 +68,15 @@ def train(
     from tag2box.engine.processes import joined
     from tag2box.engine.progress import Terminal, silent
 
-    if resume and (config or override or any((data, tags, photos, split, classes, proposals))):
-        raise UserError("--resume takes its settings from the run; leave out the dataset, --config and --set")
+    if resume and (config or override or any((data, tags, photos, split, classes, proposals, system))):
+        raise UserError("--resume takes its settings from the run; leave out the dataset, --config, --system and --set")
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals}
     with joined() as processes:
         progress = Terminal() if processes.leads else silent
         if resume:
             command.resume(out, progress=progress, processes=processes)
         else:
-            settled = _config(recipe, config, override, named, classes)
+            settled = _config(_base(recipe, system), config, override, named, classes)
             if proposals is not None:
                 settled = proposing_as(settled, proposals)
             command.train(settled, out, progress=progress, processes=processes)
@@ -80,21 +84,29 @@ def train(
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
 
 
-def _config(
-    recipe: str, files: list[Path], overrides: list[str], named: dict[str, Path | str | None], classes: str | None
-) -> Config:
+def _base(recipe: str, system: str | None) -> Config:
+    """A recipe, and the system on it: what files and --set change."""
     import difflib
-    from dataclasses import replace
 
-    from tag2box import settings
-    from tag2box.data.datasets import class_names
     from tag2box.recipes import RECIPES
-    from tag2box.recipes import Config as Whole
+    from tag2box.systems import find_system
 
     if recipe not in RECIPES:
         near = difflib.get_close_matches(recipe, RECIPES, 1, 0.0)[0]
         raise UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
-    loaded = settings.load(Whole, files, overrides, base=RECIPES[recipe]())
+    return RECIPES[recipe]() if system is None else find_system(system)(RECIPES[recipe]())
+
+
+def _config(
+    base: Config, files: list[Path], overrides: list[str], named: dict[str, Path | str | None], classes: str | None
+) -> Config:
+    from dataclasses import replace
+
+    from tag2box import settings
+    from tag2box.data.datasets import class_names
+    from tag2box.recipes import Config as Whole
+
+    loaded = settings.load(Whole, files, overrides, base=base)
     given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
     if classes is not None:
         given["classes"] = class_names(classes)

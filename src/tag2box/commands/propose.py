@@ -14,6 +14,7 @@ from tag2box.data.faults import Fault
 from tag2box.data.photos import read_photo
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import Interrupted, UserError
+from tag2box.model.wsrpn import Wsrpn
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.make import make_proposals
 from tag2box.proposals.policy import ProposalMethod
@@ -24,6 +25,7 @@ from tag2box.proposals.store import ProposalStore
 METHODS: dict[str, ProposalMethod] = {
     "selective_search": SelectiveSearch(short_side=200),
     "edge_boxes": EdgeBoxes(short_side=200),
+    "wsrpn": Wsrpn(short_side=200),
 }
 """What people's own photos start from: on a copy of 200 pixels a search takes a fraction of a second."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tag2box import settings
 from tag2box.errors import UserError
 from tag2box.model.resnet_ws import ResNetWs
+from tag2box.model.wsrpn import Wsrpn
 from tag2box.paper import NOTHING, PAPER_RUNS, Figures
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.imported import Imported
@@ -79,10 +80,10 @@ def _backbone(config: Config) -> str:
     return backbone.architecture if isinstance(backbone, ResNetWs) else backbone.kind
 
 
-def _boxes(method: SelectiveSearch | EdgeBoxes | Imported) -> str:
+def _boxes(method: SelectiveSearch | EdgeBoxes | Wsrpn | Imported) -> str:
     if isinstance(method, Imported):
         return method.method.upper()
-    return "SS" if isinstance(method, SelectiveSearch) else "EB"
+    return {"selective_search": "SS", "edge_boxes": "EB", "wsrpn": "WSRPN"}[method.kind]
 
 
 def table(rows: list[Row]) -> Table:

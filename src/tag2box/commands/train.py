@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tag2box.commands.requirements import check_photos, check_store
 from tag2box.commands.runs import (
     build_detector,
     check_free,
@@ -19,10 +20,13 @@ from tag2box.commands.runs import (
     versions,
     with_paths,
 )
+from tag2box.data.box_counts import counted_from_boxes
+from tag2box.data.clues import ClueSource
 from tag2box.data.datasets import read_tagged
 from tag2box.data.faults import Fault, refuse
 from tag2box.engine import checkpoint
 from tag2box.engine.events import EventLog
+from tag2box.engine.evidence import make_evidence
 from tag2box.engine.loop import fit
 from tag2box.engine.maps import CachedMaps
 from tag2box.engine.processes import ALONE, Processes, by_torchrun
@@ -32,6 +36,8 @@ from tag2box.engine.step import Step
 from tag2box.engine.trunk_source import TrunkSource
 from tag2box.errors import UserError
 from tag2box.model.detector import Detector
+from tag2box.model.mask_net import MaskNet
+from tag2box.model.regularise import Regulariser
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import TaggedPhotos
@@ -100,14 +106,22 @@ def read_training(config: Config) -> TaggedPhotos:
         refuse(strange)
     if not photos.tags.any():
         raise UserError(f"{config.data.tags}: no photo has a tag; at least one is needed to learn")
+    if config.data.counts == "boxes" and config.objective.needs.counts:
+        return counted_from_boxes(photos, config.data.source())
     return photos
 
 
 def prepared(config: Config, progress: Progress = silent) -> tuple[TaggedPhotos, ProposalStore]:
-    """The photos of a run and their proposals; with ``data.skip_bad``, without photos that cannot be searched."""
+    """The photos of a run and their proposals, which have all that it asks for.
+
+    With ``data.skip_bad``, photos that cannot be searched are not among them.
+    """
     photos, skip_bad = read_training(config), config.data.skip_bad
+    check_photos(config, photos)  # before boxes are searched for, which may take hours
     store = proposals_of(photos.photos, config, required(config.data.proposals), progress, skip_bad=skip_bad)
-    return (photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos), store
+    searched = photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos
+    check_store(config, searched, store)
+    return searched, store
 
 
 def _fit(
@@ -122,10 +136,18 @@ def _fit(
     compute = config.compute
     detector = _network(config, out, len(photos.classes)).to(compute.place())
     with processes.leader_first():  # kept maps are made once
-        source = replace(_source(config, detector, photos, store, progress), processes=processes)
+        clues = clues_of(config, photos, store, progress)
+        source = replace(_source(config, detector, photos, store, progress), processes=processes, clues=clues)
     memory = compute.memory_for(keeps_maps=isinstance(source, MapSource))
-    step = Step(detector, config.objective, config.drop_block, config.augment, memory, compute.precision, processes)
+    regularise = regulariser(config, detector)
+    step = Step(detector, config.objective, regularise, config.augment, memory, compute.precision, processes)
     fit(step, source, config.plan, run=out, progress=progress)
+
+
+def regulariser(config: Config, detector: Detector) -> Regulariser:
+    """What changes proposal maps in training, with its network where it has one."""
+    built = config.drop_block.build(detector.backbone.channels, config.plan.seed)
+    return built.to(detector.backbone.device) if isinstance(built, MaskNet) else built
 
 
 def _network(config: Config, out: Path, num_classes: int) -> Detector:
@@ -149,3 +171,15 @@ def _source(
         trunks = trunk_maps(detector, photos.photos, config=config, views=views, progress=progress)
         return TrunkSource(photos, store, config.feed, config.plan.seed, trunks)
     return PhotoSource(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())
+
+
+def clues_of(config: Config, photos: TaggedPhotos, store: ProposalStore, progress: Progress = silent) -> ClueSource:
+    """What the objective asks for beyond tags and boxes; evidence is made on first use, and kept beside the maps."""
+    needs, evidence = config.objective.needs, None
+    if needs.evidence:
+        evidence = make_evidence(photos.photos, store, config.superpixels, required(config.maps), progress=progress)
+    return ClueSource(
+        counts=photos.counts if needs.counts else None,
+        evidence=evidence,
+        objectness=store.scores if needs.objectness else None,
+    )

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
+from tag2box.data.clues import NO_CLUES, ClueSource
 from tag2box.data.look import see
 from tag2box.data.transforms import View, place
-from tag2box.types import Batch, Proposals, TaggedPhotos
+from tag2box.types import Batch, Clues, Proposals, TaggedPhotos
 
 Colour = tuple[float, float, float]
 BLACK: Colour = (0.0, 0.0, 0.0)
@@ -37,6 +38,7 @@ class Sample:
     tags: Bool[Tensor, " C"]
     boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
     unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
+    clues: Clues = Clues()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,6 @@ def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[Tensor, 
     return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
 
 
-def draw_boxes(boxes: Float[Tensor, "P 4"], most: int | None, seed: Sequence[int]) -> Float[Tensor, "p 4"]:
-    """A random subset of at most ``most`` boxes (None: all), in their order."""
-    return boxes[draw_rows(len(boxes), most, seed)]
-
-
 def load_sample(
     photos: TaggedPhotos,
     source: BoxSource,
@@ -108,21 +105,25 @@ def load_sample(
     *,
     max_proposals: int | None = None,
     seed: Sequence[int] = (0,),
+    clues: ClueSource = NO_CLUES,
 ) -> Sample:
     """Read a photo, its tags and its proposals, and show them in a view.
 
     Args:
         max_proposals: of more proposals, a random subset is taken; for training only.
         seed: numbers that decide the subset, such as (seed, epoch, index).
+        clues: where what else is asked for comes from.
     """
     photo = photos.photos[index]
-    boxes = draw_boxes(source.boxes(photo.id), max_proposals, seed)
+    boxes = source.boxes(photo.id)
+    rows = draw_rows(len(boxes), max_proposals, seed)
     return Sample(
         id=photo.id,
         image=see(photo, view),
         tags=photos.tags[index],
-        boxes=place(view, boxes, (photo.height, photo.width)),
+        boxes=place(view, boxes[rows], (photo.height, photo.width)),
         unsure=None if photos.unsure is None else photos.unsure[index],
+        clues=clues.of(index, photo.id, rows),
     )
 
 
@@ -148,4 +149,5 @@ def collate(samples: Sequence[Sample], pad: Colour = BLACK, *, size: tuple[int, 
         ),
         images=images,
         unsure=torch.stack(unsure) if unsure else None,
+        clues=Clues.joined([sample.clues for sample in samples]),
     )

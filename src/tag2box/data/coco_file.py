@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Generic, TypeVar
@@ -20,6 +20,7 @@ from tag2box.errors import UserError
 T = TypeVar("T")
 
 Side = Annotated[int, Field(gt=0, le=1_000_000)]
+Number = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A row of ``images``. Sizes are needed for boxes only; the lists are tags of the whole image."""
+    """A row of ``images``. Sizes are needed for boxes only; lists are tags of the whole image, counts are of these."""
 
     id: int
     file_name: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -41,6 +42,7 @@ class Image:
     category_ids: tuple[int | str, ...] = ()
     categories: tuple[int | str, ...] = ()
     tags: tuple[int | str, ...] = ()
+    counts: Mapping[str, Number] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,21 @@
 
 Tags come from annotations, with boxes or without, and from lists that an image itself has: ``category_ids``,
 ``categories`` or ``tags``, of category ids or names. A class that an image has in crowds, ignored or difficult objects
-only is unsure: neither there nor absent.
+only is unsure: neither there nor absent. ``counts`` of an image, like ``{"dog": 2}``, say how many there are.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from tag2box.data.coco_file import CocoFile, Image, Row, parse, refers
+from tag2box.data.counts import Counts, of_tags
 from tag2box.data.faults import Complain, Fault, refuse
 from tag2box.data.listing import DataSource, Entry, Listing, below, chosen, outside, photos_folder
 from tag2box.errors import UserError
@@ -40,10 +41,11 @@ class _Mention:
 
 @dataclass(frozen=True, slots=True)
 class _Tagging:
-    """The classes wanted, and those of each image, by its id: True where sure."""
+    """The classes wanted, those of each image by its id (True where sure), and counts of them."""
 
     classes: tuple[str, ...]
     by_image: Mapping[int, dict[str, bool]]
+    counts: Mapping[int, Counts] = field(default_factory=dict)
 
     def of(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tags and unsure tags of an image, in the order of the classes."""
@@ -61,7 +63,8 @@ def list_coco(source: DataSource, complain: Complain = refuse) -> Listing:
     if content.annotations is None and not any(_own_tags(row.value) for row in content.images.values()):
         raise UserError(f"{source.path}: annotations: field required; expected them, or a list of tags in each image")
     classes = chosen(tuple(content.categories.values()), source.classes, f"{source.path}: categories")
-    return _list(source, content, _Tagging(classes, _tags(content, complain)), complain)
+    tagging = _Tagging(classes, _tags(content, complain))
+    return _list(source, content, replace(tagging, counts=_counts(content, tagging, complain)), complain)
 
 
 def list_coco_photos(source: DataSource, complain: Complain = refuse) -> Listing:
@@ -93,16 +96,31 @@ def _own_tags(image: Image) -> tuple[int | str, ...]:
 
 def _resolved(content: CocoFile[_Mention], row: Row[Image], complain: Complain) -> Iterator[str]:
     """The class names of an image's own list, which has names, ids, or ids in quotes."""
-    names = frozenset(content.categories.values())
     for tag in _own_tags(row.value):
-        by_id = content.categories.get(int(tag)) if isinstance(tag, int) or tag.isdecimal() else None
-        if tag in names:
-            yield str(tag)
-        elif by_id is not None:
-            yield by_id
+        name = _name(content, tag)
+        if name is not None:
+            yield name
         else:
             line = f"{content.path}: images[{row.number}]: no category has the name or id {tag!r}; add the category"
             complain(Fault("unknown class", str(tag), line))
+
+
+def _name(content: CocoFile[T], tag: int | str) -> str | None:
+    """The category that a name means, or an id, or an id in quotes."""
+    if tag in content.categories.values():
+        return str(tag)
+    return content.categories.get(int(tag)) if isinstance(tag, int) or tag.isdecimal() else None
+
+
+def _counts(content: CocoFile[T], tagging: _Tagging, complain: Complain) -> dict[int, Counts]:
+    """The counts of each image, by its id; those of classes that nobody asked for are passed over."""
+    counts: dict[int, Counts] = {}
+    for number, row in content.images.items():
+        named = tuple((_name(content, key) or key, count) for key, count in (row.value.counts or {}).items())
+        tags = [name for name, is_sure in tagging.by_image.get(number, {}).items() if is_sure]
+        own = of_tags(named, tags, f"{content.path}: images[{row.number}]", complain)
+        counts[number] = tuple(pair for pair in own if pair[0] in tagging.classes)
+    return counts
 
 
 # ---------------------------------------------------------------- photos
@@ -122,7 +140,8 @@ def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, complain:
         elif file is None:
             complain(Fault("outside the folder", name, f"{where}.file_name: {outside(name, folder)}"))
         else:
-            entries.append(Entry(content.names[number], file, *tagging.of(number), where))
+            counts = tagging.counts.get(number, ())
+            entries.append(Entry(content.names[number], file, *tagging.of(number), where, counts))
     return Listing(folder, tagging.classes, tuple(entries))
 
 

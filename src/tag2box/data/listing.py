@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from tag2box.data.counts import Counts, of_tags
 from tag2box.data.faults import Complain, Fault, plain, refuse
 from tag2box.data.photos import distinct_names, photo_size
 from tag2box.errors import UserError
@@ -42,6 +43,7 @@ class TagRow:
     tags: tuple[str, ...]
     where: str  # "file:line", for messages
     unsure: tuple[str, ...] = ()  # classes that are neither there nor absent
+    counts: Counts = ()  # objects of tagged classes, where somebody counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Entry:
     tags: tuple[str, ...]
     unsure: tuple[str, ...]
     where: str
+    counts: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ def list_rows(
                 complain(Fault("unknown class", tag, line))
         tags = tuple(tag for tag in row.tags if tag in known)
         unsure = tuple(tag for tag in row.unsure if tag in known and tag not in tags)
-        entries.append(Entry(name, file, tags, unsure, row.where))
+        counts = tuple(pair for pair in of_tags(row.counts, row.tags, row.where, complain) if pair[0] in known)
+        entries.append(Entry(name, file, tags, unsure, row.where, counts))
     return Listing(folder, names, tuple(entries))
 
 
@@ -160,10 +164,14 @@ def tagged(listing: Listing, complain: Complain = refuse) -> TaggedPhotos:
     column = {name: i for i, name in enumerate(listing.classes)}
     tags = torch.zeros(len(photos), len(column), dtype=torch.bool)
     unsure = torch.zeros_like(tags)
+    counts = torch.full(tags.shape, -1)
     for i, entry in enumerate(entries):
         tags[i, [column[tag] for tag in entry.tags]] = True
         unsure[i, [column[tag] for tag in entry.unsure]] = True
-    return TaggedPhotos(listing.classes, photos, tags, unsure if bool(unsure.any()) else None)
+        for name, number in entry.counts:
+            counts[i, column[name]] = number
+    is_unsure, is_counted = bool(unsure.any()), bool((counts > 0).any())
+    return TaggedPhotos(listing.classes, photos, tags, unsure if is_unsure else None, counts if is_counted else None)
 
 
 def tag_photos(

@@ -6,6 +6,8 @@
 ``image,dog,cat``    one column a class: 1, yes, true or x; 0, no, false or nothing; -1 or ? where nobody is sure
 ===================  ==============================================================================================
 
+A further column ``counts`` may say how many there are, as far as somebody counted: ``dog:2;car:1``.
+
 Columns are separated by comma, semicolon or tab, whichever the header has most of. The column of the photos may also be
 called file, filename, file_name, path or photo.
 """
@@ -16,10 +18,12 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tag2box.data.counts import COLUMN as COUNTS
+from tag2box.data.counts import parse_counts
 from tag2box.data.faults import Complain, Fault, plain, refuse
 from tag2box.data.lines import read_text
 from tag2box.data.listing import (
@@ -61,6 +65,8 @@ class _Form:
     read: Callable[[Sequence[str], str, str], TagRow]  # cells, image and place to a row; ValueError on a bad cell
     merges: bool  # several rows may speak of one photo
     classes: tuple[str, ...] | None  # None: the tags seen
+    counts: int | None = None  # the column of the counts
+    unread: frozenset[str] = frozenset()  # classes that nobody asked for
 
 
 def read_tags(
@@ -123,23 +129,25 @@ def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | No
     image = next((lower.index(name) for name in _IMAGE if name in lower), None)
     if image is None:
         raise UserError(f"{table}:1: no column 'image'; expected a first line 'image,tags'")
+    counts = lower.index(COUNTS) if COUNTS in lower else None
     for name in ("tags", *_ONE_TAG):
         if name in lower:
-            return _Form(header, image, _spelled(lower.index(name)), merges=name != "tags", classes=wanted)
+            return _Form(header, image, _spelled(lower.index(name)), name != "tags", wanted, counts)
     misnamed = [name for name in lower if name in _MISNAMED]
-    if misnamed or len(header) == 1:
+    if misnamed or len(header) == 1 + (counts is not None):
         hint = f"; rename the column {misnamed[0]!r}" if misnamed else ""
         raise UserError(f"{table}:1: no column 'tags'; expected a first line 'image,tags'{hint}")
-    columns = _class_columns(table, header, image)
+    columns = _class_columns(table, header, {image, counts})
     names = chosen(tuple(columns), wanted, f"{table}:1")
-    return _Form(header, image, _ticked({name: columns[name] for name in names}), merges=False, classes=names)
+    read = _ticked({name: columns[name] for name in names})
+    return _Form(header, image, read, False, names, counts, frozenset(columns) - frozenset(names))
 
 
-def _class_columns(table: Path, header: Sequence[str], image: int) -> dict[str, int]:
+def _class_columns(table: Path, header: Sequence[str], others: set[int | None]) -> dict[str, int]:
     """Where each class has its column."""
     columns: dict[str, int] = {}
     for place, name in enumerate(header):
-        if place == image:
+        if place in others:
             continue
         if not name:
             raise UserError(f"{table}:1: column {place + 1} has no name; expected a class, or remove the column")
@@ -198,15 +206,19 @@ def _row(cells: Sequence[str], form: _Form, where: str) -> TagRow:
         raise ValueError(
             f"{len(cells)} columns where the header has {len(form.header)}; separate tags with ';', not ','"
         )
-    return form.read(cells, cells[form.image].strip(), where)
+    row = form.read(cells, cells[form.image].strip(), where)
+    if form.counts is None:
+        return row
+    counts = parse_counts(cells[form.counts])
+    return replace(row, counts=tuple(pair for pair in counts if pair[0] not in form.unread))
 
 
 def _merged(rows: Sequence[TagRow], folder: Path) -> list[TagRow]:
-    """One row a photo, with the tags of all its rows, at the place of the first."""
-    first: dict[str, TagRow] = {}
-    tags: dict[str, dict[str, None]] = {}
+    """One row a photo, with the tags and counts of all its rows, at the place of the first."""
+    whole: dict[str, TagRow] = {}
     for row in rows:
         file = below(folder, row.image) or row.image
-        first.setdefault(file, row)
-        tags.setdefault(file, {}).update(dict.fromkeys(row.tags))
-    return [TagRow(row.image, tuple(tags[file]), row.where) for file, row in first.items()]
+        first = whole.setdefault(file, row)
+        tags, counts = dict.fromkeys((*first.tags, *row.tags)), dict.fromkeys((*first.counts, *row.counts))
+        whole[file] = replace(first, tags=tuple(tags), counts=tuple(counts))
+    return list(whole.values())

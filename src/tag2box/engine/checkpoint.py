@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tag2box.engine.optim import Rival
 from tag2box.errors import UserError
 from tag2box.files import read_json, write_json
 from tag2box.model.detector import Detector
@@ -21,6 +22,8 @@ from tag2box.model.weights import load_into
 STATE = "state.json"
 MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
+RIVAL = "mask_net.safetensors"
+RIVAL_OPTIMISER = "mask_net_optimiser.safetensors"
 _REMEDY = "restore the file, or remove the run folder and train again"
 
 
@@ -57,7 +60,14 @@ def read_state(run: Path) -> State:
 
 
 def save(
-    run: Path, detector: Detector, optimiser: Optimizer, *, iteration: int, classes: tuple[str, ...], seconds: float
+    run: Path,
+    detector: Detector,
+    optimiser: Optimizer,
+    *,
+    iteration: int,
+    classes: tuple[str, ...],
+    seconds: float,
+    rival: Rival | None = None,
 ) -> None:
     """Write tensors into a new folder, then let the state file name it; only then is the old folder removed."""
     name = f"checkpoint-{iteration:06d}"
@@ -66,6 +76,9 @@ def save(
     temporary.mkdir(parents=True)
     save_file(_contiguous(detector.state_dict()), temporary / MODEL, metadata={"classes": json.dumps(list(classes))})
     save_file(_optimiser_tensors(optimiser), temporary / OPTIMISER)
+    if rival is not None:
+        save_file(_contiguous(rival.net.state_dict()), temporary / RIVAL)
+        save_file(_optimiser_tensors(rival.optimiser), temporary / RIVAL_OPTIMISER)
     final = run / name
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
@@ -81,9 +94,19 @@ def load_model(run: Path, state: State, detector: Detector) -> None:
     load_into(detector, _tensors(path), str(path))
 
 
+def load_rival(run: Path, state: State, rival: Rival) -> None:
+    """Put back a mask net and its momentum."""
+    path = run / state.folder / RIVAL
+    load_into(rival.net, _tensors(path), str(path))
+    _load_optimiser(run / state.folder / RIVAL_OPTIMISER, rival.optimiser)
+
+
 def load_optimiser(run: Path, state: State, optimiser: Optimizer) -> None:
     """Put back momentum and the like, parameter by parameter."""
-    path = run / state.folder / OPTIMISER
+    _load_optimiser(run / state.folder / OPTIMISER, optimiser)
+
+
+def _load_optimiser(path: Path, optimiser: Optimizer) -> None:
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     for name, value in _tensors(path).items():
         index, _, key = name.partition(".")

@@ -88,6 +88,7 @@ def _scored(
     size = (photo.height, photo.width)
     height, width = seen_size(view, size)
     device = detector.backbone.device
-    seen = scored(detector.score(detector.neck(maps.to(device))), place(view, boxes, size).to(device))
+    scores = detector.score(detector.neck(maps.to(device)))
+    seen = scored(scores, place(view, boxes, size).to(device), detector.num_classes)
     upright = unflip(seen, width) if view.flip else seen
     return rescale(upright, photo.width / width, photo.height / height)

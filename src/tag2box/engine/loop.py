@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tag2box.engine import checkpoint
 from tag2box.engine.events import EventLog, Unheard, read_events
-from tag2box.engine.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.engine.optim import Adam, Rival, Schedule, Sgd, scale_momentum, set_lr
 from tag2box.engine.processes import by_torchrun
 from tag2box.engine.progress import Progress, silent
 from tag2box.engine.source import Source
@@ -25,6 +25,8 @@ from tag2box.engine.step import Step
 from tag2box.engine.watch import gallery_event, pseudo_event, step_event
 from tag2box.errors import Interrupted, UserError
 from tag2box.model.luck import Luck
+from tag2box.objective import Outcome
+from tag2box.types import Batch
 
 GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
 """Shares of the run at which the pseudo ground truth of a few photos is recorded for the report."""
@@ -52,8 +54,8 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
     """
     processes = step.processes
     events = EventLog(run) if processes.leads else Unheard()
-    optimiser = plan.optimiser.build(step.detector)
-    first, seconds = _restore(run, step, optimiser)
+    learners = _Learners(plan.optimiser.build(step.detector), Rival.of(step.rival) if step.rival else None)
+    first, seconds = _restore(run, step, learners)
     if first >= plan.iterations and _has_ended(run):
         return
     if first:
@@ -62,27 +64,19 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
     left = range(first, plan.iterations)
     with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            luck = Luck(plan.seed, iteration)
-            _set_pace(optimiser, plan, iteration)
-            outcome = step(batch.to(step.device), luck, iteration / plan.iterations)
-            total = outcome.total.item()
-            if not math.isfinite(total):
-                raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
-            optimiser.step()
-
+            outcome = _learn(step, batch.to(step.device), learners, plan=plan, iteration=iteration, run=run)
             done = iteration + 1
-            bar.advance(f"loss {total:.3f}")
+            bar.advance(f"loss {outcome.total.item():.3f}")
             stops = processes.any(stop())
             if done % plan.log_every == 0 or done == plan.iterations:
                 lr = plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations)
                 events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
                 events.write("pseudo", pseudo_event(done, outcome, source.classes))
             if done in _moments(plan.iterations) and plan.gallery and processes.leads:
-                events.write(
-                    "gallery", gallery_event(done, step, source, luck, plan.gallery, progress=done / plan.iterations)
-                )
+                luck, share = Luck(plan.seed, iteration), done / plan.iterations
+                events.write("gallery", gallery_event(done, step, source, luck, plan.gallery, progress=share))
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
-                _save(run, step, optimiser, source, done, time.monotonic() - began)
+                _save(run, step, learners, source, done, time.monotonic() - began)
             if stops and done < plan.iterations:
                 raise Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; go on with --resume"
@@ -90,6 +84,29 @@ def fit(step: Step, source: Source, plan: Plan, *, run: Path, progress: Progress
     events.write(
         "end", {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": _peak_mb()}
     )
+
+
+@dataclass(frozen=True)
+class _Learners:
+    """Who learns."""
+
+    optimiser: Optimizer  # of the detector
+    rival: Rival | None
+
+
+def _learn(step: Step, batch: Batch, learners: _Learners, *, plan: Plan, iteration: int, run: Path) -> Outcome:
+    """One batch: the detector learns, then, where it has one, its rival, from the same batch seen once more."""
+    luck, share = Luck(plan.seed, iteration), iteration / plan.iterations
+    _set_pace(learners.optimiser, plan, iteration)
+    outcome = step(batch, luck, share)
+    total = outcome.total.item()
+    if not math.isfinite(total):
+        raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
+    learners.optimiser.step()
+    if learners.rival is not None:
+        step.oppose(batch, luck, share)
+        learners.rival.learn(plan.schedule.cuts(iteration, plan.iterations))
+    return outcome
 
 
 def _set_pace(optimiser: Optimizer, plan: Plan, iteration: int) -> None:
@@ -103,13 +120,15 @@ def _moments(iterations: int) -> set[int]:
     return {max(1, round(share * iterations)) for share in GALLERY_MOMENTS}
 
 
-def _restore(run: Path, step: Step, optimiser: Optimizer) -> tuple[int, float]:
+def _restore(run: Path, step: Step, learners: _Learners) -> tuple[int, float]:
     """Where to go on from: iterations done and seconds spent."""
     if not checkpoint.has_checkpoint(run):
         return 0, 0.0
     state = checkpoint.read_state(run)
     checkpoint.load_model(run, state, step.detector)
-    checkpoint.load_optimiser(run, state, optimiser)
+    checkpoint.load_optimiser(run, state, learners.optimiser)
+    if learners.rival is not None:
+        checkpoint.load_rival(run, state, learners.rival)
     return state.iteration, state.seconds
 
 
@@ -118,9 +137,17 @@ def _has_ended(run: Path) -> bool:
     return [event["event"] for event in read_events(run)][-1:] == ["end"]
 
 
-def _save(run: Path, step: Step, optimiser: Optimizer, source: Source, done: int, seconds: float) -> None:
+def _save(run: Path, step: Step, learners: _Learners, source: Source, done: int, seconds: float) -> None:
     if step.processes.leads:
-        checkpoint.save(run, step.detector, optimiser, iteration=done, classes=source.classes, seconds=seconds)
+        checkpoint.save(
+            run,
+            step.detector,
+            learners.optimiser,
+            iteration=done,
+            classes=source.classes,
+            seconds=seconds,
+            rival=learners.rival,
+        )
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
+from tag2box.model.mask_net import MaskNet
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd:
@@ -78,6 +80,25 @@ class Schedule:
         if iteration >= self.warmup:
             return cut
         return cut * (self.warmup_from + (1 - self.warmup_from) * iteration / self.warmup)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A mask net and the optimiser by which it learns against the detector."""
+
+    net: MaskNet
+    optimiser: Optimizer
+
+    @classmethod
+    def of(cls, net: MaskNet) -> Rival:
+        """SGD with the settings of the net."""
+        settings = net.settings
+        return cls(net, Sgd(lr=settings.lr, weight_decay=settings.weight_decay, bias_lr=1.0).build(net))
+
+    def learn(self, cuts: int) -> None:
+        """A step down the gradients it was left; ``cuts`` is how often the detector's learning rate was cut so far."""
+        set_lr(self.optimiser, self.net.settings.lr * self.net.settings.lr_growth**cuts)
+        self.optimiser.step()
 
 
 def set_lr(optimiser: Optimizer, lr: float) -> None:

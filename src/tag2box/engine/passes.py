@@ -8,12 +8,13 @@ from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from tag2box.engine.packing import Layout, pack, pack_views
 from tag2box.maths.mil import mil_partition
 from tag2box.model.detector import Detector
 from tag2box.model.luck import Luck, Purpose
+from tag2box.model.regularise import Regulariser
 from tag2box.model.views import Augment, Chosen, Rois, make_views, rois_of
 from tag2box.types import Batch, Needs, Outputs, Proposals
 
@@ -26,6 +27,8 @@ class Network:
     """The detector as training runs it."""
 
     detector: Detector
+    regularise: Regulariser
+    learner: nn.Module  # whose parameters get gradients: the detector, or the regulariser, which learns against it
     augment: Augment
     needs: Needs  # what the objective reads of it
     precision: Precision
@@ -41,17 +44,23 @@ class Network:
         device = next(self.detector.parameters()).device.type
         return torch.autocast(device, _HALF.get(self.precision, torch.bfloat16), enabled=self.precision in _HALF)
 
-    def outputs(
-        self, entered: Float[Tensor, "R ..."], factors: Float[Tensor, "R h w"], images: Int[Tensor, " R"]
-    ) -> Float[Tensor, "R w"]:
-        """Scores of the regularised maps and embeddings of the clean ones."""
-        detector, luck, nothing = self.detector, self.luck, entered.new_zeros(len(entered), 0)
-        vectors = detector.backbone.leave(entered, factors, luck.dice(Purpose.NECK, images))
+    def outputs(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R w"]:
+        """Scores of the regularised maps, embeddings and responses of the clean ones."""
+        detector, luck, nothing = self.detector, self.luck, rois.maps.new_zeros(len(rois.maps), 0)
+        vectors = detector.backbone.leave(
+            rois.entered, self._factors(rois, drawn, images), luck.dice(Purpose.NECK, images)
+        )
         embed = nothing
         if self.needs.exemplars:
-            clean = torch.ones_like(factors)
-            embed = detector.embed(detector.backbone.leave(entered, clean, luck.dice(Purpose.CLEAN_NECK, images)))
-        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing))
+            clean, dice = torch.ones_like(drawn), luck.dice(Purpose.CLEAN_NECK, images)
+            embed = detector.embed(detector.backbone.leave(rois.entered, clean, dice))
+        responses = detector.backbone.responses(rois.maps, rois.entered) if self.needs.responses else None
+        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing, responses))
+
+    def _factors(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
+        """To the detector they are given; only a regulariser that is learning is asked where they come from."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.learner is not self.detector):
+            return self.regularise.factors(drawn, rois.maps, images)
 
     def views(self, rois: Rois, partition: Float[Tensor, "m c"], chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies of chosen proposals."""
@@ -66,7 +75,7 @@ class Part:
     batch: Batch
     first: int  # number of the first photo in the whole batch
     start: int  # number of its first proposal in the whole batch
-    factors: Float[Tensor, "R h w"]  # DropBlock's, of its proposals
+    drawn: Float[Tensor, "R h w"]  # by the regulariser, for its proposals
 
     @property
     def rows(self) -> slice:
@@ -113,7 +122,7 @@ class Kept:
         self._network, self.part = network, part
         with network.autocast():
             self._rois = rois_of(network.detector, part.batch)
-            self._out = network.outputs(self._rois.entered, part.factors, part.images())
+            self._out = network.outputs(self._rois, part.drawn, part.images())
         self._copies: list[Tensor] = []
         self.value = self._out.detach()
 
@@ -131,7 +140,8 @@ class Kept:
         """Through the graph."""
         ends = zip([self._out, *self._copies], [grad, *view_grads], strict=True)
         learning = [(out, g) for out, g in ends if out.requires_grad]
-        torch.autograd.backward([out for out, _ in learning], [g for _, g in learning])
+        wanted = [p for p in self._network.learner.parameters() if p.requires_grad]
+        torch.autograd.backward([out for out, _ in learning], [g for _, g in learning], inputs=wanted)
 
 
 class Replayed:
@@ -143,7 +153,7 @@ class Replayed:
         with torch.no_grad(), network.autocast():
             self._seen = _through_trunk(network.detector, part.batch)
             rois = rois_of(network.detector, self._seen)
-            self.value = network.outputs(rois.entered, part.factors, part.images())
+            self.value = network.outputs(rois, part.drawn, part.images())
 
     def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies; only the chosen proposals are pooled again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Protocol
 
@@ -15,11 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.data.batch import BLACK, BoxSource, Colour, Sample, batch_slots, collate, draw_rows, load_sample
+from tag2box.data.clues import NO_CLUES, ClueSource
 from tag2box.data.transforms import Resize, View, place, seen_size
 from tag2box.engine.loader import by_processes, by_thread, count_workers, in_turn
 from tag2box.engine.maps import RoiMaps
 from tag2box.engine.processes import ALONE, Processes
-from tag2box.types import Batch, Proposals, TaggedPhotos
+from tag2box.types import Batch, Clues, Proposals, TaggedPhotos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Feed:
     batch: Annotated[int, Field(ge=1)] = 8
     """Photos in a batch. S_c spans the batch, so this is part of the method."""
     resize: Resize = Resize()
+    looks: Annotated[int, Field(ge=1)] = 1
+    """So many views of every photo share its batch, with the same proposals; CASD compares them, and takes 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """At most so many proposals of a photo take part in an iteration, drawn anew each time."""
     group_aspect: bool = False
@@ -38,6 +41,21 @@ class Feed:
 
     By default half the cores, at most 4, where shared memory holds their batches. Batches do not depend on it.
     """
+
+    def __post_init__(self) -> None:
+        views = len(set(self.resize.views()))
+        if self.looks > views:
+            raise ValueError(
+                f"looks is {self.looks}, but resize knows {views} view(s) of a photo; "
+                "add resize.scales, or set resize.flip=0.5"
+            )
+
+    def views(self, draw: tuple[int, int, int]) -> tuple[View, ...]:
+        """The views that a photo is seen in at its turn: one at random, and other ones beside it."""
+        first = self.resize.view(*draw)
+        others = [view for view in self.resize.views() if view != first]
+        order = np.random.default_rng([*draw, self.looks]).permutation(len(others))
+        return (first, *(others[i] for i in order[: self.looks - 1]))
 
 
 class Source(Protocol):
@@ -74,6 +92,7 @@ class Fed:
     feed: Feed
     seed: int
     processes: Processes = field(default=ALONE, kw_only=True)
+    clues: ClueSource = field(default=NO_CLUES, kw_only=True)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -85,15 +104,22 @@ class Fed:
         return self.store.boxes(photo_id)
 
     def share(self, iteration: int) -> tuple[Turn, ...]:
-        """This process's photos of an iteration."""
-        mine = self.processes.share(self.feed.batch)
-        return self.turns(iteration)[mine.start : mine.stop]
+        """This process's photos of an iteration; the looks at a photo stay together."""
+        mine, looks = self.processes.share(self.feed.batch), self.feed.looks
+        return self.turns(iteration)[mine.start * looks : mine.stop * looks]
 
     def turns(self, iteration: int) -> tuple[Turn, ...]:
-        """The photos of an iteration, each with a view of its own."""
+        """The photos of an iteration, each with a view of its own, or several in a row."""
         slots = batch_slots(len(self.photos), self.feed.batch, self.seed, iteration, wide=self._wide)
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
-        return tuple(Turn(index, self.feed.resize.view(*draw), draw) for index, draw in draws)
+        return tuple(Turn(index, view, draw) for index, draw in draws for view in self.feed.views(draw))
+
+    def compared(self, batch: Batch, turns: Sequence[Turn]) -> Batch:
+        """A batch that knows which of its photos are looks at the same one."""
+        if self.feed.looks == 1:
+            return batch
+        mirrored = torch.tensor([turn.view.flip for turn in turns], dtype=torch.bool)
+        return replace(batch, looks=self.feed.looks, mirrored=mirrored)
 
     def packed(
         self,
@@ -111,6 +137,7 @@ class Fed:
             maps=maps,
             trunks=trunks,
             unsure=None if unsure is None else unsure[rows],
+            clues=Clues.joined([one.clues for one in seen]),
         )
 
     @cached_property
@@ -128,14 +155,15 @@ class PhotoSource(Fed):
 
     def batch(self, iteration: int) -> Batch:
         """Photos of the iteration, each in a view of its own, padded to the largest of all processes' photos."""
-        samples = [self._sample(turn) for turn in self.share(iteration)]
+        turns = self.share(iteration)
+        samples = [self._sample(turn, self.feed.max_proposals) for turn in turns]
         if not samples:
             return Batch.empty(len(self.classes))
-        return collate(samples, self.pad, size=self._size(iteration))
+        return self.compared(collate(samples, self.pad, size=self._size(iteration)), turns)
 
-    def _sample(self, turn: Turn) -> Sample:
-        most = self.feed.max_proposals
-        return load_sample(self.photos, self.store, turn.index, turn.view, max_proposals=most, seed=turn.draw)
+    def _sample(self, turn: Turn, most: int | None) -> Sample:
+        photos, index = self.photos, turn.index
+        return load_sample(photos, self.store, index, turn.view, max_proposals=most, seed=turn.draw, clues=self.clues)
 
     def _size(self, iteration: int) -> tuple[int, int]:
         turns = [(turn.view, self.photos.photos[turn.index]) for turn in self.turns(iteration)]
@@ -150,7 +178,7 @@ class PhotoSource(Fed):
     def still(self, count: int) -> Batch:
         """A few photos to look at."""
         view = still_view(self.feed.resize)
-        return collate([load_sample(self.photos, self.store, i, view) for i in spread(self.photos, count)], self.pad)
+        return collate([self._sample(Turn(i, view, (0,)), None) for i in spread(self.photos, count)], self.pad)
 
     def most_bytes(self) -> int:
         """What this process's pixels of the largest batch can take."""
@@ -158,7 +186,7 @@ class PhotoSource(Fed):
         view = View(max(resize.scales), long_max=resize.long_max)
         sizes = {(photo.height, photo.width) for photo in self.photos.photos}
         seen = [seen_size(view, size) for size in sizes]
-        photos = len(self.processes.share(self.feed.batch))
+        photos = self.feed.looks * len(self.processes.share(self.feed.batch))
         return photos * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
 
 
@@ -170,8 +198,8 @@ class MapSource(Fed):
 
     def batch(self, iteration: int) -> Batch:
         """Maps of the iteration's photos, each in a view of its own."""
-        most = self.feed.max_proposals
-        return self._packed([self._look(turn, most) for turn in self.share(iteration)])
+        most, turns = self.feed.max_proposals, self.share(iteration)
+        return self.compared(self._packed([self._look(turn, most) for turn in turns]), turns)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by a thread: reading leaves the processor free, and maps are too large to pass around."""
@@ -188,7 +216,7 @@ class MapSource(Fed):
         boxes = place(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
         maps = self.maps.maps(turn.index, turn.view)
         rows = draw_rows(len(boxes), most, turn.draw)
-        return Seen(turn.index, boxes[rows], maps[rows])
+        return Seen(turn.index, boxes[rows], maps[rows], self.clues.of(turn.index, photo.id, rows))
 
     def _packed(self, seen: Sequence[Seen]) -> Batch:
         return self.packed(seen, maps=torch.cat([one.kept for one in seen])) if seen else Batch.empty(len(self.classes))
@@ -205,11 +233,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A photo in a view: its number, its proposals, and what a frozen network made of it."""
+    """A photo in a view: its number, its proposals, what a frozen network made of it, and what else is known."""
 
     index: int
     boxes: Float[Tensor, "P 4"]
     kept: Tensor
+    clues: Clues
 
 
 def still_view(resize: Resize) -> View:

@@ -13,14 +13,15 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from tag2box.engine.passes import Kept, Network, Part, Pass, Precision, Replayed
 from tag2box.engine.processes import ALONE, Processes
 from tag2box.engine.scaling import scale_of, unscale
 from tag2box.model.detector import Detector
-from tag2box.model.luck import Luck, Purpose
-from tag2box.model.regularise import DropBlock
+from tag2box.model.luck import Luck
+from tag2box.model.mask_net import MaskNet
+from tag2box.model.regularise import Regulariser
 from tag2box.model.views import Augment, Chosen
 from tag2box.objective import Objective, Outcome
 from tag2box.types import Batch, Facts, Views
@@ -34,7 +35,7 @@ class Step:
 
     detector: Detector
     objective: Objective
-    regularise: DropBlock
+    regularise: Regulariser
     augment: Augment
     memory: Memory = "plain"
     precision: Precision = "fp32"
@@ -45,36 +46,61 @@ class Step:
         """Where the network is."""
         return next(self.detector.parameters()).device
 
+    @property
+    def rival(self) -> MaskNet | None:
+        """The regulariser, where it learns against the detector."""
+        return self.regularise if isinstance(self.regularise, MaskNet) else None
+
     def __call__(self, batch: Batch, luck: Luck, progress: float = 0.0) -> Outcome:
-        """Losses and labels of the batch of all processes; leaves the gradients in the parameters."""
-        run = self._through(batch, luck, self.processes)
+        """Losses and labels of the batch of all processes; leaves the gradients in the detector's parameters."""
+        return self._learn(self.detector, batch, luck, progress)
+
+    def oppose(self, batch: Batch, luck: Luck, progress: float = 0.0) -> Outcome:
+        """The same through the network as it now is; leaves the rival the opposite of its share of the gradients."""
+        assert self.rival is not None
+        outcome = self._learn(self.rival, batch, luck, progress)
+        for p in self.rival.parameters():
+            if p.grad is not None:
+                p.grad.mul_(-self.rival.settings.weight)
+        return outcome
+
+    def _learn(self, learner: nn.Module, batch: Batch, luck: Luck, progress: float) -> Outcome:
+        run = self._through(batch, luck, self.processes, learner)
         leaf = run.outputs.requires_grad_()
         outcome = self._judged(leaf, run, progress)
         outcome.total.backward()
         grads = [_grad(rows) for rows in (leaf, *run.copies)]
         scale = scale_of(grads) if self.precision == "fp16" else 1.0
-        self.detector.zero_grad(set_to_none=True)
+        learner.zero_grad(set_to_none=True)
         run.back(grads[0] * scale, [grad * scale for grad in grads[1:]])
-        self.processes.add_gradients(self.detector.parameters())
-        unscale(self.detector.parameters(), scale)
+        self.processes.add_gradients(learner.parameters())
+        unscale(learner.parameters(), scale)
         return outcome.detached()
 
     def look(self, batch: Batch, luck: Luck, progress: float = 0.0) -> Outcome:
         """The same without gradients, on this process's photos alone."""
         with torch.no_grad():
             alone = replace(self, memory="exact", processes=ALONE)
-            run = alone._through(batch, luck, ALONE)
+            run = alone._through(batch, luck, ALONE, self.detector)
             return alone._judged(run.outputs, run, progress).detached()
 
-    def _through(self, batch: Batch, luck: Luck, processes: Processes) -> _Run:
+    def _through(self, batch: Batch, luck: Luck, processes: Processes, learner: nn.Module) -> _Run:
         """All photos of this process through the network, and the outputs of everybody's."""
         shares = processes.everywhere(batch.facts().to(torch.device("cpu")))
         facts = Facts.joined(shares).to(batch.tags.device)
         side = self.detector.backbone.map_size
-        factors = self.regularise.factors(luck.dice(Purpose.DROP_BLOCK, facts.proposals.image_ids()), side)
+        drawn = self.regularise.draw(luck, facts.proposals.image_ids(), side)
         before = tuple(size for share in shares[: processes.rank] for size in share.proposals.sizes)
-        parts = _parts(batch, factors, before=before, apart=self.memory == "exact")
-        network = Network(self.detector, self.augment, self.objective.needs, self.precision, luck)
+        parts = _parts(batch, drawn, before=before, apart=self.memory == "exact")
+        network = Network(
+            detector=self.detector,
+            regularise=self.regularise,
+            learner=learner,
+            augment=self.augment,
+            needs=self.objective.needs,
+            precision=self.precision,
+            luck=luck,
+        )
         passes: list[Pass] = [Kept(network, p) if self.memory == "plain" else Replayed(network, p) for p in parts]
         empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
         outputs = processes.gather(torch.cat([p.value for p in passes]) if passes else empty)
@@ -103,7 +129,7 @@ class _Run:
         side = network.detector.backbone.map_size
         chosen = Chosen(rows, images, network.augment.masks(network.luck, images, side))
         kinds, layout = network.augment.kinds, network.layout
-        width = kinds * (layout.embed + layout.stages * layout.classes)
+        width = kinds * sum(layout.view_widths)
         where = torch.cat([rows.new_zeros(0), *(d.part.owns(images).nonzero().flatten() for d in self.passes)])
         values = torch.cat([self.outputs.new_zeros(0, width), *(d.views(d.part.own(chosen)) for d in self.passes)])
         order = self.processes.gather(where[:, None]).flatten()
@@ -127,13 +153,13 @@ def _grad(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def _parts(batch: Batch, factors: Tensor, *, before: tuple[int, ...], apart: bool) -> list[Part]:
+def _parts(batch: Batch, drawn: Tensor, *, before: tuple[int, ...], apart: bool) -> list[Part]:
     """Photos that go through the network together: all of them, or each ``apart``."""
     groups = [batch.photo(i) for i in range(len(batch.ids))] if apart else [batch] if batch.ids else []
     first, start = len(before), sum(before)
     parts: list[Part] = []
     for group in groups:
         count = len(group.proposals.boxes)
-        parts.append(Part(group, first, start, factors[start : start + count]))
+        parts.append(Part(group, first, start, drawn[start : start + count]))
         first, start = first + len(group.ids), start + count
     return parts

@@ -16,16 +16,10 @@ from tag2box.types import Seeds
 
 def step_event(iteration: int, outcome: Outcome, lr: float, seconds: float) -> dict[str, object]:
     """Losses of one batch."""
-    losses = outcome.losses
+    losses = {name: value.item() for name, value in outcome.losses.named().items()}
     return {
         "iteration": iteration,
-        "losses": {
-            "mil": losses.mil.item(),
-            "refine": losses.refine.item(),
-            "box": losses.box.item(),
-            "contrast": losses.contrast.item(),
-            "total": outcome.total.item(),
-        },
+        "losses": {**losses, "total": outcome.total.item()},
         "lr": lr,
         "seconds": seconds,
     }
@@ -55,17 +49,21 @@ def gallery_event(
     batch = source.still(count)
     seeds = step.look(batch.to(step.device), luck, progress).labeling.stages[-1].seeds.to(torch.device("cpu"))
     photos = [
-        _photo(photo, span, seeds, source.photo_boxes(photo))
+        _photo(photo, span, seeds, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
         for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)
     ]
     return {"iteration": iteration, "photos": photos}
 
 
-def _photo(photo: str, span: range, seeds: Seeds, boxes: Tensor) -> dict[str, object]:
+def _photo(photo: str, span: range, seeds: Seeds, seen: Tensor, own: Tensor) -> dict[str, object]:
     inside = (seeds.rows >= span.start) & (seeds.rows < span.stop) & seeds.score.isfinite()
+    boxes = own[seeds.rows[inside] - span.start]
+    if seeds.boxes is not None and len(boxes):
+        sides = own[:, 2:].amax(dim=0) / seen[:, 2:].amax(dim=0)  # the view only scales
+        boxes = seeds.boxes[inside] * sides.repeat(2)
     return {
         "id": photo,
-        "boxes": [[round(v, 1) for v in row] for row in boxes[seeds.rows[inside] - span.start].tolist()],
+        "boxes": [[round(v, 1) for v in row] for row in boxes.tolist()],
         "labels": seeds.cls[inside].tolist(),
         "scores": [round(v, 4) for v in seeds.score[inside].tolist()],
     }

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tag2box.labelers.c_midn import CMidnLabeler
+from tag2box.labelers.c_mil import CMilLabeler
+from tag2box.labelers.c_wsl import CWsl
 from tag2box.labelers.discovery import Discovery
+from tag2box.labelers.mist import Mist
 from tag2box.labelers.oicr import Oicr
+from tag2box.labelers.oim import Oim
+from tag2box.labelers.pcl import Pcl
+from tag2box.labelers.slv import Slv
+from tag2box.labelers.wsod2 import Wsod2
 from tag2box.types import Labeling, Needs, Scene
 
 
@@ -25,7 +33,20 @@ class Labeler(Protocol):
         ...
 
 
-BuiltIn = Oicr | Discovery
+BuiltIn = Oicr | Discovery | CMilLabeler | CMidnLabeler | Pcl | Mist | CWsl | Oim | Slv | Wsod2
 """The labelers that settings know, told apart by their ``kind``: a new one is added here."""
 
-__all__ = ["BuiltIn", "Discovery", "Labeler", "Oicr"]
+__all__ = [
+    "BuiltIn",
+    "CMidnLabeler",
+    "CMilLabeler",
+    "CWsl",
+    "Discovery",
+    "Labeler",
+    "Mist",
+    "Oicr",
+    "Oim",
+    "Pcl",
+    "Slv",
+    "Wsod2",
+]

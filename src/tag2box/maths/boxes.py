@@ -39,6 +39,19 @@ def iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"
     return torch.where(union > 0, shared / union, shared.new_zeros(()))
 
 
+def row_iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "A 4"]) -> Float[Tensor, " A"]:
+    """Intersection over union of each box of ``a`` with the box of ``b`` in its row."""
+    shared = areas(torch.cat([torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])], dim=1))
+    union = areas(a) + areas(b) - shared
+    return torch.where(union > 0, shared / union, shared.new_zeros(()))
+
+
+def containment(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
+    """The larger share of either box that lies inside the other, of all pairs: shared area over the smaller one."""
+    smaller = torch.minimum(areas(a)[:, None], areas(b)[None, :])
+    return torch.where(smaller > 0, intersections(a, b) / smaller, smaller.new_zeros(()))
+
+
 def clip(boxes: Float[Tensor, "A 4"], width: float, height: float) -> Float[Tensor, "A 4"]:
     """Boxes cut at the borders of an image."""
     limit = boxes.new_tensor([width, height, width, height])

@@ -16,7 +16,7 @@ CLAMP = 1e-6
 def mil_scores(cls: Float[Tensor, "R c"], det: Float[Tensor, "R c"], sizes: Sequence[int]) -> Float[Tensor, "R c"]:
     """Proposal scores X (eq. 1): softmax over classes times softmax over an image's proposals."""
     over_classes = cls.softmax(dim=1)
-    over_boxes = torch.cat([d.softmax(dim=0) for d in det.split(list(sizes))])
+    over_boxes = torch.cat([det[:0], *(d.softmax(dim=0) for d in torch.split(det, list(sizes)))])
     return over_classes * over_boxes
 
 
@@ -34,7 +34,7 @@ def mil_view_scores(
 
 def image_scores(scores: Float[Tensor, "R c"], sizes: Sequence[int]) -> Float[Tensor, "N c"]:
     """phi (eq. 1): an image's score for a class is the sum over its proposals."""
-    return torch.stack([s.sum(dim=0) for s in scores.split(list(sizes))])
+    return torch.stack([s.sum(dim=0) for s in torch.split(scores, list(sizes))]) if sizes else scores[:0]
 
 
 def mil_loss(

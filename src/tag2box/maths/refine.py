@@ -20,11 +20,23 @@ def first_argmax(x: Float[Tensor, "a b"]) -> Int[Tensor, " a"]:
     return torch.where(x == x.max(dim=1, keepdim=True).values, columns, x.shape[1]).min(dim=1).values
 
 
-def assign(proposals: Proposals, seeds: Seeds, num_classes: int, foreground_iou: float = 0.5) -> PseudoLabels:
+def assign(
+    proposals: Proposals,
+    seeds: Seeds,
+    num_classes: int,
+    foreground_iou: float = 0.5,
+    *,
+    or_equal: bool = False,
+    ignore_below: float = 0.0,
+) -> PseudoLabels:
     """Labels of one stage (eq. 2): every proposal goes to the best-overlapping seed of its image.
 
     Above ``foreground_iou`` it takes the seed's class, else it is background; either way its loss weight is the seed's
     score. In an image without seeds all weights are zero.
+
+    Args:
+        or_equal: an overlap of just ``foreground_iou`` is foreground too, as in PCL, MIST and what came after them.
+        ignore_below: proposals with less overlap get no weight: they may show what no seed found.
     """
     total = sum(proposals.sizes)
     cls = torch.full((total,), num_classes, dtype=torch.long, device=proposals.boxes.device)
@@ -41,8 +53,9 @@ def assign(proposals: Proposals, seeds: Seeds, num_classes: int, foreground_iou:
         nearest = first_argmax(overlap)
         best = overlap.gather(1, nearest[:, None]).squeeze(1)
         chosen = inside[nearest]
-        cls[rows] = torch.where(best > foreground_iou, seeds.cls[chosen], num_classes)
-        weight[rows] = seeds.score[chosen].to(weight.dtype)
+        is_foreground = best >= foreground_iou if or_equal else best > foreground_iou
+        cls[rows] = torch.where(is_foreground, seeds.cls[chosen], num_classes)
+        weight[rows] = torch.where(best < ignore_below, 0, seeds.score[chosen].to(weight.dtype))
         boxes[rows] = pseudo[chosen]
         owner[rows] = chosen
     return PseudoLabels(cls, weight, boxes, seeds, owner)

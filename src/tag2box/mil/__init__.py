@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tag2box.mil.c_midn import CMidn
+from tag2box.mil.c_mil import CMil
 from tag2box.mil.result import MilResult
 from tag2box.mil.wsddn import Wsddn
 from tag2box.types import Facts, Needs, StageScores
@@ -30,7 +32,7 @@ class MilStrategy(Protocol):
         ...
 
 
-BuiltInMil = Wsddn
+BuiltInMil = Wsddn | CMil | CMidn
 """The strategies that settings know, told apart by their ``kind``: a new one is added here."""
 
-__all__ = ["BuiltInMil", "MilResult", "MilStrategy", "Wsddn"]
+__all__ = ["BuiltInMil", "CMidn", "CMil", "MilResult", "MilStrategy", "Wsddn"]

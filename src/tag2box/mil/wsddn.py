@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tag2box.maths.mil import mil_scores
 from tag2box.mil.result import MilResult, TagLoss
@@ -12,6 +13,8 @@ from tag2box.types import Facts, Needs, StageScores
 @dataclass(frozen=True, kw_only=True)
 class Wsddn(TagLoss):
     """The image's score for a class is the sum over its proposals."""
+
+    kind: Literal["wsddn"] = "wsddn"
 
     @property
     def needs(self) -> Needs:

@@ -51,6 +51,7 @@ class Backbone(nn.Module):
     channels: int  # of the proposal map f
     map_size: int  # side of f
     vector_size: int  # F
+    layers: int = 1  # L, of which ``responses`` tells
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
         """The map of each photo. Takes raw RGB 0 .. 255: the preprocessing of the weights is applied here."""
@@ -76,6 +77,10 @@ class Backbone(nn.Module):
     ) -> Float[Tensor, "R F"]:
         """The rest of ``neck``, for a copy whose cells are multiplied by factors."""
         return self.neck(entered * factors[:, None].to(entered.dtype), dice)
+
+    def responses(self, maps: Float[Tensor, "R ch s s"], entered: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
+        """How strongly each of L layers answers to a proposal's cells: the mean over its channels. Here: f alone."""
+        return maps.mean(dim=1, keepdim=True)
 
     def map_parts(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` and ``roi_maps`` run."""

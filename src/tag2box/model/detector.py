@@ -20,8 +20,8 @@ from tag2box.types import Batch, Proposals, StageScores
 class Heads:
     """What stands on the backbone."""
 
-    stages: Annotated[int, Field(ge=1)] = 3
-    """K, the number of refinement stages."""
+    stages: Annotated[int, Field(ge=0)] = 3
+    """K, the number of refinement stages; without any, the MIL head itself detects."""
     regress: bool = True
     """Class-specific box regression in every stage."""
     embed_dim: Annotated[int, Field(ge=1)] = 128
@@ -34,6 +34,8 @@ class Heads:
 
     mil_heads: Annotated[int, Field(ge=1, le=2)] = 1
     """Pairs of MIL layers; a coupled MIL strategy reads two."""
+    mil_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """What detection logits are divided by before the softmax over proposals; WSDDN's authors take 2."""
 
     def mil_columns(self, num_classes: int) -> int:
         """Width of the MIL head."""
@@ -48,7 +50,8 @@ class Detector(nn.Module):
         features = backbone.vector_size
         self.num_classes = num_classes
         self.backbone = backbone
-        self.mil, *more = (MilHead(features, heads.mil_columns(num_classes)) for _ in range(heads.mil_heads))
+        columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
+        self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
         self.mil_more = nn.ModuleList(more)
         self.refine = nn.ModuleList(
             RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
@@ -73,12 +76,13 @@ class Detector(nn.Module):
         """Logits and deltas of all stages."""
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
         more = [head for head in self.mil_more if isinstance(head, MilHead)]
+        mil_cls, mil_det = self.mil.logits(vector)
         return StageScores(
-            mil_cls=self.mil.cls(vector),
-            mil_det=self.mil.det(vector),
+            mil_cls=mil_cls,
+            mil_det=mil_det,
             refine=tuple(stage.cls(vector) for stage in stages),
             deltas=tuple(stage.box(vector) for stage in stages if stage.box is not None),
-            mil_more=tuple(x for head in more for x in (head.cls(vector), head.det(vector))),
+            mil_more=tuple(x for head in more for x in head.logits(vector)),
         )
 
     def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from tag2box.maths.numbers import at_least_single
+from tag2box.maths.numbers import at_least_single, unit_rows
 
 HEAD_STD = 0.001
 """Spread of fresh head weights: scores start nearly uniform."""
@@ -23,10 +22,15 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 class MilHead(nn.Module):
     """Two linear streams, classification and detection (eq. 1), before their softmaxes."""
 
-    def __init__(self, features: int, columns: int) -> None:
+    def __init__(self, features: int, columns: int, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.cls = _linear(features, columns)
         self.det = _linear(features, columns)
+        self.temperature = temperature
+
+    def logits(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
+        """Of both streams; detection logits are divided by the temperature."""
+        return self.cls(vector), self.det(vector) / self.temperature
 
 
 class RefineHead(nn.Module):
@@ -52,4 +56,4 @@ class SimilarityHead(nn.Module):
     def forward(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
         """Unit-length embeddings."""
         hidden = torch.relu(self.hidden(vector))
-        return functional.normalize(at_least_single(self.out(hidden)), dim=1)
+        return unit_rows(at_least_single(self.out(hidden)))

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tag2box.maths.attention import channel_mean
 from tag2box.maths.cells import cell_mean
 from tag2box.maths.roi import roi_align, roi_pool
 from tag2box.model.backbone import Backbone
@@ -65,6 +66,7 @@ class Lite0Backbone(Backbone):
     stride = 16
     channels = LITE0_STAGES[-1][2]
     vector_size = LITE0_HEAD
+    layers = 2
 
     def __init__(self, settings: Lite0) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class Lite0Backbone(Backbone):
 
     def neck(self, maps: Float[Tensor, "R 320 s s"], dice: Dice | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""
-        return self.leave(self.enter(maps), maps.new_ones(len(maps), self.map_size, self.map_size), dice)
+        return self.leave(self.enter(maps), maps.new_ones(len(maps), *maps.shape[2:]), dice)
 
     def enter(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
         """The head convolution without its bias."""
@@ -116,6 +118,14 @@ class Lite0Backbone(Backbone):
         """Bias, ReLU6, mean over cells, dropout."""
         assert self.head.bias is not None
         return dropout(cell_mean(entered, factors.flatten(1), self.head.bias), self.dropout, dice)
+
+    def responses(
+        self, maps: Float[Tensor, "R 320 s s"], entered: Float[Tensor, "R cells 1280"]
+    ) -> Float[Tensor, "R 2 s s"]:
+        """Of f, and of the head convolution after its ReLU6, which learns where f is frozen."""
+        assert self.head.bias is not None
+        head = channel_mean(entered, self.head.bias).view(len(maps), *maps.shape[2:])
+        return torch.stack([maps.mean(dim=1), head], dim=1)
 
     def map_recipe(self) -> str:
         """Also the way proposals are pooled."""

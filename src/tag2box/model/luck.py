@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     MASK_NECK = 4
     NOISE = 5
     NOISE_NECK = 6
+    CONCRETE = 7
 
 
 @dataclass(frozen=True, slots=True)

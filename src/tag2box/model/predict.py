@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.maths.boxes import areas, clip, decode
+from tag2box.maths.mil import mil_scores
 from tag2box.maths.nms import class_nms
 from tag2box.types import Detections, StageScores
 
@@ -43,11 +44,16 @@ class Scored:
     boxes: Float[Tensor, "P c4"]
 
 
-def scored(scores: StageScores, boxes: Float[Tensor, "P 4"]) -> Scored:
-    """One pass: the mean of the K softmaxes, and the proposals moved by the mean of the K deltas."""
-    probs = torch.stack([logits.softmax(dim=1) for logits in scores.refine]).mean(dim=0)[:, :-1]
+def scored(scores: StageScores, boxes: Float[Tensor, "P 4"], num_classes: int) -> Scored:
+    """One pass: the mean of the K softmaxes, and the proposals moved by the mean of the K deltas.
+
+    Without stages, the scores are X of the MIL head.
+    """
+    stages = [logits.softmax(dim=1) for logits in scores.refine]
+    judged = torch.stack(stages).mean(dim=0) if stages else mil_scores(scores.mil_cls, scores.mil_det, (len(boxes),))
+    probs = judged[:, :num_classes]
     if not scores.deltas:
-        return Scored(probs, boxes.repeat(1, probs.shape[1]))
+        return Scored(probs, boxes.repeat(1, num_classes))
     return Scored(probs, decode(torch.stack(scores.deltas).mean(dim=0), boxes))
 
 

@@ -6,28 +6,55 @@ All are pure functions of the map and of the random numbers they are handed, so 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, Protocol
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from tag2box.model.luck import Dice
+from tag2box.model.luck import Dice, Luck, Purpose
+
+
+class Regulariser(Protocol):
+    """What multiplies the cells of proposal maps in training, and nothing at test."""
+
+    def draw(self, luck: Luck, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
+        """What is drawn for the proposals of a whole batch, before any map is seen."""
+        ...
+
+    def factors(
+        self, drawn: Float[Tensor, "r h w"], maps: Float[Tensor, "r ch h w"], images: Int[Tensor, " r"]
+    ) -> Float[Tensor, "r h w"]:
+        """What the cells of some proposals, of whole photos, are multiplied with."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropBlock:
     """DropBlock (Ghiasi et al., 2018) as MIST and OD-WSCL use it on proposal maps; training only."""
 
+    kind: Literal["plain"] = "plain"
     block: Annotated[int, Field(ge=1)] = 3
     """Side of a dropped square, in cells."""
     drop: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Share of cells to drop, roughly: squares start at a rate of drop / block^2."""
 
-    def factors(self, dice: Dice, side: int) -> Float[Tensor, "R h w"]:
-        """What the cells of every proposal of a whole batch are multiplied with; all images share one rescaling."""
+    def build(self, channels: int, seed: int) -> DropBlock:
+        """Itself: there is nothing to learn."""
+        return self
+
+    def draw(self, luck: Luck, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
+        """The factors themselves; all images share one rescaling."""
+        dice = luck.dice(Purpose.DROP_BLOCK, images)
         return block_factors(dice.uniform(side, side), block=self.block, drop=self.drop)
+
+    def factors(
+        self, drawn: Float[Tensor, "r h w"], maps: Float[Tensor, "r ch h w"], images: Int[Tensor, " r"]
+    ) -> Float[Tensor, "r h w"]:
+        """As drawn, whatever the maps show."""
+        return drawn
 
 
 def drop_block(
@@ -44,12 +71,36 @@ def block_factors(rand: Float[Tensor, "R h w"], *, block: int, drop: float) -> F
 
 def block_mask(rand: Float[Tensor, "R h w"], *, block: int, gamma: float) -> Float[Tensor, "R h w"]:
     """1 where a cell is kept, 0 in the block x block square around every cell whose number is below ``gamma``."""
-    centres = (rand < gamma).to(rand.dtype)
-    if not len(rand):
+    return keep_mask((rand < gamma).to(rand.dtype), block)
+
+
+def keep_mask(centres: Float[Tensor, "R h w"], block: int) -> Float[Tensor, "R h w"]:
+    """0 in the block x block square around every centre (1), else 1."""
+    if not len(centres):
         return 1 - centres  # max_pool2d refuses an empty batch
     dropped = F.max_pool2d(centres[:, None], kernel_size=block, stride=1, padding=block // 2)[:, 0]
     # an even block reaches one cell further after its centre than before, and its pooling yields a row too many
-    return 1 - dropped[:, : rand.shape[1], : rand.shape[2]]
+    return 1 - dropped[:, : centres.shape[1], : centres.shape[2]]
+
+
+def concrete_centres(
+    logits: Float[Tensor, "R h w"], rand: Float[Tensor, "R h w"], *, gamma: float, temperature: float
+) -> Float[Tensor, "R h w"]:
+    """Drop centres by a Gumbel-softmax over (p, 1 - p), p = gamma sigmoid(logits): 0 or 1, yet with its gradient.
+
+    The difference of two Gumbel numbers is logistic, so one uniform number a cell does for both.
+    """
+    chance = (gamma * logits.sigmoid()).logit(eps=1e-6)
+    soft = ((chance + rand.logit()) / temperature).sigmoid()
+    return (soft > 0.5).to(soft.dtype) + (soft - soft.detach())  # straight through: exact 0 and 1 on the way there
+
+
+def rescaled_by_photo(mask: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
+    """What is kept grows by cells / kept of its photo, so that a photo alone is what it is in company."""
+    photos, photo = images.unique(return_inverse=True)
+    kept = mask.new_zeros(len(photos)).index_add(0, photo, mask.sum(dim=(1, 2)))
+    cells = torch.bincount(photo, minlength=len(photos)) * mask.shape[1] * mask.shape[2]
+    return mask * (cells / kept.clamp(min=1))[photo, None, None]
 
 
 def mask_factors(rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False) -> Float[Tensor, "R 1 h w"]:

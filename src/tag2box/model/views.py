@@ -119,7 +119,7 @@ def make_views(
     embeds = [detector.embed(vector) for vector in vectors]
     with torch.no_grad():
         stages = [_view_probs(detector, vector, partition) for vector in vectors]
-    count, width, depth = len(partition), detector.num_classes, len(detector.refine)
+    count, width, depth = len(partition), detector.num_classes, max(len(detector.refine), 1)
     probs = [_stack([s[k] for s in stages], (count, width), like=partition) for k in range(depth)]
     return Views(_stack(embeds, (count, detector.similarity.out.out_features), like=partition), tuple(probs))
 

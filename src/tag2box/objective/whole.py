@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from tag2box.labelers import BuiltIn, Discovery, Labeler
 from tag2box.mil import BuiltInMil, MilResult, Wsddn
+from tag2box.objective.attention import Attention
 from tag2box.objective.contrast import Contrast, grown
 from tag2box.objective.refine import Refine
 from tag2box.objective.sampling import Sampling, no_exemplars
+from tag2box.objective.spatial import Spatial
 from tag2box.types import Facts, Labeling, Losses, Needs, Outputs, Scene, StageScores, ViewMaker
 
 
@@ -27,8 +30,8 @@ class Outcome:
 
     def detached(self) -> Outcome:
         """The same numbers without a graph."""
-        terms = (getattr(self.losses, term.name).detach() for term in fields(self.losses))
-        return Outcome(self.total.detach(), Losses(*terms), self.labeling, self.tags)
+        terms = {name: value.detach() for name, value in self.losses.named().items()}
+        return Outcome(self.total.detach(), Losses(**terms), self.labeling, self.tags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +43,14 @@ class Objective:
     sampling: Sampling = Sampling()
     contrast: Contrast = Contrast()
     refine: Refine = Refine()
+    spatial: Spatial = Spatial()
+    attention: Attention = Attention()
 
     @property
     def needs(self) -> Needs:
         """What all parts together ask the network and the data for."""
-        return self.mil.needs | self.labeler.needs | Needs(exemplars=self.contrast.enabled)
+        extras = self.spatial.needs | self.attention.needs | Needs(exemplars=self.contrast.enabled)
+        return self.mil.needs | self.labeler.needs | extras
 
     def __call__(self, outputs: Outputs, facts: Facts, views: ViewMaker, *, progress: float = 0.0) -> Outcome:
         """Losses and labels of a batch: score, sample, label, compare.
@@ -58,25 +64,38 @@ class Objective:
         if self.needs.exemplars:
             scene = replace(scene, exemplars=self.sampling(scene, views))
         labeling = label(self.labeler, scene)
+        taught = replace(labeling, stages=labeling.stages[: len(scores.refine)])  # none where labels are only looked at
         losses = Losses(
             mil=mil.loss,
-            refine=self.refine.cls_loss(scores, labeling, facts.proposals.sizes),
-            box=self.refine.box_loss(scores, labeling, facts.proposals),
+            refine=self.refine.cls_loss(scores, taught, facts.proposals.sizes),
+            box=self.refine.box_loss(scores, taught, facts.proposals),
             contrast=self.contrast(grown(scene, labeling)) if self.contrast.enabled else mil.loss.new_zeros(()),
+            spatial=self.spatial(mil.scores, outputs.vectors, facts) if self.spatial.weight else None,
+            attention=None
+            if outputs.responses is None
+            else self.attention(outputs.responses, labeling.stages[-1], facts),
         )
+        return Outcome(self._total(losses, progress), losses, labeling, facts.tags)
+
+    def _total(self, losses: Losses, progress: float) -> Float[Tensor, ""]:
         total = self.mil.weight * losses.mil + losses.refine + losses.box + self.contrast.weight * losses.contrast
-        return Outcome(total, losses, labeling, facts.tags)
+        if losses.spatial is not None:
+            total = total + self.spatial.weight * losses.spatial
+        if losses.attention is not None:
+            total = total + self.attention.strength(progress) * losses.attention
+        return total
 
     def _scene(self, outputs: Outputs, facts: Facts, mil: MilResult, progress: float) -> Scene:
         num_classes = facts.tags.shape[1]
+        taught_by = teachers(mil.scores, outputs.scores, num_classes, self.refine.last_teacher)
         return Scene(
             facts.proposals,
             facts.tags,
-            teachers(mil.scores, outputs.scores, num_classes),
+            tuple(over_looks(probs, facts) for probs in taught_by),
             outputs.embed,
             no_exemplars(outputs.embed),
             vectors=outputs.vectors.detach() if self.labeler.needs.vectors else None,
-            second=None if mil.second is None else mil.second.detach()[:, :num_classes],
+            second=None if mil.second is None else over_looks(mil.second.detach()[:, :num_classes], facts),
             clues=facts.clues,
             progress=progress,
         )
@@ -88,7 +107,26 @@ def label(labeler: Labeler, scene: Scene) -> Labeling:
         return labeler(scene)
 
 
-def teachers(mil: Float[Tensor, "R c"], scores: StageScores, num_classes: int) -> tuple[Float[Tensor, "R C"], ...]:
-    """Teacher of stage 1 is the MIL head, of stage k the softmax of stage k-1; foreground columns, detached."""
+def over_looks(scores: Float[Tensor, "R C"], facts: Facts) -> Float[Tensor, "R C"]:
+    """The mean over the looks at a photo, for each of them: so that all looks get the same labels."""
+    if facts.looks == 1:
+        return scores
+    together = [(looks, scores[span.start : span.stop]) for looks, span in facts.seen_together()]
+    means = [own.view(len(looks), -1, own.shape[1]).mean(dim=0).repeat(len(looks), 1) for looks, own in together]
+    return torch.cat([scores[:0], *means])
+
+
+def teachers(
+    mil: Float[Tensor, "R c"],
+    scores: StageScores,
+    num_classes: int,
+    last: Literal["previous", "mean"] = "previous",
+) -> tuple[Float[Tensor, "R C"], ...]:
+    """Teacher of stage 1 is the MIL head, of stage k the softmax of stage k-1; foreground columns, detached.
+
+    The ``last`` stage may be taught by the mean of all stages before it instead.
+    """
     refined = [logits.detach().softmax(dim=1)[:, :num_classes] for logits in scores.refine[:-1]]
+    if last == "mean" and refined:
+        refined[-1] = torch.stack(refined).mean(dim=0)
     return (mil.detach()[:, :num_classes], *refined)

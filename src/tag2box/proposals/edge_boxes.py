@@ -48,15 +48,8 @@ class EdgeBoxes(ProposalMethod):
     def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> Found:
         """All boxes of a picture that enclose enough edges, with their scores."""
         edges, normals = self._edges(bgr)
-        finder = cv2.ximgproc.createEdgeBoxes(
-            alpha=self.alpha, beta=self.beta, maxBoxes=self.max_boxes or _MOST, minBoxArea=max(min_side**2, 1.0)
-        )
-        boxes, scores = finder.getBoundingBoxes(edges, normals)
-        found = np.asarray(boxes, np.float64).reshape(-1, 4)  # (x, y, w, h)
-        corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
-        strength = np.asarray(scores, np.float64).reshape(-1)[: len(found)]  # of no boxes the scores are None
-        encloses = np.isfinite(strength) & (strength > 0)  # without edges, OpenCV divides zero by zero
-        return Found(corners[encloses], strength[encloses])
+        finder = Finder(alpha=self.alpha, beta=self.beta, most=self.max_boxes, min_side=min_side)
+        return finder(edges, normals)
 
     def _edges(self, bgr: UInt8[ndarray, "h w 3"]) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
         """Thin edges within 0 and 1, and the direction across them within 0 and pi."""
@@ -67,6 +60,28 @@ class EdgeBoxes(ProposalMethod):
         thick = forest.detectEdges(np.ascontiguousarray(bgr[..., ::-1]).astype(np.float32) / 255)
         normals = forest.computeOrientation(thick)
         return np.asarray(forest.edgesNms(thick, normals)), np.asarray(normals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finder:
+    """Edges in, boxes that enclose enough of them out, with their scores: OpenCV's sliding windows and their NMS."""
+
+    alpha: float
+    beta: float
+    most: int | None
+    min_side: float
+
+    def __call__(self, edges: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> Found:
+        """Boxes of thin edges within 0 and 1, and of the direction across them within 0 and pi."""
+        finder = cv2.ximgproc.createEdgeBoxes(
+            alpha=self.alpha, beta=self.beta, maxBoxes=self.most or _MOST, minBoxArea=max(self.min_side**2, 1.0)
+        )
+        boxes, scores = finder.getBoundingBoxes(edges, normals)
+        found = np.asarray(boxes, np.float64).reshape(-1, 4)  # (x, y, w, h)
+        corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
+        strength = np.asarray(scores, np.float64).reshape(-1)[: len(found)]  # of no boxes the scores are None
+        encloses = np.isfinite(strength) & (strength > 0)  # without edges, OpenCV divides zero by zero
+        return Found(corners[encloses], strength[encloses])
 
 
 def gradient(bgr: UInt8[ndarray, "h w 3"], smoothing: float) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:

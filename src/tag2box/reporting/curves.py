@@ -19,6 +19,8 @@ LOSSES = {
     "refine": "Does each proposal get its pseudo class?",
     "box": "How far are boxes from their pseudo boxes?",
     "contrast": "Do objects of one class look alike?",
+    "spatial": "Do boxes around the best one look like it?",
+    "attention": "Is the same seen in every look at a photo?",
 }
 CHALLENGES = tuple(field.name for field in fields(Challenges))
 MAX_POINTS = 240  # per line: more than a chart has pixels for

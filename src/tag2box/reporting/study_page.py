@@ -18,6 +18,7 @@ STYLE = (
     ".shelf{--tall:300px}.tiles{gap:14px}td small{display:block;color:var(--soft);font-size:11.5px}"
     ".stack+.scroll,.pair+.scroll{margin-top:24px}"
 )
+HERE = "Here and in the paper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def build_study_page(inputs: StudyInputs) -> Leaf:
     sections = [*([] if table is None else _table_sections(table, inputs)), *inputs.sections]
     if table is None and inputs.notes:
         sections.append(Section("notes", "To be known", "What is different here.", warnings=inputs.notes))
-    about = [*_settings_table(table), *inputs.about]
+    about = [*settings_table(table), *inputs.about]
     sections.append(Section("about", "How it was made", inputs.setting, tables=tuple(about), prose=True))
     return Leaf(
         kicker=inputs.kicker,
@@ -127,8 +128,15 @@ def _table_sections(table: StudyTable, inputs: StudyInputs) -> list[Section]:
     if any(table.paper):
         words += f" The paper's figures ({inputs.origin}) were obtained on other data and at another size: compare "
         words += "the order of the rows and the differences between them, not the figures."
+    return [table_section(table, words, notes=inputs.notes)]
+
+
+def table_section(
+    table: StudyTable, words: str, *, notes: tuple[str, ...] = (), name: str = "table", title: str = HERE
+) -> Section:
+    """What was measured beside what is reported, the differences seed by seed, and what was not run."""
     tables = (_main_table(table), *_difference_table(table), *_absent_table(table))
-    return [Section("table", "Here and in the paper", words, tables=tables, warnings=(*inputs.notes, *_reasons(table)))]
+    return Section(name, title, words, tables=tables, warnings=(*notes, *_reasons(table)))
 
 
 def _main_table(table: StudyTable) -> Table:
@@ -196,7 +204,8 @@ def _reasons(table: StudyTable) -> tuple[str, ...]:
     return tuple(f"{'; '.join(names)}: {reason}" for reason, names in why.items())
 
 
-def _settings_table(table: StudyTable | None) -> list[Table]:
+def settings_table(table: StudyTable | None) -> list[Table]:
+    """What each row that was run changes, as ``--set`` takes it."""
     rows = () if table is None else table.run()
     shown = tuple(Row(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings)
     return [Table("What each row changes", ("settings",), shown)] if shown else []

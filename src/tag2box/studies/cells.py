@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -104,13 +105,30 @@ def read_result(folder: Path) -> Result:
     if not isinstance(metrics, dict) or not isinstance(moments, list):
         raise UserError(f"{folder}: {METRICS} or {QUALITY} is not what a study wrote; remove the folder")
     ends = [event for event in read_events(folder) if event["event"] == "end"]
-    names = {"seconds": "seconds", "peak_memory_mb": "peak_memory_mb", "iterations": "iteration"}
-    cost = {name: ends[-1].get(key) for name, key in names.items()} if ends else {}
+    cost = _cost(ends[-1]) if ends else {}
     pseudo = moments[-1] if moments else {}
     return Result(folder, {**metrics, "pseudo": pseudo, "cost": cost}, moments_of(moments, folder / QUALITY))
 
 
+def _cost(end: Mapping[str, Any]) -> dict[str, Any]:
+    seconds, iterations = end.get("seconds"), end.get("iteration")
+    a_step = seconds / iterations if seconds is not None and iterations else None
+    return {
+        "seconds": seconds,
+        "iterations": iterations,
+        "step_seconds": a_step,
+        "peak_memory_mb": end.get("peak_memory_mb"),
+    }
+
+
+def forget_peak() -> None:
+    """Let the most memory be counted anew, so that a run is not told the peak of the one before it (Linux only)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 def _train(config: Config, folder: Path, progress: Progress) -> None:
+    forget_peak()
     if has_run(folder) and not (folder / EVENTS).exists():
         (folder / CONFIG).unlink(missing_ok=True)  # killed before it began
     if not has_run(folder):

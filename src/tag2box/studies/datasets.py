@@ -51,7 +51,10 @@ Place = Scenes | Parts
 
 @dataclass(frozen=True)
 class StudyData:
-    """A dataset opened for a study. Training is told of ``source`` alone, which has no key for boxes."""
+    """A dataset opened for a study. Training is told of ``source`` alone, which has no key for boxes.
+
+    Rows that ask for counts are told of ``counted`` instead: the same photos, their objects counted from boxes.
+    """
 
     name: str
     source: Data
@@ -61,11 +64,13 @@ class StudyData:
     test: Truth
     home: Path  # of what is kept of it
     fingerprint: str
+    counted: Data
     boxes: Boxes | None = None
 
     def placed(self, config: Config) -> Config:
         """Settings that learn from this dataset, with proposals and maps where all runs on it share them."""
-        data = replace(self.source, proposals=self.proposals(config, "train"))
+        source = self.counted if config.objective.needs.counts else self.source
+        data = replace(source, proposals=self.proposals(config, "train"))
         return replace(config, data=data, maps=self.home / "maps")
 
     def exam(self, config: Config) -> Exam:
@@ -159,7 +164,8 @@ def _opened(
     if twice:
         raise UserError(f"{min(twice)}: both learnt from and measured on; name parts that share no photo")
     seen = _digest([*_told(tagged.photos, train), *_told(test.photos, test.truth), str(tagged.tags.tolist())])
-    return StudyData(name, source, tagged, train, test.photos, test.truth, home, seen)
+    counted = replace(source, tags=truth or source.tags, counts="boxes")
+    return StudyData(name, source, tagged, train, test.photos, test.truth, home, seen, counted)
 
 
 def _told(photos: Sequence[Photo], truth: Truth) -> Iterator[str]:

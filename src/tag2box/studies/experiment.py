@@ -63,7 +63,7 @@ class Column:
 
 
 MAP = Column("mAP50", ("test", "voc12", "mAP"))
-MAP_11 = Column("mAP50, 11 points", ("test", "voc07", "mAP"))
+MAP_11 = Column("mAP50,\n11 points", ("test", "voc07", "mAP"))
 CORLOC = Column("CorLoc", ("train", "corloc", "mean"))
 FATES = tuple(Column(fate, ("test", "challenges", fate)) for fate in ("found", "part", "grouped", "missed"))
 LABELS = tuple(Column(f"labels'\n{what}", ("pseudo", what, "0.5")) for what in ("precision", "recall"))

@@ -73,6 +73,8 @@ class Batch:
     unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
     trunks: tuple[Float[Tensor, "c h w"], ...] | None = None  # a map a photo, each of its own size
     clues: Clues = Clues()
+    looks: int = 1  # so many photos in a row are one photo seen in different views
+    mirrored: Bool[Tensor, " N"] | None = None  # which are mirror images; None where looks are not compared
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.images, self.maps, self.trunks)) != 1:
@@ -85,7 +87,7 @@ class Batch:
         return cls((), tags, Proposals(torch.zeros(0, 4), ()), trunks=())
 
     def photo(self, index: int) -> Batch:
-        """One photo of it."""
+        """One photo of it, in one look."""
         span, photo = self.proposals.spans()[index], slice(index, index + 1)
         rows = slice(span.start, span.stop)
         return Batch(
@@ -101,7 +103,7 @@ class Batch:
 
     def facts(self) -> Facts:
         """What the objective is told of it."""
-        return Facts(self.proposals, self.tags, self.unsure, self.clues)
+        return Facts(self.proposals, self.tags, self.unsure, self.clues, self.looks, self.mirrored)
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -114,6 +116,8 @@ class Batch:
             unsure=None if self.unsure is None else self.unsure.to(device),
             trunks=None if self.trunks is None else tuple(trunk.to(device) for trunk in self.trunks),
             clues=self.clues.to(device),
+            looks=self.looks,
+            mirrored=None if self.mirrored is None else self.mirrored.to(device),
         )
 
 
@@ -125,18 +129,29 @@ class Facts:
     tags: Bool[Tensor, "N C"]
     unsure: Bool[Tensor, "N C"] | None = None
     clues: Clues = Clues()
+    looks: int = 1  # so many photos in a row are one photo, with the same proposals in the same order
+    mirrored: Bool[Tensor, " N"] | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[Facts]) -> Facts:
-        """Parts of a batch, one after the other."""
+        """Parts of a batch, one after the other; looks of a photo may be in different parts."""
         unsure = [part.unsure for part in parts if part.unsure is not None]
+        mirrored = [part.mirrored for part in parts if part.mirrored is not None]
         sizes = tuple(size for part in parts for size in part.proposals.sizes)
         return cls(
             Proposals(torch.cat([part.proposals.boxes for part in parts]), sizes),
             torch.cat([part.tags for part in parts]),
             torch.cat(unsure) if unsure else None,
             Clues.joined([part.clues for part in parts if part.proposals.sizes]),
+            max((part.looks for part in parts), default=1),
+            torch.cat(mirrored) if mirrored else None,
         )
+
+    def seen_together(self) -> list[tuple[range, range]]:
+        """Of each photo, the looks at it, and all their proposals."""
+        spans = self.proposals.spans()
+        firsts = range(0, len(spans), self.looks)
+        return [(range(i, i + self.looks), range(spans[i].start, spans[i + self.looks - 1].stop)) for i in firsts]
 
     def to(self, device: torch.device) -> Facts:
         """The same on a device."""
@@ -145,4 +160,6 @@ class Facts:
             self.tags.to(device),
             None if self.unsure is None else self.unsure.to(device),
             self.clues.to(device),
+            self.looks,
+            None if self.mirrored is None else self.mirrored.to(device),
         )

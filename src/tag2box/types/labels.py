@@ -21,6 +21,9 @@ class Needs:
     evidence: bool = False  # Clues.evidence
     objectness: bool = False  # Clues.objectness
     mil_heads: int = 1
+    responses: bool = False  # mean responses of the network's layers to a proposal's cells
+    layers: int = 1  # how many of these layers, at least
+    looks: int = 1  # how many looks at a photo, at least
 
     def __or__(self, other: Needs) -> Needs:
         """What both ask for."""
@@ -99,9 +102,16 @@ class Labeling:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The terms of eq. 13, unweighted."""
+    """The terms of eq. 13 and those that other systems add to it (None where they are off), unweighted."""
 
     mil: Float[Tensor, ""]
     refine: Float[Tensor, ""]
     box: Float[Tensor, ""]
     contrast: Float[Tensor, ""]
+    spatial: Float[Tensor, ""] | None = None  # WSDDN's regulariser
+    attention: Float[Tensor, ""] | None = None  # CASD's two terms by their weights, before the ramp
+
+    def named(self) -> dict[str, Float[Tensor, ""]]:
+        """The terms that are on, by name."""
+        terms = ((term.name, getattr(self, term.name)) for term in fields(self))
+        return {name: value for name, value in terms if value is not None}

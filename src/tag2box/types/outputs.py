@@ -27,6 +27,7 @@ class Outputs:
     scores: StageScores
     embed: Float[Tensor, "R D"]  # z, unit length
     vectors: Float[Tensor, "R F"]  # v~, the regularised feature vectors that the heads read
+    responses: Float[Tensor, "R L s s"] | None = None  # of L layers, the mean over channels of the clean maps
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tag2box.paper import PAPER_RUNS
-from tag2box.studies.experiment import Row
+from tag2box.studies.experiment import Row, unchanged
+from tag2box.systems import SYSTEMS, Change, System
 
-COMPARED = "the paper's figure alone: this system is not part of tag2box yet"
+OURS = ("oicr-plus", "od-wscl")
+"""Systems whose rows experiments write themselves."""
 
 NETS = {"VGG16": "vgg16", "R50-WS": "r50-ws", "R101-WS": "r101-ws"}
 """What the paper calls a backbone -> its part in the names of ``paper.PAPER_RUNS``."""
@@ -27,11 +29,22 @@ KINDS = {
 """Backbone -> the weights it needs, its kind among the settings, and what else is set."""
 
 
-def backbones(method: str, settings: tuple[str, ...], paper: Mapping[str, Mapping[str, float]]) -> tuple[Row, ...]:
+def compared(dataset: str) -> tuple[System, ...]:
+    """The systems before OD-WSCL for which the paper reports figures on a dataset, oldest first."""
+    return tuple(system for name, system in SYSTEMS.items() if name not in OURS and dataset in system.figures)
+
+
+def backbones(
+    method: str,
+    settings: Sequence[str],
+    paper: Mapping[str, Mapping[str, float]],
+    *,
+    change: Change = unchanged,
+) -> tuple[Row, ...]:
     """A method on each backbone the paper has a figure for; rows whose weights are not stored here are left out."""
     rows = []
     for name, figures in paper.items():
         weights, kind, more = KINDS[name]
         changes = (*settings, f"backbone.kind={kind}", f"backbone.weights={weights}", *more)
-        rows.append(Row(label=f"{method}, {name}", settings=changes, paper=figures, weights=weights))
+        rows.append(Row(label=f"{method}, {name}", settings=changes, change=change, paper=figures, weights=weights))
     return tuple(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tag2box.studies.experiment import OD_WSCL, OICR_PLUS, Column, Experiment, Row
-from tag2box.studies.experiments.shared import COMPARED, NETS, backbones, reported
+from tag2box.studies.experiments.shared import NETS, backbones, compared, reported
 
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
@@ -13,13 +13,6 @@ def _paper(*figures: float) -> dict[str, float]:
 
 
 OURS = {name: reported(f"coco14-mcg-{net}") for name, net in NETS.items()}
-OTHERS = {
-    "PCL": _paper(8.5, 19.4),
-    "C-MIDN": _paper(9.6, 21.4),
-    "WSOD2": _paper(10.8, 22.7),
-    "MIST": _paper(11.4, 24.3, 9.4, 3.6, 12.2, 17.6, 13.5, 22.6, 23.9, 8.5, 25.4, 38.3),
-    "CASD": _paper(12.8, 26.4),
-}
 COCO17 = {
     "MIST, VGG16, COCO17": _paper(12.4, 25.8, 10.5, 3.9, 13.8, 19.9, 14.3, 23.3, 24.6, 9.7, 26.6, 39.6),
     **{f"OD-WSCL, {name}, COCO17": reported(f"coco17-mcg-{net}") for name, net in NETS.items()},
@@ -35,7 +28,7 @@ TABLE1 = Experiment(
         Row(label="OICR+", settings=OICR_PLUS),
         Row(label="OD-WSCL", settings=OD_WSCL, paper=OURS["VGG16"]),
         *backbones("OD-WSCL", OD_WSCL, OURS),
-        *(Row(label=name, paper=paper, absent=COMPARED) for name, paper in OTHERS.items()),
+        *(Row(label=s.title, change=s.change, paper=s.figures["coco14"].reported()) for s in compared("coco14")),
         *(Row(label=name, paper=paper, absent="another dataset than COCO14") for name, paper in COCO17.items()),
     ),
     columns=tuple(Column(name, ("test", "coco", name)) for name in NAMES),

@@ -1,0 +1,46 @@
+"""Where studies take place, as the command line names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tag2box.errors import UserError
+
+if TYPE_CHECKING:
+    from tag2box.data.datasets import DataSource
+    from tag2box.studies.datasets import Place
+
+
+def numbers(text: str | None) -> tuple[int, ...]:
+    """Seeds as they are typed; none are the study's own."""
+    words = (text or "").replace(",", " ").split()
+    if not all(word.isdecimal() for word in words):
+        raise UserError(f"--seeds {text}: expected whole numbers with commas between, as 0,1,2")
+    return tuple(int(word) for word in words)
+
+
+def place_of(
+    learn: DataSource,
+    test: DataSource | None,
+    test_split: str | None,
+    proposals: Path | None,
+    test_proposals: Path | None,
+) -> Place:
+    """Where a study takes place: generated scenes, or the two parts of a dataset."""
+    from dataclasses import replace
+
+    from tag2box.data.scenes import Scenes
+    from tag2box.studies.datasets import SCENES, Boxes, parts
+
+    if learn.path == Path(SCENES):
+        rest = (learn.photos, learn.split, learn.classes, test, test_split, proposals, test_proposals)
+        if any(value is not None for value in rest):
+            raise UserError(
+                "--on scenes: has photos, parts and classes of its own; leave out all but --seeds and --set"
+            )
+        return Scenes()
+    if (proposals is None) != (test_proposals is None):
+        raise UserError("--proposals and --test-proposals go together: both parts need boxes of the same making")
+    boxes = None if proposals is None or test_proposals is None else Boxes(proposals, test_proposals)
+    return replace(parts(learn, test, test_split), boxes=boxes)

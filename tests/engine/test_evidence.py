@@ -1,0 +1,103 @@
+"""Evidence kept on disk: right, in the order of the proposals, made once, made anew where anything changed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tag2box.data.photos import read_photo
+from tag2box.engine import evidence as module
+from tag2box.engine.evidence import Evidence, make_evidence
+from tag2box.errors import UserError
+from tag2box.maths.straddling import straddling
+from tag2box.proposals.superpixels import Superpixels
+from tiny import tiny_photos, tiny_store
+from tiny_world import one_worker
+
+CUT = Superpixels(min_size=20)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_worker(monkeypatch)
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (1,), (6, 0, 9, 1)])
+def test_values_are_those_of_each_photo_in_the_order_of_its_proposals(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    photos = tiny_photos(tmp_path, len(counts)).photos
+    store = tiny_store(tmp_path, photos, counts=counts)
+    made = make_evidence(photos, store, CUT, tmp_path / "maps")
+    for photo in photos:
+        boxes = store.boxes(photo.id).numpy()
+        assert made(photo.id).tolist() == straddling(CUT(read_photo(photo.path)), boxes).tolist()
+        assert made(photo.id).shape == (len(boxes),) and made(photo.id).dtype == torch.float32
+
+
+def test_boxes_are_held_against_the_reduced_copy(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 1).photos  # 48 x 40
+    store = tiny_store(tmp_path, photos)
+    small = replace(CUT, short_side=32)
+    labels = small(read_photo(photos[0].path))
+    wanted = straddling(labels, store.boxes("photo0").numpy() * np.array([38 / 48, 32 / 40] * 2, np.float32))
+    assert labels.shape == (32, 38)
+    assert make_evidence(photos, store, small, tmp_path / "maps")("photo0").tolist() == wanted.tolist()
+
+
+def test_it_is_made_once_and_again_where_anything_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, maps = tiny_photos(tmp_path, 2).photos, tmp_path / "maps"
+    store = tiny_store(tmp_path, photos)
+    seen: list[str] = []
+    weigh = module._weigh
+
+    def counted(superpixels: Superpixels, order: module._Order) -> module._Weighed:
+        seen.append(order.photo.id)
+        return weigh(superpixels, order)
+
+    monkeypatch.setattr(module, "_weigh", counted)
+    make_evidence(photos, store, CUT, maps)
+    make_evidence(photos, store, CUT, maps)
+    assert seen == ["photo0", "photo1"] and len(list(maps.iterdir())) == 1
+    make_evidence(photos, store, replace(CUT, scale=99.0), maps)
+    make_evidence(photos, tiny_store(tmp_path / "other", photos, seed=1), CUT, maps)
+    os.utime(photos[0].path, ns=(1, 1))
+    make_evidence(photos, store, CUT, maps)
+    assert len(seen) == 8 and len(list(maps.iterdir())) == 4
+    cut_short = next(path for path in maps.iterdir())
+    for path in maps.iterdir():
+        path.write_bytes(path.read_bytes()[:-4])
+    assert make_evidence(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 10 and cut_short.exists()
+
+
+def test_a_photo_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 2).photos
+    store = tiny_store(tmp_path, photos)
+    photos[1].path.write_text("no photo")
+    with pytest.raises(UserError, match=r"photo1.jpg: not readable as a photo") as error:
+        make_evidence(photos, store, CUT, tmp_path / "maps")
+    assert "\n" not in str(error.value) and list((tmp_path / "maps").iterdir()) == []
+    photos[1].path.unlink()
+    with pytest.raises(UserError, match=r"photo1.jpg: no such photo"):
+        make_evidence(photos, store, CUT, tmp_path / "maps")
+
+
+def test_what_crosses_to_other_processes_survives(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 1).photos
+    store = tiny_store(tmp_path, photos)
+    made = make_evidence(photos, store, CUT, tmp_path / "maps")
+    order = module._Order(photos[0], store.boxes("photo0").numpy())
+    again, work, crossed = pickle.loads(pickle.dumps((made, partial(module._weigh, CUT), order)))  # noqa: S301 - ours
+    assert isinstance(again, Evidence) and again("photo0").tolist() == made("photo0").tolist()
+    assert pickle.loads(pickle.dumps(work(crossed))).values.tolist() == made("photo0").tolist()  # noqa: S301
+
+
+def test_a_photo_that_ends_its_process_is_named(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 1).photos
+    lost = module._lost(module._Order(photos[0], np.zeros((0, 4), np.float32)), 11)
+    assert lost.values is None and "photo0.jpg" in lost.problem and "signal 11" in lost.problem

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import make_scene
+from tag2box.labelers import BuiltIn, CMidnLabeler, Oicr
+from tag2box.labelers.oicr import argmax_seeds
+from tag2box.maths.boxes import areas, intersections
+from tag2box.maths.refine import assign
+from tag2box.maths.voting import cells_of, likelihood_map
+from tag2box.types import Needs, Proposals, Scene
+
+WORLDS = [
+    ((), []),
+    ((0,), [[1, 1]]),
+    ((1,), [[1, 0, 1]]),
+    ((4,), [[0, 0]]),
+    ((9, 0, 14), [[1, 0, 1], [1, 1, 1], [0, 1, 0]]),
+    ((6, 5), [[1], [1]]),
+    ((30,), [[1] * 25]),
+]
+
+
+def coupled_scene(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> Scene:
+    scene = make_scene(sizes, tags, seed=seed)
+    second = torch.rand(scene.probs[0].shape, generator=torch.Generator().manual_seed(seed + 1))
+    return replace(scene, second=second)
+
+
+def loop_coupled(scene: Scene, ours: CMidnLabeler) -> list[tuple[int, int, float]]:
+    """(row, class, score) of stage 1, the mask as a set of cells."""
+    assert scene.second is not None
+    first, other = argmax_seeds(scene, 0), argmax_seeds(replace(scene, probs=(scene.second,)), 0)
+    boxes, found = scene.proposals.boxes, []
+    for a, b, c in zip(first.rows.tolist(), other.rows.tolist(), first.cls.tolist(), strict=True):
+        one, two = (a, c, scene.probs[0][a, c].item()), (b, c, scene.second[b, c].item())
+        shared = intersections(boxes[a][None], boxes[b][None]).item()
+        if shared / min(areas(boxes[[a, b]]).tolist()) <= ours.apart:
+            found += [one, two]
+            continue
+        span = next(s for s in scene.proposals.spans() if a in s)
+        inside = slice(span.start, span.stop)
+        votes = likelihood_map(boxes[inside], scene.probs[0][inside, c] + scene.second[inside, c], ours.cell).tolist()
+        held = {(x, y) for y, line in enumerate(votes) for x, v in enumerate(line) if v >= ours.mask and v > 0}
+        fits = []
+        for left, up, right, down in cells_of(boxes[[a, b]], ours.cell).tolist():
+            own = {(x, y) for x in range(left, right) for y in range(up, down)}
+            fits.append(len(own & held) / len(own | held))
+        found.append(two if fits[1] > fits[0] else one)
+    return found
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize(
+    "ours", [CMidnLabeler(), CMidnLabeler(apart=0.6, foreground_iou=0.3), CMidnLabeler(mask=0.8, cell=3.0)], ids=str
+)
+def test_labels_match_the_loop(sizes: tuple, tags: list, ours: CMidnLabeler) -> None:
+    scene = coupled_scene(sizes, tags)
+    stages, plain = ours(scene).stages, Oicr(foreground_iou=ours.foreground_iou)(scene).stages
+    seeds = stages[0].seeds
+    expected = loop_coupled(scene, ours)
+    assert list(zip(seeds.rows.tolist(), seeds.cls.tolist(), seeds.score.tolist(), strict=True)) == expected
+    again = assign(scene.proposals, seeds, scene.tags.shape[1], ours.foreground_iou)
+    assert torch.equal(stages[0].cls, again.cls) and torch.equal(stages[0].weight, again.weight)
+    for later, other in zip(stages[1:], plain[1:], strict=True):
+        assert torch.equal(later.cls, other.cls) and torch.equal(later.seeds.rows, other.seeds.rows)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 300))
+def test_one_or_two_seeds_for_each_tag(seed: int) -> None:
+    scene = coupled_scene((8, 10), [[1, 0, 1], [0, 1, 0]], seed)
+    seeds = CMidnLabeler()(scene).stages[0].seeds
+    image = scene.proposals.image_ids()[seeds.rows]
+    for n, c in scene.tags.nonzero().tolist():
+        assert int(((image == n) & (seeds.cls == c)).sum()) in (1, 2)
+    assert scene.tags[image, seeds.cls].all()
+
+
+def two_objects(second_top: int) -> Scene:
+    boxes = torch.tensor([[0.0, 0, 40, 40], [8, 8, 24, 24], [100, 100, 140, 140]])
+    second = torch.zeros(3, 1)
+    second[second_top] = 0.6
+    scene = make_scene((3,), [[1]], stages=2)
+    probs = (torch.tensor([[0.1], [0.6], [0.0]]), scene.probs[1])
+    return replace(scene, proposals=Proposals(boxes, (3,)), probs=probs, second=second)
+
+
+def test_apart_both_are_objects_and_a_part_gives_way_to_the_whole() -> None:
+    assert CMidnLabeler()(two_objects(2)).stages[0].seeds.rows.tolist() == [1, 2]
+    whole = CMidnLabeler(mask=0.3)(two_objects(0)).stages[0].seeds
+    assert (whole.rows.tolist(), whole.score.tolist()) == ([0], pytest.approx([0.6]))
+    assert CMidnLabeler()(two_objects(1)).stages[0].seeds.rows.tolist() == [1]
+
+
+def test_without_a_second_head_it_is_argmax_labelling() -> None:
+    scene = make_scene((9, 5), [[1, 0, 1], [0, 1, 0]])
+    for ours, plain in zip(CMidnLabeler()(scene).stages, Oicr()(scene).stages, strict=True):
+        assert torch.equal(ours.cls, plain.cls) and torch.equal(ours.weight, plain.weight)
+
+
+def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
+    assert CMidnLabeler in get_args(BuiltIn)
+    assert CMidnLabeler().needs == Needs(mil_heads=2)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_scenes import WORLDS, scenes
+
+from conftest import background_last, golden_names, load_golden
+from strategies import make_scene
+from tag2box.labelers import BuiltIn, Mist
+from tag2box.labelers.oicr import argmax_seeds
+from tag2box.maths.boxes import encode, iou
+from tag2box.types import Needs, Proposals, Scene
+
+EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
+
+
+def loop_seeds(labeler: Mist, scene: Scene, stage: int) -> list[tuple[int, int]]:
+    """(row, class) of all seeds, one rank at a time."""
+    found, boxes = [], scene.proposals.boxes
+    for span, tags in zip(scene.proposals.spans(), scene.tags.tolist(), strict=True):
+        for c in [c for c, present in enumerate(tags) if present]:
+            ranked = sorted(span, key=lambda r: (-scene.probs[stage][r, c].item(), r))
+            top = ranked[: max(int(labeler.share * len(span)), 1)]
+            for i, row in enumerate(top):
+                if all(iou(boxes[row][None], boxes[b][None]).item() < labeler.apart for b in top[:i]):
+                    found.append((row, c))
+    return found
+
+
+def loop_labels(labeler: Mist, scene: Scene, seeds: list[tuple[int, int]], stage: int) -> list[tuple[int, float]]:
+    """(class, weight) of every proposal: those of the nearest seed in its image, the first of equally near ones."""
+    labels, boxes, background = [], scene.proposals.boxes, scene.tags.shape[1]
+    for span in scene.proposals.spans():
+        own = [s for s in seeds if s[0] in span]
+        for row in span:
+            near = [iou(boxes[row][None], boxes[s][None]).item() for s, _ in own]
+            best = near.index(max(near)) if near else -1
+            is_foreground = best >= 0 and near[best] >= labeler.foreground_iou
+            weight = scene.probs[stage][own[best]].item() if best >= 0 else 0.0
+            labels.append((own[best][1] if is_foreground else background, weight))
+    return labels
+
+
+@given(scenes(), st.sampled_from([0.15, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.6]), st.sampled_from([0.3, 0.5]))
+def test_labels_match_the_loop(scene: Scene, share: float, apart: float, foreground_iou: float) -> None:
+    labeler = Mist(share=share, apart=apart, foreground_iou=foreground_iou)
+    for stage, labels in enumerate(labeler(scene).stages):
+        seeds = loop_seeds(labeler, scene, stage)
+        assert list(zip(labels.seeds.rows.tolist(), labels.seeds.cls.tolist(), strict=True)) == seeds
+        expected = loop_labels(labeler, scene, seeds, stage)
+        assert list(zip(labels.cls.tolist(), labels.weight.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
+    scene = make_scene(sizes, tags)
+    pairs = sum(sum(t) for t, n in zip(tags, sizes, strict=True) if n)
+    for labels in Mist()(scene).stages:
+        assert labels.cls.shape == labels.weight.shape == (sum(sizes),)
+        assert len(labels.seeds) >= pairs if pairs else len(labels.seeds) == 0
+        assert labels.seeds.rows.dtype == torch.long
+
+
+@given(scenes())
+def test_the_best_proposal_of_a_class_is_always_a_seed(scene: Scene) -> None:
+    """But the best is the best of all: unlike argmax, one proposal may be a seed of two classes."""
+    for stage, labels in enumerate(Mist(share=0.5)(scene).stages):
+        pairs = set(zip(labels.seeds.rows.tolist(), labels.seeds.cls.tolist(), strict=True))
+        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+            for c in tags.nonzero().flatten().tolist() if len(span) else ():
+                top = int(scene.probs[stage][span.start : span.stop, c].argmax()) + span.start
+                assert (top, c) in pairs
+
+
+def test_with_a_share_of_one_proposal_it_is_argmax() -> None:
+    scene = make_scene((30, 20), [[1, 0], [0, 1]])
+    assert torch.equal(Mist(share=0.01).find(scene, scene.probs[0]).rows, argmax_seeds(scene, 0).rows)
+
+
+@pytest.mark.parametrize("name", golden_names("mist_layer_*.npz"))
+def test_labels_weights_and_targets_are_those_of_the_reference(name: str) -> None:
+    """Labels exact; weights and targets to float32 rounding (targets 1e-4: logs of ratios)."""
+    g = load_golden(name)
+    boxes = torch.as_tensor(g["in_boxes"]) + EDGE
+    probs = background_last(torch.as_tensor(g["in_source_score"]))[:, :-1]
+    classes = probs.shape[1]
+    bare = make_scene((len(boxes),), [[0] * classes])
+    tags = torch.as_tensor(g["in_labels"])[None, 1:] > 0
+    scene = replace(bare, proposals=Proposals(boxes, (len(boxes),)), tags=tags, probs=(probs,))
+    labels = Mist(share=round(float(g["in_p"]), 6), apart=round(float(g["in_iou_th"]), 6))(scene).stages[0]
+    reference = torch.as_tensor(g["out_pseudo_labels"])
+    assert torch.equal(labels.cls, torch.where(reference == 0, classes, reference - 1))
+    torch.testing.assert_close(labels.weight, torch.as_tensor(g["out_loss_weights"]).float())
+    if len(labels.seeds):
+        expected = torch.as_tensor(g["out_regression_targets"])
+        torch.testing.assert_close(encode(labels.boxes, boxes), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_known_by_name_and_needs_nothing_more() -> None:
+    assert Mist in get_args(BuiltIn)
+    assert Mist().needs == Needs()

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import make_scene, no_exemplars
+from tag2box.errors import UserError
+from tag2box.labelers import BuiltIn, Oicr, Oim
+from tag2box.labelers.oicr import argmax_seeds
+from tag2box.maths.boxes import iou
+from tag2box.objective import label
+from tag2box.types import Needs, Proposals, Scene, Seeds
+
+
+def with_vectors(scene: Scene, dim: int = 3) -> Scene:
+    """Feature vectors that follow places a little, so that neighbours look alike."""
+    noise = torch.randn(len(scene.embed), dim, generator=torch.Generator().manual_seed(1))
+    return replace(scene, vectors=noise + scene.proposals.boxes[:, :dim] / 50)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
+    tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
+    scene = make_scene(sizes, tags, stages=2, seed=draw(st.integers(0, 10_000)))
+    return with_vectors(replace(scene, progress=draw(st.sampled_from([0.0, 0.5, 1.0]))))
+
+
+def loop_seeds(labeler: Oim, scene: Scene, stage: int) -> list[tuple[int, int]]:
+    """(row, class): all cores, then what each of them mines, one proposal at a time."""
+    cores = argmax_seeds(scene, stage)
+    found = list(zip(cores.rows.tolist(), cores.cls.tolist(), strict=True))
+    taken = {row for row, _ in found}
+    reach = labeler.late_reach if scene.progress >= labeler.late_from else labeler.reach
+    boxes, vectors = scene.proposals.boxes, scene.vectors
+    assert vectors is not None
+    for core, c in list(found):
+        span = next(span for span in scene.proposals.spans() if core in span)
+        far = {r: torch.dist(vectors[r], vectors[core]).item() for r in span}
+        near = [r for r in span if iou(boxes[r][None], boxes[core][None]).item() >= labeler.foreground_iou]
+        limit = reach * sum(far[r] for r in near) / len(near)
+        accepted = [core]
+        for row in sorted(span, key=lambda r: far[r]):
+            apart = all(iou(boxes[row][None], boxes[a][None]).item() <= labeler.apart_iou for a in accepted)
+            if far[row] < limit and row not in taken and apart:
+                accepted.append(row)
+        taken |= set(accepted)
+        found += [(row, c) for row in accepted[1:]]
+    return found
+
+
+@settings(max_examples=40)
+@given(scenes(), st.sampled_from([1.0, 5.0]), st.sampled_from([1e-6, 0.3]))
+def test_seeds_match_the_loop(scene: Scene, reach: float, apart_iou: float) -> None:
+    labeler = Oim(reach=reach, late_reach=0.7, late_from=0.5, apart_iou=apart_iou)
+    for stage, labels in enumerate(labeler(scene).stages):
+        seeds = labels.seeds
+        found = list(zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True))
+        assert found == loop_seeds(labeler, scene, stage)
+        assert torch.equal(seeds.score, scene.probs[stage][seeds.rows, seeds.cls])
+
+
+@settings(max_examples=40)
+@given(scenes())
+def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(scene: Scene) -> None:
+    images, background = scene.proposals.image_ids(), scene.tags.shape[1]
+    for stage, labels in enumerate(Oim()(scene).stages):
+        cores = argmax_seeds(scene, stage)
+        mined = labels.seeds.rows[len(cores) :]
+        assert len(set(mined.tolist()) | set(cores.rows.tolist())) == len(mined) + len(set(cores.rows.tolist()))
+        assert torch.equal(labels.cls[mined], labels.seeds.cls[len(cores) :])
+        assert scene.tags[images[labels.seeds.rows], labels.seeds.cls].all()
+        others = torch.ones(len(images), dtype=torch.bool)
+        others[mined] = False
+        owned = others & (labels.owner >= len(cores))
+        assert (labels.cls[owned] == background).all()
+
+
+@settings(max_examples=40)
+@given(scenes())
+def test_without_reach_it_is_argmax(scene: Scene) -> None:
+    mine, theirs = Oim(reach=0, late_reach=0)(scene), Oicr()(scene)
+    for ours, plain in zip(mine.stages, theirs.stages, strict=True):
+        assert torch.equal(ours.cls, plain.cls)
+        assert torch.equal(ours.weight, plain.weight)
+        assert torch.equal(ours.seeds.rows, plain.seeds.rows)
+
+
+def twins(progress: float = 0.0) -> Scene:
+    """A core, its neighbour, a translated copy of both, and a place that looks half alike; one high score."""
+    boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [80, 0, 90, 10]])
+    vectors = torch.tensor([[1.0, 0], [1, 0.2], [1, 0], [1, 0.2], [1, 0.4]])
+    probs = torch.tensor([[0.9], [0.1], [0.1], [0.2], [0.1]])
+    tags = torch.ones(1, 1, dtype=torch.bool)
+    embed = torch.zeros(5, 2)
+    return Scene(Proposals(boxes, (5,)), tags, (probs,), embed, no_exemplars(2, 1), vectors, progress=progress)
+
+
+def test_it_finds_a_translated_copy_of_the_core() -> None:
+    labels = Oim()(twins()).stages[0]  # D = 0.1, so a reach of 5 takes what is nearer than 0.5
+    assert labels.seeds.rows.tolist() == [0, 2, 4]
+    assert labels.cls.tolist() == [0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("progress", "rows"), [(0.0, [0, 2, 4]), (0.77, [0, 2, 4]), (0.78, [0, 2]), (1.0, [0, 2])])
+def test_late_in_training_it_reaches_less_far(progress: float, rows: list[int]) -> None:
+    assert Oim()(twins(progress)).stages[0].seeds.rows.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tags"),
+    [
+        ((), []),  # no photo
+        ((0,), [[1]]),  # no proposals
+        ((4,), [[0, 0]]),  # no tags
+        ((1,), [[1]]),
+        ((1,), [[1, 1, 1]]),  # one proposal, several classes
+        ((3, 0, 2), [[1], [1], [0]]),
+        ((40,), [[1] * 30]),  # many classes
+    ],
+)
+def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
+    scene = with_vectors(make_scene(sizes, tags))
+    for labels in Oim()(scene).stages:
+        assert len(labels.seeds) >= sum(sum(t) for t, n in zip(tags, sizes, strict=True) if n)
+        assert labels.cls.shape == labels.owner.shape == labels.weight.shape == (sum(sizes),)
+        assert labels.weight.isfinite().all()
+
+
+def test_nothing_is_differentiated() -> None:
+    scene = with_vectors(make_scene((6,), [[1, 1]]))
+    scene = replace(scene, vectors=scene.vectors.clone().requires_grad_())  # type: ignore[union-attr]
+    assert not label(Oim(), scene).stages[0].weight.requires_grad
+
+
+def test_it_is_known_by_name_and_asks_for_vectors() -> None:
+    assert Oim in get_args(BuiltIn)
+    assert Oim().needs == Needs(vectors=True)
+    with pytest.raises(UserError, match="feature vectors"):
+        Oim()(make_scene((2,), [[1]]))
+
+
+def test_seeds_are_proposals() -> None:
+    seeds = Oim()(twins()).stages[0].seeds
+    assert isinstance(seeds, Seeds) and seeds.boxes is None

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import make_scene, no_exemplars
+from tag2box.labelers import BuiltIn, Oicr, Slv
+from tag2box.maths.boxes import iou
+from tag2box.maths.voting import voted_boxes
+from tag2box.types import Needs, Proposals, Scene
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
+    tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
+    scene = make_scene(sizes, tags, stages=draw(st.integers(1, 3)), seed=draw(st.integers(0, 10_000)))
+    return replace(scene, progress=draw(st.sampled_from([0.0, 0.25, 1.0])))
+
+
+def loop_last(labeler: Slv, scene: Scene) -> tuple[list[tuple], list[tuple[int, float, int]]]:
+    """Seeds (row, class, box) and labels (class, weight, owner) of the last stage."""
+    probs, boxes, background = scene.probs[-1], scene.proposals.boxes, scene.tags.shape[1]
+    ramp = min(scene.progress / labeler.ramp, 1.0)
+    seeds: list[tuple] = []
+    labels = []
+    for image, span in enumerate(scene.proposals.spans()):
+        own = len(seeds)
+        for c in range(background):
+            if not scene.tags[image, c] or not len(span):
+                continue
+            voters = [r for r in span if probs[r, c] > labeler.min_score]
+            voters = voters or [max(span, key=lambda r: (probs[r, c].item(), -r))]
+            votes = probs[voters, c] if probs[voters, c].min() > 0 else torch.ones(1)
+            for box in voted_boxes(boxes[voters], votes, threshold=labeler.threshold, cell=labeler.cell):
+                nearest = max(span, key=lambda r: (iou(boxes[r][None], box[None]).item(), -r))
+                seeds.append((nearest, c, box.tolist()))
+        for r in span:
+            overlaps = [(-iou(boxes[r][None], torch.tensor([s[2]])).item(), i) for i, s in enumerate(seeds) if i >= own]
+            if not overlaps:
+                labels.append((background, 0.0, -1))
+                continue
+            negative, owner = min(overlaps)
+            cls = seeds[owner][1] if -negative >= labeler.foreground_iou else background
+            weight = 1.0 if labeler.weights == "even" else probs[seeds[owner][0], seeds[owner][1]].item()
+            labels.append((cls, weight * ramp, owner))
+    return seeds, labels
+
+
+@settings(max_examples=40)
+@given(scenes(), st.sampled_from(["even", "score"]), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([0.3, 1.0]))
+def test_the_last_stage_matches_the_loop(scene: Scene, weights: str, min_score: float, ramp: float) -> None:
+    labeler = Slv(weights=weights, min_score=min_score, ramp=ramp, cell=2.0)  # type: ignore[arg-type]
+    last = labeler(scene).stages[-1]
+    seeds, labels = loop_last(labeler, scene)
+    assert last.seeds.rows.tolist() == [s[0] for s in seeds]
+    assert last.seeds.cls.tolist() == [s[1] for s in seeds]
+    assert last.seeds.placed(scene.proposals).tolist() == [s[2] for s in seeds]
+    assert torch.equal(last.seeds.score, scene.probs[-1][last.seeds.rows, last.seeds.cls])
+    assert last.cls.tolist() == [x[0] for x in labels]
+    assert last.weight.tolist() == pytest.approx([x[1] for x in labels])
+    assert last.owner.tolist() == [x[2] for x in labels]
+
+
+@settings(max_examples=40)
+@given(scenes())
+def test_the_stages_before_are_argmax(scene: Scene) -> None:
+    mine, theirs = Slv()(scene).stages, Oicr()(scene).stages
+    assert len(mine) == len(theirs)
+    for ours, plain in zip(mine[:-1], theirs[:-1], strict=True):
+        assert torch.equal(ours.cls, plain.cls)
+        assert torch.equal(ours.weight, plain.weight)
+
+
+@settings(max_examples=40)
+@given(scenes())
+def test_every_tag_of_a_photo_with_proposals_gets_a_box(scene: Scene) -> None:
+    seeds = Slv()(scene).stages[-1].seeds
+    images = scene.proposals.image_ids()
+    pairs = set(zip(images[seeds.rows].tolist(), seeds.cls.tolist(), strict=True))
+    assert pairs == {(i, c) for i, c in scene.tags.nonzero().tolist() if scene.proposals.sizes[i]}
+
+
+def one_class(boxes: list[list[float]], scores: list[float], progress: float = 1.0) -> Scene:
+    probs, embed = torch.tensor(scores)[:, None], torch.zeros(len(boxes), 2)
+    proposals = Proposals(torch.tensor(boxes), (len(boxes),))
+    tags = torch.ones(1, 1, dtype=torch.bool)
+    return Scene(proposals, tags, (probs, probs), embed, no_exemplars(2, 2), progress=progress)
+
+
+BOXES = [[3.3, 7.1, 41.2, 55.9], [5.0, 9.0, 39.0, 50.0], [60.0, 0.0, 90.0, 20.0]]
+
+
+def test_one_confident_box_returns_that_box() -> None:
+    last = Slv()(one_class(BOXES, [0.9, 0.0, 0.0])).stages[-1]
+    assert torch.equal(last.seeds.placed(one_class(BOXES, [0.9, 0, 0]).proposals), torch.tensor(BOXES[:1]))
+    assert last.seeds.rows.tolist() == [0]
+    assert last.cls.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("scores", [[1e-4, 1e-5, 0.0], [float("nan")] * 3, [0.0, 0.0, 0.0]])
+def test_where_nobody_is_sure_the_best_votes_alone(scores: list[float]) -> None:
+    seeds = Slv()(one_class(BOXES, scores)).stages[-1].seeds
+    assert seeds.placed(one_class(BOXES, scores).proposals).tolist() == [pytest.approx(BOXES[0])]
+
+
+def test_two_objects_of_one_class_are_two_boxes() -> None:
+    seeds = Slv()(one_class(BOXES, [0.5, 0.0, 0.4])).stages[-1].seeds
+    assert seeds.boxes is not None
+    assert seeds.boxes.tolist() == [pytest.approx(BOXES[2]), pytest.approx(BOXES[0])]  # by their first cell
+
+
+@pytest.mark.parametrize(("progress", "ramp", "expected"), [(0.0, 1.0, 0.0), (0.3, 1.0, 0.3), (0.3, 0.2, 1.0)])
+def test_the_last_stage_grows_with_the_training(progress: float, ramp: float, expected: float) -> None:
+    stages = Slv(ramp=ramp)(one_class(BOXES, [0.9, 0.2, 0.1], progress)).stages
+    assert stages[-1].weight.tolist() == pytest.approx([expected] * 3)
+    assert stages[0].weight.tolist() == pytest.approx([0.9] * 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tags"),
+    [
+        ((), []),  # no photo
+        ((0,), [[1]]),  # no proposals
+        ((4,), [[0, 0]]),  # no tags
+        ((1,), [[1]]),
+        ((1,), [[1, 1, 1]]),  # one proposal, several classes
+        ((3, 0, 2), [[1], [1], [0]]),
+        ((40,), [[1] * 30]),  # many classes
+    ],
+)
+def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
+    scene = replace(make_scene(sizes, tags), progress=0.5)
+    labeling = Slv()(scene)
+    assert len(labeling.stages) == 3
+    last = labeling.stages[-1]
+    assert len(last.seeds) >= sum(sum(t) for t, n in zip(tags, sizes, strict=True) if n)
+    assert last.seeds.placed(scene.proposals).shape == (len(last.seeds), 4)
+    assert last.cls.shape == last.weight.shape == (sum(sizes),)
+
+
+def test_it_is_known_by_name_and_needs_scores_alone() -> None:
+    assert Slv in get_args(BuiltIn)
+    assert Slv().needs == Needs()

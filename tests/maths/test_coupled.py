@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import box_sets
+from tag2box.maths.boxes import containment, iou
+from tag2box.maths.coupled import cells_inside, class_mask, coverage, fit, is_removed, kept_of_two
+
+LARGE, SMALL, FAR = [0.0, 0, 8, 8], [2.0, 2, 4, 4], [10.0, 10, 14, 14]
+
+
+def cells(box: list[float], cell: float) -> set[tuple[int, int]]:
+    """(x, y) of the cells of a box on a grid that it keeps to."""
+    left, top, right, bottom = (round(v / cell) for v in box)
+    return {(x, y) for x in range(left, right) for y in range(top, bottom)}
+
+
+@settings(max_examples=40)
+@given(box_sets(), st.sampled_from([1.0, 4.0]), st.integers(0, 99))
+def test_cells_coverage_and_fit_match_sets_of_cells(boxes: torch.Tensor, cell: float, seed: int) -> None:
+    mask, boxes = torch.rand(9, 11, generator=torch.Generator().manual_seed(seed)) > 0.6, boxes * cell
+    held = {(x, y) for x in range(11) for y in range(9) if mask[y, x]}
+    for i, box in enumerate(boxes.tolist()):
+        own = cells(box, cell)
+        assert cells_inside(mask, boxes, cell)[i].item() == len(own & held)
+        assert coverage(mask, boxes, cell)[i].item() == pytest.approx(len(own & held) / max(len(held), 1))
+        assert fit(mask, boxes, cell)[i].item() == pytest.approx(len(own & held) / len(own | held))
+
+
+@pytest.mark.parametrize("size", [(0, 0), (3, 4)])
+def test_an_empty_mask_is_covered_by_nothing(size: tuple[int, int]) -> None:
+    mask, boxes = torch.zeros(size, dtype=torch.bool), torch.tensor([SMALL, LARGE])
+    assert coverage(mask, boxes, 1.0).tolist() == [0, 0]
+    assert fit(mask, boxes, 1.0).tolist() == [0, 0]
+    assert coverage(mask, boxes[:0], 1.0).shape == (0,)
+
+
+def test_the_mask_is_where_the_votes_are() -> None:
+    boxes = torch.tensor([LARGE, SMALL])
+    both = class_mask(boxes, torch.tensor([0.4, 0.6]), cell=1.0, threshold=0.3)
+    core = class_mask(boxes, torch.tensor([0.4, 0.6]), cell=1.0, threshold=0.5)
+    assert both.sum() == 64 and core.sum() == 4
+    assert class_mask(boxes, torch.zeros(2), cell=1.0, threshold=0.0).sum() == 0
+    assert class_mask(boxes[:0], torch.zeros(0), cell=1.0, threshold=0.5).numel() == 0
+
+
+@settings(max_examples=40)
+@given(box_sets(low=1), st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from([0.0, 0.5, 1.1]), st.integers(0, 99))
+def test_what_is_removed_matches_the_loop(boxes: torch.Tensor, threshold: float, enough: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    covered, top = torch.rand(len(boxes), generator=g), int(torch.randint(len(boxes), (1,), generator=g))
+    got = is_removed(boxes, top, covered, iou_threshold=threshold, enough=enough).tolist()
+    near = [iou(box[None], boxes[top][None]).item() > threshold for box in boxes]
+    expected = [a and b < enough for a, b in zip(near, covered.tolist(), strict=True)]
+    assert got == ([False] * len(boxes) if all(expected) else expected)
+
+
+def test_what_covers_the_mask_stays_and_something_always_does() -> None:
+    boxes = torch.tensor([LARGE, [0.0, 0, 8, 7], FAR])
+    removed = is_removed(boxes, 0, torch.tensor([0.2, 0.9, 0.0]), iou_threshold=0.5, enough=0.8)
+    assert removed.tolist() == [True, False, False]
+    assert not is_removed(boxes[:1], 0, torch.zeros(1), iou_threshold=0.5, enough=0.8).any()
+
+
+@settings(max_examples=40)
+@given(box_sets(low=1), box_sets(low=1))
+def test_the_overlap_of_the_smaller_is_one_inside_and_symmetric(a: torch.Tensor, b: torch.Tensor) -> None:
+    share = containment(a, b)
+    torch.testing.assert_close(share, containment(b, a).T)
+    assert (share >= 0).all() and (share <= 1 + 1e-6).all()
+    assert torch.allclose(containment(a, a).diagonal(), torch.ones(len(a)))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "mask_box", "expected"),
+    [
+        ([SMALL, FAR], LARGE, [True, True]),  # apart
+        ([SMALL, LARGE], LARGE, [False, True]),  # the larger one, where the mask fills it
+        ([LARGE, SMALL], LARGE, [True, False]),
+        ([LARGE, SMALL], SMALL, [False, True]),  # the tighter one, where the mask is small
+        ([LARGE, LARGE], LARGE, [True, False]),  # the same box is one object
+        ([SMALL, LARGE], FAR, [True, False]),  # the mask says nothing: the first head's
+    ],
+)
+def test_coupling(boxes: list, mask_box: list[float], expected: list[bool]) -> None:
+    mask = torch.zeros(16, 16, dtype=torch.bool)
+    left, top, right, bottom = (int(v) for v in mask_box)
+    mask[top:bottom, left:right] = True
+    assert kept_of_two(torch.tensor(boxes), mask, apart=0.1, cell=1.0).tolist() == expected
+
+
+def test_how_much_two_objects_may_touch_is_a_setting() -> None:
+    boxes, mask = torch.tensor([[0.0, 0, 4, 4], [3.0, 0, 7, 4]]), torch.ones(8, 8, dtype=torch.bool)
+    assert kept_of_two(boxes, mask, apart=0.25, cell=1.0).tolist() == [True, True]
+    assert kept_of_two(boxes, mask, apart=0.2, cell=1.0).tolist() == [True, False]

@@ -1,0 +1,126 @@
+"""WSDDN by itself, and its spatial regulariser as a term of the objective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from strategies import make_scene, plain_views
+from tag2box.engine.watch import step_event
+from tag2box.labelers import CMidnLabeler, CMilLabeler, Discovery, Oicr
+from tag2box.maths.boxes import iou
+from tag2box.mil import CMidn, CMil
+from tag2box.objective import Contrast, Objective, Outcome, Spatial
+from tag2box.types import Facts, Needs, Outputs, Scene, StageScores
+
+OFF = Contrast(enabled=False)
+WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
+    ((0,), [[0, 0]]),
+    ((1,), [[1, 1]]),
+    ((5,), [[0, 0]]),
+    ((4, 0, 9), [[1, 0], [1, 1], [0, 1]]),
+    ((6,), [[1]]),
+    ((12, 9), [[1] * 30, [0] * 29 + [1]]),
+]
+
+
+def leaves(scene: Scene, stages: int, heads: int = 1) -> Outputs:
+    rows, classes = scene.probs[0].shape
+    g = torch.Generator().manual_seed(7)
+
+    def leaf(width: int) -> torch.Tensor:
+        return torch.randn(rows, width, generator=g, requires_grad=True)
+
+    mil, *more = ((leaf(classes), leaf(classes)) for _ in range(heads))
+    refine, deltas = (tuple(leaf(w) for _ in range(stages)) for w in (classes + 1, 4 * classes))
+    scores = StageScores(*mil, refine, deltas, tuple(x for pair in more for x in pair))
+    return Outputs(scores, scene.embed, leaf(6))
+
+
+def run(objective: Objective, scene: Scene, outputs: Outputs, progress: float = 0.1) -> Outcome:
+    views = plain_views(replace(scene, probs=scene.probs[: max(len(outputs.scores.refine), 1)]))
+    return objective(outputs, Facts(scene.proposals, scene.tags), views, progress=progress)  # type: ignore[arg-type]
+
+
+def loop_term(spatial: Spatial, scores: torch.Tensor, vectors: torch.Tensor, scene: Scene) -> float:
+    """Photo by photo, tag by tag, neighbour by neighbour."""
+    total, boxes = 0.0, scene.proposals.boxes
+    for span, tags in zip(scene.proposals.spans(), scene.tags.tolist(), strict=True):
+        for c in [c for c, present in enumerate(tags) if present]:
+            ranked = sorted(span, key=lambda r, c=c: (-scores[r, c].item(), r))
+            for r in ranked[1 : spatial.neighbours + 1]:
+                if iou(boxes[r][None], boxes[ranked[0]][None]).item() > spatial.iou:
+                    apart = vectors[r] - vectors[ranked[0]]
+                    total += 0.5 * scores[r, c].item() ** 2 * sum(x.item() ** 2 for x in apart)
+    return total / len(scene.tags)
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("spatial", [Spatial(weight=1.0, iou=0.1), Spatial(weight=0.5, iou=0.0, neighbours=2)])
+def test_the_term_matches_the_loop(sizes: tuple, tags: list, spatial: Spatial) -> None:
+    scene = make_scene(sizes, tags)
+    outputs = leaves(scene, 3)
+    facts = Facts(scene.proposals, scene.tags)
+    objective = Objective(labeler=Oicr(), contrast=OFF, spatial=spatial)
+    out, without = run(objective, scene, outputs), run(replace(objective, spatial=Spatial()), scene, outputs)
+    expected = loop_term(spatial, objective.mil(outputs.scores, facts, 0.1).scores, outputs.vectors, scene)
+    assert out.losses.spatial is not None and without.losses.spatial is None
+    assert out.losses.spatial.item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert out.total.item() == pytest.approx(without.total.item() + spatial.weight * expected, rel=1e-5)
+
+
+def test_its_gradient_reaches_the_vectors_and_no_scores() -> None:
+    scene = make_scene((20,), [[1, 1]])
+    outputs = leaves(scene, 0)
+    mil = torch.rand(20, 2, requires_grad=True)
+    term = Spatial(weight=1.0, iou=0.0)(mil, outputs.vectors, Facts(scene.proposals, scene.tags))
+    term.backward()
+    assert outputs.vectors.grad is not None and (outputs.vectors.grad != 0).any()
+    assert mil.grad is None
+
+
+def test_it_asks_for_vectors_only_where_it_is_on() -> None:
+    assert Spatial().needs == Needs()
+    assert Objective(contrast=OFF, labeler=Oicr(), spatial=Spatial(weight=1e-4)).needs == Needs(vectors=True)
+
+
+def test_events_tell_of_the_term_only_where_it_is_on() -> None:
+    scene = make_scene((8,), [[1, 0]])
+    on = Objective(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.0))
+    told = [step_event(1, run(o, scene, leaves(scene, 3)).detached(), 0.1, 1.0)["losses"] for o in (on, Objective())]
+    assert list(told[0]) == ["mil", "refine", "box", "contrast", "spatial", "total"]  # type: ignore[call-overload]
+    assert list(told[1]) == ["mil", "refine", "box", "contrast", "total"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("objective", [Objective(labeler=Oicr(), contrast=OFF), Objective()], ids=["plain", "od-wscl"])
+def test_without_stages_the_mil_head_learns_and_labels_are_there_to_be_seen(
+    sizes: tuple, tags: list, objective: Objective
+) -> None:
+    scene = make_scene(sizes, tags)
+    outputs = leaves(scene, 0)
+    out = run(objective, scene, outputs)
+    out.total.backward()
+    assert (out.losses.refine.item(), out.losses.box.item()) == (0, 0)
+    assert len(out.labeling.stages) == 1
+    pairs = sum(sum(t) for t, size in zip(tags, sizes, strict=True) if size)
+    assert len(out.labeling.stages[0].seeds) >= pairs
+    assert outputs.scores.mil_cls.grad is not None and outputs.scores.mil_cls.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("stages", [0, 3])
+@pytest.mark.parametrize(
+    ("mil", "labeler"), [(CMil(), CMilLabeler()), (CMidn(), CMidnLabeler()), (CMil(), Discovery()), (CMidn(), Oicr())]
+)
+def test_parts_mix(sizes: tuple, tags: list, stages: int, mil: object, labeler: object) -> None:
+    scene = make_scene(sizes, tags)
+    outputs = leaves(scene, stages, heads=2)
+    objective = Objective(mil=mil, labeler=labeler, spatial=Spatial(weight=1.0))  # type: ignore[arg-type]
+    out = run(objective, scene, outputs)
+    out.total.backward()
+    assert out.total.isfinite()
+    assert len(out.labeling.stages) == max(stages, 1)
+    assert objective.needs.vectors and objective.needs.mil_heads == (2 if isinstance(mil, CMidn) else 1)

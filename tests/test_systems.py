@@ -1,0 +1,187 @@
+"""The named systems: changes of settings, and of nothing that a comparison holds equal."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tag2box import settings
+from tag2box.commands.systems import as_words, table
+from tag2box.errors import UserError
+from tag2box.labelers import Discovery
+from tag2box.model.mask_net import ConcreteDropBlock
+from tag2box.model.regularise import DropBlock
+from tag2box.model.vgg16 import Vgg16
+from tag2box.model.wsrpn import Wsrpn
+from tag2box.paper import PAPER_RUNS
+from tag2box.proposals.imported import Imported
+from tag2box.recipes import RECIPES, Config, table_3a
+from tag2box.systems import SYSTEMS, System, changes, find_system
+from tiny_world import call
+
+PAPER = {
+    "wsddn": (34.8, None, None), "oicr": (41.2, 37.9, None), "pcl": (43.5, 40.6, 19.4), "c-wsl": (46.8, 43.0, None),
+    "wsrpn": (47.9, 43.4, None), "c-mil": (50.5, 46.7, None), "c-midn": (52.6, 50.2, 21.4), "wsod2": (53.6, 47.2, 22.7),
+    "oim": (50.1, 45.3, None), "slv": (53.5, 49.2, None), "mist": (54.9, 52.1, 24.3), "casd": (56.8, 53.6, 26.4),
+    "oicr-plus": (52.3, None, None), "od-wscl": (56.1, 54.6, 27.7),
+}  # fmt: skip
+"""mAP50 on VOC07 and VOC12, AP50 on COCO14: tables 1 to 3 of the paper."""
+
+EQUAL = {"data", "superpixels", "backbone", "augment", "plan", "compute", "inference", "maps", "maps_budget"}
+"""What no system may touch."""
+
+
+@pytest.fixture(params=["photos", "scenes", "od-wscl", "voc07-mcg-vgg16"])
+def base(request: pytest.FixtureRequest) -> Config:
+    return RECIPES[request.param]()
+
+
+def test_there_are_the_twelve_and_ours_with_the_papers_figures() -> None:
+    assert {n: tuple(s.reported(d) for d in ("voc07", "voc12", "coco14")) for n, s in SYSTEMS.items()} == PAPER
+    assert SYSTEMS["od-wscl"].figures["voc07"] == PAPER_RUNS["voc07-ss-vgg16"].figures
+    assert SYSTEMS["mist"].figures["coco14"].ARl == 38.3
+    assert [s.year for s in SYSTEMS.values()] == sorted(s.year for s in SYSTEMS.values())
+    assert len({s.title for s in SYSTEMS.values()}) == len(SYSTEMS)
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
+def test_a_system_leaves_equal_what_must_be(system: System, base: Config) -> None:
+    after = system(base)
+    assert after.name == system.title
+    changed = {field.name for field in fields(Config) if getattr(after, field.name) != getattr(base, field.name)}
+    assert not changed & EQUAL
+    assert "proposals" not in changed or system.name == "wsrpn"
+    assert "feed" not in changed or system.name == "casd"
+    assert (after.feed.batch, after.feed.max_proposals) == (base.feed.batch, base.feed.max_proposals)
+    assert after.objective.mil.over_classes == base.objective.mil.over_classes
+    assert after.objective.refine.first_stage == base.objective.refine.first_stage
+    assert after.heads.mil_background == base.heads.mil_background
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
+def test_a_change_in_words_is_the_change(system: System, base: Config) -> None:
+    after = system(base)
+    again = settings.load(Config, [], tuple(changes(base, after)), base=base)
+    assert replace(again, name=after.name) == after
+    assert list(changes(after, after)) == []
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
+def test_a_system_twice_is_the_system_and_survives_its_own_file(system: System, base: Config, tmp_path: Path) -> None:
+    after = system(base)
+    if system.name != "slv":  # each call adds a stage
+        assert system(after) == after
+    (tmp_path / "config.toml").write_text(settings.dump(after))
+    assert settings.load(Config, [tmp_path / "config.toml"]) == after
+
+
+def test_no_two_systems_are_the_same_settings(base: Config) -> None:
+    made = [replace(system(base), name="") for system in SYSTEMS.values()]
+    assert all(a != b for i, a in enumerate(made) for b in made[:i])
+
+
+def test_ours_are_the_rows_of_table_3a(base: Config) -> None:
+    assert SYSTEMS["oicr-plus"](base) == table_3a(base, discovery=False, contrast=False)
+    assert SYSTEMS["od-wscl"](base) == table_3a(base, discovery=True, contrast=True)
+    assert isinstance(SYSTEMS["od-wscl"](SYSTEMS["oicr-plus"](base)).objective.labeler, Discovery)
+
+
+@pytest.mark.parametrize(
+    ("name", "regress", "drop", "stages"),
+    [
+        ("wsddn", False, 0.0, 0), ("oicr", False, 0.0, 3), ("pcl", False, 0.0, 3), ("c-wsl", True, 0.0, 3),
+        ("wsrpn", False, 0.0, 3), ("c-mil", False, 0.0, 3), ("c-midn", False, 0.0, 3), ("wsod2", True, 0.0, 3),
+        ("oim", False, 0.0, 3), ("slv", True, 0.0, 4), ("mist", True, 0.3, 3), ("casd", True, 0.0, 3),
+        ("oicr-plus", True, 0.3, 3), ("od-wscl", True, 0.3, 3),
+    ],
+)  # fmt: skip
+def test_box_regression_dropblock_and_stages_are_as_the_authors_had_them(name, regress, drop, stages) -> None:
+    made = SYSTEMS[name](RECIPES["photos"]())
+    assert (made.heads.regress, made.drop_block.drop, made.heads.stages) == (regress, drop, stages)
+    assert isinstance(made.drop_block, ConcreteDropBlock if name == "mist" else DropBlock)
+    assert made.objective.contrast.enabled is (name == "od-wscl")
+
+
+def test_wsrpn_takes_the_budget_of_the_boxes_it_replaces() -> None:
+    scenes = RECIPES["scenes"]()
+    made = SYSTEMS["wsrpn"](scenes).proposals
+    assert isinstance(made, Wsrpn)
+    assert (made.short_side, made.max_boxes, made.min_side) == (144, 200, 16)
+    assert SYSTEMS["wsrpn"](replace(scenes, proposals=Imported())).proposals == Wsrpn()
+
+
+@pytest.mark.parametrize(("recipe", "looks"), [("photos", 2), ("scenes", 2), ("od-wscl", 4), ("voc07-ss-vgg16", 4)])
+def test_casd_looks_as_often_as_there_are_views_four_times_at_most(recipe: str, looks: int) -> None:
+    made = SYSTEMS["casd"](RECIPES[recipe]())
+    assert made.feed.looks == looks <= len(made.feed.resize.views())
+    assert bool(made.objective.attention.layer_weight) is not isinstance(made.backbone, Vgg16)  # which shows one layer
+
+
+# ---------------------------------------------------------------- at the command line
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[Config]:
+    calls: list[Config] = []
+    monkeypatch.setattr("tag2box.commands.train.train", lambda config, *_, **__: calls.append(config))
+    return calls
+
+
+def test_train_starts_from_a_system_and_overrides_come_on_top(asked, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine.toml").write_text("[objective.labeler]\nshare = 0.3\n")
+    argv = ["train", "tags.csv", "--system", "mist", "--config", f"{tmp_path / 'mine.toml'}", "--out", "run"]
+    assert call([*argv, "--set", "objective.contrast.enabled=true"], monkeypatch, capsys).code == 0
+    (config,) = asked
+    mist = SYSTEMS["mist"](RECIPES["photos"]())
+    assert config.name == "MIST" and config.drop_block == mist.drop_block
+    assert config.objective.labeler == replace(mist.objective.labeler, share=0.3)
+    assert config.objective.contrast.enabled
+
+
+def test_a_system_stands_on_any_recipe(asked, monkeypatch, capsys) -> None:
+    argv = ["train", "tags.csv", "--recipe", "scenes", "--system", "slv", "--out", "run"]
+    assert call(argv, monkeypatch, capsys).code == 0
+    tags = replace(RECIPES["scenes"]().data, tags=Path("tags.csv"))
+    assert asked == [replace(SYSTEMS["slv"](RECIPES["scenes"]()), data=tags)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train", "t.csv", "--system", "mits", "--out", "x"], ("mits", "did you mean mist?", "tag2box systems")),
+        (["train", "--system", "mist", "--resume", "--out", "x"], ("--resume", "--system")),
+        (["systems", "OICR"], ("OICR", "did you mean oicr?")),
+        (["systems", "oicr", "--recipe", "fotos"], ("--recipe fotos", "did you mean photos?")),
+    ],
+)
+def test_a_mistake_is_one_line(argv, words, asked, monkeypatch, capsys) -> None:
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 2 and len(done.complaints) == 1 and asked == []
+    assert all(word in done.complaints[0] for word in words), done.complaints[0]
+
+
+def test_the_list_names_all_within_80_columns() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(table())
+    lines = console.export_text().splitlines()
+    assert [line.split()[0] for line in lines if line[:1].strip()] == ["system", *SYSTEMS]
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+
+
+def test_one_system_is_printed_as_settings(monkeypatch, capsys) -> None:
+    done = call(["systems", "slv"], monkeypatch, capsys)
+    assert done.out == as_words("slv")
+    head, *lines = done.out.splitlines()
+    base = RECIPES["photos"]()
+    assert head.startswith("# SLV (2020)")
+    assert settings.load(Config, [], lines, base=base).objective == SYSTEMS["slv"](base).objective
+    assert call(["systems"], monkeypatch, capsys).out.count("\n") > len(SYSTEMS)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    assert find_system("c-mil") is SYSTEMS["c-mil"]
+    with pytest.raises(UserError, match="did you mean c-midn"):
+        find_system("c-midnn")
