@@ -60,7 +60,7 @@ def test_two_processes_train_what_one_trains(world: World, undisturbed: Path, tm
     one, two = weights(tmp_path / "one"), weights(undisturbed)
     assert one.keys() == two.keys()
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)
     told = [event["event"] for event in story(undisturbed)]
     assert told == [event["event"] for event in story(tmp_path / "one")]  # one writer
 
