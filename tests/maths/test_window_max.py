@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -152,21 +151,3 @@ def test_large_jobs_on_a_cpu_are_compiled_and_small_or_double_ones_are_not(monke
         assert called == expected
         spread(torch.ones(cell.shape, dtype=dtype), cell, windows.image, features.shape)
         assert called == expected * 1 + ["spread"] * len(expected)
-
-
-def test_kernels_work_where_nothing_can_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = numba.njit
-
-    def njit(*, nogil: bool, cache: bool = False) -> object:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(nogil=nogil)
-
-    monkeypatch.setattr(numba, "njit", njit)
-    out = torch.zeros(1).numpy()
-
-    def fill(target: object) -> None:
-        target[0] = 3  # type: ignore[index]
-
-    compiled._compiled(fill)(out)
-    assert out[0] == 3

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
+
+from tag2box.maths.compiled import compiled
 
 _SIX = np.float32(6)
 _ZERO = np.float32(0)
@@ -56,15 +57,7 @@ def _in_threads(work: Callable[[int, int], None], rows: int) -> None:
         list(pool.map(work, edges[:-1], edges[1:]))
 
 
-def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
-    """Compile when first called, and keep the result on disk where there is a place for it."""
-    try:
-        return numba.njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # no folder to write to
-        return numba.njit(nogil=True)(kernel)
-
-
-@_compiled
+@compiled
 def _forward(x: Any, factors: Any, bias: Any, first: int, last: int, out: Any) -> None:
     cells = x.shape[1]
     share = np.float32(1.0 / cells)
@@ -79,7 +72,7 @@ def _forward(x: Any, factors: Any, bias: Any, first: int, last: int, out: Any) -
             sums[column] *= share
 
 
-@_compiled
+@compiled
 def _backward(x: Any, factors: Any, bias: Any, grad: Any, first: int, last: int, of_x: Any, of_bias: Any) -> None:
     cells = x.shape[1]
     share = np.float32(1.0 / cells)
@@ -95,7 +88,7 @@ def _backward(x: Any, factors: Any, bias: Any, grad: Any, first: int, last: int,
                 biases[column] += passed
 
 
-@_compiled
+@compiled
 def _of_factors(x: Any, factors: Any, bias: Any, grad: Any, first: int, last: int, of_factors: Any) -> None:
     cells = x.shape[1]
     share = np.float32(1.0 / cells)

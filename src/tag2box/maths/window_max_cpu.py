@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from tag2box.maths.compiled import compiled
 from tag2box.maths.window_max import Found, LookUp, Windows, look_ups
 
 LANES = 8  # channels side by side: one line of the cache
@@ -73,15 +73,7 @@ def _in_threads(work: Callable[[int, int], None], channels: int) -> None:
         list(pool.map(work, edges[:-1], edges[1:]))
 
 
-def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
-    """Compile when first called, and keep the result on disk where there is a place for it."""
-    try:
-        return numba.njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # no folder to write to
-        return numba.njit(nogil=True)(kernel)
-
-
-@_compiled
+@compiled
 def _pack(bits: Any, first: int, last: int, table: Any) -> None:
     for lane in range(last - first):
         for cell in range(bits.shape[1]):
@@ -93,14 +85,14 @@ def _pack(bits: Any, first: int, last: int, table: Any) -> None:
             table[cell, lane] = (np.int64(key) << 32) | (_LOW - cell)
 
 
-@_compiled
+@compiled
 def _grow(table: Any, shift: int, out: Any) -> None:
     for cell in range(table.shape[0] - shift):
         for lane in range(LANES):
             out[cell, lane] = max(table[cell, lane], table[cell + shift, lane])
 
 
-@_compiled
+@compiled
 def _look(table: Any, windows: Any, cells: Any, best: Any) -> None:
     for i in range(len(windows)):
         a, b, c, d = cells[i, 0], cells[i, 1], cells[i, 2], cells[i, 3]
@@ -108,7 +100,7 @@ def _look(table: Any, windows: Any, cells: Any, best: Any) -> None:
             best[windows[i], lane] = max(table[a, lane], table[b, lane], table[c, lane], table[d, lane])
 
 
-@_compiled
+@compiled
 def _unpack(best: Any, rows: Any, first: int, last: int, value: Any, cell: Any) -> None:
     bins = value.shape[2]
     for i, row in enumerate(rows):
@@ -121,7 +113,7 @@ def _unpack(best: Any, rows: Any, first: int, last: int, value: Any, cell: Any) 
                 places[column] = np.int32(_LOW - (packed & _LOW))
 
 
-@_compiled
+@compiled
 def _find(bits: Any, tables: Any, windows: Any, cells: Any, width: int, rows: Any, span: Any, found: Any) -> None:
     size = (bits.shape[1], LANES)
     tall, wide, spare = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -148,7 +140,7 @@ def _find(bits: Any, tables: Any, windows: Any, cells: Any, width: int, rows: An
         _unpack(best, rows, first, last, found[0], found[1])
 
 
-@_compiled
+@compiled
 def _spread(grad: Any, cell: Any, image: Any, first: int, last: int, total: Any) -> None:
     for channel in range(first, last):
         for row in range(grad.shape[0]):
