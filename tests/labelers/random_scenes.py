@@ -14,7 +14,9 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((0, 0), [[1], [0]]),
     ((1,), [[1]]),  # one proposal
     ((1,), [[1, 0, 1]]),  # one proposal, several classes
+    ((1,), [[1, 1, 1]]),
     ((2, 0, 4), [[0, 0], [1, 0], [1, 1]]),
+    ((3, 0, 2), [[1], [1], [0]]),
     ((12,), [[1]]),  # one class
     ((40,), [[1] * 30]),  # many classes
 ]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_scenes import WORLDS
 
 from strategies import make_scene, no_exemplars
 from tag2box.errors import UserError
@@ -113,18 +114,7 @@ def test_late_in_training_it_reaches_less_far(progress: float, rows: list[int]) 
     assert Oim()(twins(progress)).stages[0].seeds.rows.tolist() == rows
 
 
-@pytest.mark.parametrize(
-    ("sizes", "tags"),
-    [
-        ((), []),  # no photo
-        ((0,), [[1]]),  # no proposals
-        ((4,), [[0, 0]]),  # no tags
-        ((1,), [[1]]),
-        ((1,), [[1, 1, 1]]),  # one proposal, several classes
-        ((3, 0, 2), [[1], [1], [0]]),
-        ((40,), [[1] * 30]),  # many classes
-    ],
-)
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
     scene = with_vectors(make_scene(sizes, tags))
     for labels in Oim()(scene).stages:

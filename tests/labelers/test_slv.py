@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_scenes import WORLDS
 
 from strategies import make_scene, no_exemplars
 from tag2box.labelers import BuiltIn, Oicr, Slv
@@ -123,18 +124,7 @@ def test_the_last_stage_grows_with_the_training(progress: float, ramp: float, ex
     assert stages[0].weight.tolist() == pytest.approx([0.9] * 3)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "tags"),
-    [
-        ((), []),  # no photo
-        ((0,), [[1]]),  # no proposals
-        ((4,), [[0, 0]]),  # no tags
-        ((1,), [[1]]),
-        ((1,), [[1, 1, 1]]),  # one proposal, several classes
-        ((3, 0, 2), [[1], [1], [0]]),
-        ((40,), [[1] * 30]),  # many classes
-    ],
-)
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
     scene = replace(make_scene(sizes, tags), progress=0.5)
     labeling = Slv()(scene)

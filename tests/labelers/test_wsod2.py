@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_scenes import WORLDS
 
 from strategies import make_scene
 from tag2box.errors import UserError
@@ -105,18 +106,7 @@ def test_evidence_rules_at_first_and_says_nothing_at_last(progress: float) -> No
     assert torch.allclose(labels.weight[is_foreground], expected)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "tags"),
-    [
-        ((), []),  # no photo
-        ((0,), [[1]]),  # no proposals
-        ((4,), [[0, 0]]),  # no tags
-        ((1,), [[1]]),
-        ((1,), [[1, 1, 1]]),  # one proposal, several classes
-        ((3, 0, 2), [[1], [1], [0]]),
-        ((40,), [[1] * 30]),  # many classes
-    ],
-)
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
     scene = with_evidence(make_scene(sizes, tags))
     for labels in Wsod2()(scene).stages:

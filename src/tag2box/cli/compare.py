@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from tag2box.cli.options import Classes, PhotosFolder, Split, data_source
-from tag2box.cli.places import numbers, place_of
+from tag2box.cli.places import Brought, Recipe, TestBrought, TestData, TestPhotos, TestSplit, numbers, place_of
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,24 +44,12 @@ def compare(
     photos: PhotosFolder = None,
     split: Split = None,
     classes: Classes = None,
-    test: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DATA", help="Dataset to be measured on, where DATA does not hold it too."),
-    ] = None,
-    test_photos: Annotated[Optional[Path], typer.Option(help="Folder of its photos.")] = None,  # noqa: UP045
-    test_split: Annotated[Optional[str], typer.Option(help="Image list of its photos.")] = None,  # noqa: UP045
-    proposals: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="STORE", help="Imported proposals of the photos to learn from, as MCG's."),
-    ] = None,
-    test_proposals: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="STORE", help="Imported proposals of the photos to be measured on."),
-    ] = None,
-    recipe: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Settings to start from; default: scenes on scenes, else photos."),
-    ] = None,
+    test: TestData = None,
+    test_photos: TestPhotos = None,
+    test_split: TestSplit = None,
+    proposals: Brought = None,
+    test_proposals: TestBrought = None,
+    recipe: Recipe = None,
     override: Annotated[
         list[str], typer.Option("--set", metavar="a.b=c", help="Override one setting of all systems; may be repeated.")
     ] = [],  # noqa: B006

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
 
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
     from tag2box.data.datasets import DataSource
     from tag2box.studies.datasets import Place
+
+TestData = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads it
+    typer.Option("--test", metavar="DATA", help="Dataset to be measured on, where DATA does not hold it too."),
+]
+TestPhotos = Annotated[Optional[Path], typer.Option("--test-photos", help="Folder of its photos.")]  # noqa: UP045
+TestSplit = Annotated[Optional[str], typer.Option("--test-split", help="Image list of its photos.")]  # noqa: UP045
+Brought = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--proposals", metavar="STORE", help="Imported proposals of the photos to learn from, as MCG's."),
+]
+TestBrought = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--test-proposals", metavar="STORE", help="Imported proposals of the photos to be measured on."),
+]
+Recipe = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--recipe", help="Settings to start from; default: scenes on scenes, else photos."),
+]
 
 
 def numbers(text: str | None) -> tuple[int, ...]:

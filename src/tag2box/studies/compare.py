@@ -77,9 +77,8 @@ def open_contests(
     """What there is to be run; every mistake that can be seen beforehand is, before anything is written."""
     check_overrides(overrides)
     systems = [find_system(name) for name in dict.fromkeys(names or SYSTEMS)]
-    settled = []
+    bare, settled = _experiment((), ()), []
     for place in places:
-        bare = _experiment((), ())
         base = settle(bare, place, recipe, ())
         experiment = _experiment(systems, [_row(system, base, overrides) for system in systems])
         for row in experiment.rows:

@@ -1,0 +1,185 @@
+"""What can be seen of settings without a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies import make_scene, random_boxes
+from tag2box.commands.train import read_training
+from tag2box.engine.loader import count_workers
+from tag2box.engine.optim import Rival
+from tag2box.engine.source import PhotoSource
+from tag2box.engine.step import Step
+from tag2box.errors import UserError
+from tag2box.labelers import Oicr
+from tag2box.model.luck import Dice, Luck, Purpose
+from tag2box.model.mask_net import ConcreteDropBlock
+from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.model.views import Augment
+from tag2box.objective import Contrast, Objective
+from tag2box.recipes import Config
+from tag2box.types import Batch, Clues, Facts, Photo, Proposals, StageScores, TaggedPhotos
+from tiny import tiny_detector
+
+
+def dice() -> Dice:
+    return Luck(0, 0).dice(Purpose.NECK, torch.zeros(1, dtype=torch.long))
+
+
+def computed(config: Config) -> object:
+    """How a step would be run, or why it could not be."""
+    memory = config.compute.memory_for(keeps_maps=True)
+    try:
+        return memory, config.compute.place(), config.compute.precision
+    except UserError as error:
+        return str(error)
+
+
+def built_lite0(config: Config) -> object:
+    """What the lite0 settings make: sizes, pooling, what learns, and what dropout does to a vector."""
+    torch.manual_seed(0)
+    network = config.backbone.build(pretrained=False).train()
+    vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), dice())
+    learns = [name for name, p in network.named_parameters() if p.requires_grad]
+    return network.pool, network.map_size, network.frozen_maps, learns, (vector == 0).sum().item()
+
+
+def built_vgg16(config: Config) -> object:
+    """Likewise, narrow: all of VGG16's fc6 would take seconds."""
+    assert isinstance(config.backbone, Vgg16)
+    torch.manual_seed(0)
+    network = Vgg16Backbone(config.backbone, vector_size=64).train()
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    learns = [name for name, p in network.named_parameters() if p.requires_grad]
+    return network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist(), learns
+
+
+def built_resnet_ws(config: Config) -> object:
+    """Likewise, with few channels."""
+    assert isinstance(config.backbone, ResNetWs)
+    torch.manual_seed(0)
+    network = ResNetWsBackbone(config.backbone, width=2, neck=(64, 64)).train()
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    return len(network.res4), network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist()
+
+
+def weights_wanted(config: Config) -> object:
+    """Which file the network asks for."""
+    with pytest.raises(UserError) as error:
+        config.backbone.build(pretrained=True)
+    return str(error.value)
+
+
+def kind_of_backbone(config: Config) -> object:
+    return type(config.backbone)
+
+
+def picture() -> torch.Tensor:
+    """Structure at several sizes."""
+    rows, cols = torch.meshgrid(torch.arange(80), torch.arange(100), indexing="ij")
+    return torch.stack([(rows // 9 * 37 + cols // 13 * 51) % 256, rows * 3 % 256, cols * 2 % 256]).to(torch.uint8)
+
+
+def boxes_of_a_photo(config: Config) -> object:
+    """Proposals of one picture."""
+    found = config.proposals(picture())
+    return found.boxes.tolist(), found.scores.tolist()
+
+
+def superpixels_of_a_photo(config: Config) -> object:
+    """How one picture is cut up."""
+    return config.superpixels(picture()).tolist()
+
+
+def counts_read(config: Config) -> object:
+    """How many objects a run is told of."""
+    counts = read_training(config).counts
+    return None if counts is None else counts.tolist()
+
+
+def readers(config: Config) -> object:
+    """How many processes would read photos."""
+    return count_workers(config.feed.workers, batch_bytes=1000)
+
+
+def orders(config: Config) -> object:
+    """Which photos share a batch."""
+    photos = TaggedPhotos(
+        (), tuple(Photo(f"{i}", Path(), 9 + i % 2, 10 - i % 2) for i in range(8)), torch.ones(8, 0) > 0
+    )
+    source = PhotoSource(photos, NoBoxes(), config.feed, seed=0)
+    return [[turn.index for turn in source.turns(iteration)] for iteration in range(4)]
+
+
+class NoBoxes:
+    def boxes(self, photo_id: str, /) -> torch.Tensor:
+        return torch.zeros(0, 4)
+
+
+def model_wanted(config: Config) -> object:
+    """Which structured forest the search asks for."""
+    try:
+        config.proposals.ready()
+    except UserError as error:
+        return str(error)
+    return "none"
+
+
+def photos_read(config: Config) -> object:
+    """The outcome of reading a dataset of which a photo is missing."""
+    try:
+        return len(read_training(config))
+    except UserError as error:
+        return str(error)
+
+
+def labels_of_a_scene(config: Config) -> object:
+    """What the labeler makes of many random proposals, whose objects somebody counted."""
+    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    labels = config.objective.labeler(replace(scene, clues=Clues(counts=torch.full((2, 3), 3)))).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+
+
+def labels_on_the_way(config: Config) -> object:
+    """What the labeler makes of random proposals with feature vectors and evidence, early and late in training."""
+    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
+    scene = replace(scene, vectors=scene.embed, clues=Clues(evidence=evidence))
+    stages = [x for p in (0.3, 0.9) for x in config.objective.labeler(replace(scene, progress=p)).stages]
+    seeds = [x.seeds.placed(scene.proposals).tolist() for x in stages]
+    return seeds, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
+
+
+def scored_scene(config: Config) -> object:
+    """What the MIL strategy makes of random logits of many proposals, with two heads."""
+    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
+    logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
+    scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
+    result = config.objective.mil(scores, Facts(scene.proposals, scene.tags), 0.01)
+    return result.scores.tolist(), None if result.second is None else result.second.tolist()
+
+
+def coupled_scene(config: Config) -> object:
+    """What the labeler makes of many random proposals, of which two MIL heads think differently."""
+    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
+    labels = config.objective.labeler(replace(scene, second=scene.probs[1], progress=0.01)).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+
+
+def opposed(config: Config) -> object:
+    """What a mask net drops, and where a step against the detector takes it."""
+    assert isinstance(config.drop_block, ConcreteDropBlock)
+    net, luck, g = config.drop_block.build(5, 0), Luck(0, 0), torch.Generator().manual_seed(0)
+    images, maps = torch.zeros(60, dtype=torch.long), torch.rand(60, 5, 3, 3, generator=g)
+    factors = net.factors(net.draw(luck, images, 3), maps, images)
+    boxes = random_boxes(60, g)
+    batch = Batch(("a",), torch.ones(1, 3, dtype=torch.bool), Proposals(boxes, (60,)), maps=maps)
+    plain = Objective(labeler=Oicr(), contrast=Contrast(enabled=False))
+    Step(tiny_detector(3), plain, net, Augment()).oppose(batch, luck)
+    Rival.of(net).learn(cuts=1)
+    return factors.tolist(), [p.tolist() for p in net.parameters()]

@@ -1,0 +1,115 @@
+"""No dead switches: every setting of a run is shown to change what the run does (style rule R8)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageOps
+
+from settings_seen import (
+    boxes_of_a_photo,
+    built_lite0,
+    built_resnet_ws,
+    built_vgg16,
+    model_wanted,
+    orders,
+    readers,
+    weights_wanted,
+)
+from settings_table import EDGES, LITE0, RESNET, TABLE, VGG16
+from tag2box import settings
+from tag2box.commands.detect import detect
+from tag2box.commands.train import train
+from tag2box.engine import checkpoint
+from tag2box.recipes import Config
+from tiny_world import small_config, small_data, small_network, story, weights
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where runs of the tiny network happen."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    known: dict[Config, object]
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        short = ("plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
+        store = f"data.proposals={self.folder / 'proposals'}"
+        if "proposals.kind=imported" in overrides:  # which knows none of the settings of a search
+            return settings.load(Config, [], overrides)
+        return small_config(self.folder, store, *short, *(o.format(bench=self.folder) for o in overrides))
+
+    def look(self, config: Config) -> object:
+        """A run, or what was seen of the same settings before."""
+        if config not in self.known:
+            self.known[config] = self.run(config)
+        return self.known[config]
+
+    def run(self, config: Config) -> object:
+        """Train and detect; everything that is then on disk or was on the way, but for the settings themselves."""
+        out = self.folder / f"run{len(list(self.folder.glob('run*')))}"
+        saves: list[int] = []
+        real = checkpoint.save
+
+        def counted(run, detector, optimiser, *, iteration, **more):
+            saves.append(iteration)
+            real(run, detector, optimiser, iteration=iteration, **more)
+
+        with self.patch.context() as patch:
+            patch.setattr(checkpoint, "save", counted)
+            train(config, out)
+        echoes = {"seed", "iterations", "lr"}  # settings that a run merely repeats
+        events = [{k: v for k, v in e.items() if k not in echoes} for e in story(out)]
+        tensors = {name: value.flatten().tolist() for name, value in weights(out).items()}
+        found = detect(out, [self.folder / "photos" / "photo0.jpg"], min_score=0)
+        seen = {name: (d.boxes.tolist(), d.scores.tolist(), d.labels.tolist()) for name, d in found.items()}
+        kept = sorted(path.name for path in self.folder.glob("kept*"))
+        inside = sorted(path.name for path in out.iterdir() if path.is_dir())
+        return events, tensors, seen, saves, kept, inside
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    small_data(folder)
+    (folder / "dark").mkdir()
+    for path in (folder / "photos").iterdir():
+        with Image.open(path) as photo:
+            ImageOps.invert(photo).save(folder / "dark" / path.name)
+    rows = (folder / "tags.csv").read_text().splitlines()
+    (folder / "fewer.csv").write_text("\n".join([*rows[:-1], rows[-1].split(",")[0] + ","]) + "\n")
+    (folder / "gone.csv").write_text("\n".join([*rows, "gone.jpg,disc"]) + "\n")
+    (folder / "two.txt").write_text("photo0\nphoto1\n")
+    image = {"id": 1, "file_name": "photo0.jpg", "width": 48, "height": 40, "counts": {"disc": 7}}
+    disc = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 4], "area": 16}
+    boxes = {"images": [image], "categories": [{"id": 1, "name": "disc"}], "annotations": [disc]}
+    (folder / "boxes.json").write_text(json.dumps(boxes))
+    with pytest.MonkeyPatch.context() as patch:
+        small_network(patch)
+        yield Bench(folder, patch, {})
+
+
+def test_the_table_covers_every_setting_there_is():
+    settable = [(s.key, s.kind) for s in settings.describe(Config)]
+    assert sorted((r.key, r.kind) for r in TABLE) == sorted(settable)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda r: f"{r.key}[{r.kind}]" if r.kind else r.key)
+def test_changing_a_setting_changes_what_happens(bench, entry):
+    see = entry.seen or bench.look
+    before, after = bench.config(entry.given), bench.config((*entry.given, entry.change))
+    assert see(before) != see(after)
+
+
+def test_the_same_settings_look_the_same(bench):
+    """Otherwise the test above would say nothing."""
+    assert bench.run(bench.config(())) == bench.run(bench.config(()))
+    views = ((built_lite0, LITE0), (built_vgg16, VGG16), (weights_wanted, VGG16), (boxes_of_a_photo, ()))
+    more = ((built_resnet_ws, RESNET), (boxes_of_a_photo, EDGES), (orders, ()), (readers, ()), (model_wanted, EDGES))
+    for see, given in (*views, *more):
+        assert see(bench.config(given)) == see(bench.config(given))
