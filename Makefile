@@ -29,7 +29,7 @@ bench: setup ## measure speed and memory; hours, resumable (a trial: .venv/bin/p
 	$(BIN)/python benchmarks/run.py
 
 lint: setup ## style and formatting
-	$(BIN)/ruff check
+	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 
 check: lint ## lint, types and the direction of imports

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench_verdicts import Figures
-
 from tag2box.reporting.charts import HEIGHT, WIDTH, Line, line_chart
 from tag2box.reporting.svg import escape, tag
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from bench_verdicts import Figures, Verdict, verdicts
 from measuring import in_words
-
 from tag2box.errors import UserError
 from tag2box.reporting.text import plural
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Float32
-from measuring import Row, machine, measure, spread_of
 from torch import Tensor
 
+from measuring import Row, machine, measure, spread_of
 from tag2box.commands.runs import build_detector
 from tag2box.data.batch import BoxSource
 from tag2box.data.look import look, see

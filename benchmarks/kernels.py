@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
 from torch import Tensor
 from torch.nn import functional
 
+from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
 from tag2box.files import write_json
 from tag2box.maths import window_max
 from tag2box.maths.boxes import iou

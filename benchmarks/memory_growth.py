@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from measuring import Row, arguments, in_fresh_process, machine, set_threads, status_mb
 
+from measuring import Row, arguments, in_fresh_process, machine, set_threads, status_mb
 from tag2box import settings
 from tag2box.commands.train import train
 from tag2box.data.photos import read_photo

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
-from objective_twin import total_loss
 from torch import Tensor, nn
 
+from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
+from objective_twin import total_loss
 from tag2box.files import write_json
 from tag2box.maths.boxes import iou
 from tag2box.maths.mil import mil_partition, mil_scores

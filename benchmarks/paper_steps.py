@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
-from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
-from vgg_world import LEARNT, VIEWS
 
+from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
+from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from tag2box.data.transforms import Resize
 from tag2box.engine.optim import set_lr
 from tag2box.engine.source import PhotoSource
@@ -46,6 +45,7 @@ from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import RECIPES, Config
 from tag2box.types import Photo, TaggedPhotos
+from vgg_world import LEARNT, VIEWS
 
 DOCS = Path(__file__).parents[1] / "docs" / "results" / "paper-steps.json"
 STEPS = 2

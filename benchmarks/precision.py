@@ -14,14 +14,14 @@ import time
 from dataclasses import asdict, replace
 
 import torch
-from measuring import Row, arguments, if_it_fits, in_words, machine, measure, set_threads
-from step_profile import marked, profiled
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
-from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
+from measuring import Row, arguments, if_it_fits, in_words, machine, measure, set_threads
+from step_profile import marked, profiled
 from tag2box.engine.compute import has_bf16
 from tag2box.files import write_json
+from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
 
 def bf16_ability() -> Row:

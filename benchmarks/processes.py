@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+
 from measuring import (
     Row,
     arguments,
@@ -30,10 +31,9 @@ from measuring import (
     set_threads,
     status_mb,
 )
-from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
-
 from tag2box.engine.processes import Processes, joined
 from tag2box.files import read_json, write_json
+from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
 TOGETHER = 2
 
