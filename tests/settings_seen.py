@@ -49,6 +49,11 @@ def built_lite0(config: Config) -> object:
     return network.pool, network.map_size, network.frozen_maps, learns, (vector == 0).sum().item()
 
 
+def believed_maps(config: Config) -> object:
+    """The map of a proposal whose method thinks a quarter of it."""
+    return tiny_detector(1, heads=config.heads).believed(torch.ones(1, 1, 1, 1), torch.tensor([0.25])).item()
+
+
 def built_vgg16(config: Config) -> object:
     """Likewise, narrow: all of VGG16's fc6 would take seconds."""
     assert isinstance(config.backbone, Vgg16)
@@ -119,6 +124,9 @@ def orders(config: Config) -> object:
 class NoBoxes:
     def boxes(self, photo_id: str, /) -> torch.Tensor:
         return torch.zeros(0, 4)
+
+    def scores(self, photo_id: str, /) -> torch.Tensor:
+        return torch.zeros(0)
 
 
 def model_wanted(config: Config) -> object:

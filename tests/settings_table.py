@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from settings_seen import (
+    believed_maps,
     boxes_of_a_photo,
     built_lite0,
     built_resnet_ws,
@@ -124,6 +125,7 @@ TABLE = [
     row("heads.mil_background", "true"),
     row("heads.mil_heads", "2"),
     row("heads.mil_temperature", "2"),
+    row("heads.box_prior", "10", seen=believed_maps),
     row("drop_block.kind", "plain", *CONCRETE, kind="plain"),
     row("drop_block.block", "1", kind="plain"),
     row("drop_block.drop", "0", kind="plain"),
@@ -211,6 +213,9 @@ TABLE = [
     row("objective.attention.input_weight", "1", "feed.looks=2"),
     row("objective.attention.layer_weight", "1"),
     row("objective.attention.ramp", "0", "feed.looks=2", "objective.attention.input_weight=1"),
+    row("objective.rescore.keep", "0.4"),
+    row("objective.rescore.nms_iou", "0.05", "objective.rescore.keep=0.9"),
+    row("objective.rescore.begin", "0.6", "objective.rescore.keep=0.4"),
     row("objective.spatial.weight", "1"),
     row("objective.spatial.iou", "0.1", "objective.spatial.weight=1"),
     row("objective.spatial.neighbours", "1", "objective.spatial.weight=1", "objective.spatial.iou=0"),

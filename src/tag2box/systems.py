@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from tag2box.errors import UserError
 from tag2box.labelers import BuiltIn, CMidnLabeler, CMilLabeler, CWsl, Mist, Oicr, Oim, Pcl, Slv, Wsod2
-from tag2box.mil import CMidn, CMil
+from tag2box.mil import CMidn, CMil, Rescore
 from tag2box.model.lite0 import Lite0
 from tag2box.model.mask_net import ConcreteDropBlock
 from tag2box.model.regularise import DropBlock
@@ -139,12 +139,16 @@ def mist(config: Config) -> Config:
 
 
 def wsrpn(config: Config) -> Config:
-    """OICR on boxes around what early layers respond to, as many and as small as the settings have them."""
-    own = config.proposals
+    """OICR on boxes around what early layers respond to, of which the better half by the MIL head stays.
+
+    As many and as small boxes as the settings have them.
+    """
+    own, plain = config.proposals, oicr(config)
+    halved = replace(plain, objective=replace(plain.objective, rescore=Rescore(keep=0.5)))
     if isinstance(own, Imported):  # nothing is known of how many there are
-        return replace(oicr(config), proposals=Wsrpn())
+        return replace(halved, proposals=Wsrpn())
     boxes = Wsrpn(short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
-    return replace(oicr(config), proposals=boxes)
+    return replace(halved, proposals=boxes)
 
 
 def casd(config: Config) -> Config:
@@ -199,7 +203,7 @@ _ALL = (
     ),
     System(
         name="wsrpn", title="WSRPN", year=2018, change=wsrpn, figures=_reported(47.9, 43.4),
-        idea="OICR on boxes around what early layers of a network respond to",
+        idea="OICR on boxes that early layers respond to, sifted by the MIL head",
     ),
     System(
         name="c-mil", title="C-MIL", year=2019, change=c_mil, figures=_reported(50.5, 46.7),

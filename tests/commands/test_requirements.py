@@ -14,6 +14,7 @@ from tag2box.data import box_counts
 from tag2box.engine.evidence import Evidence
 from tag2box.errors import UserError
 from tag2box.labelers import Oicr
+from tag2box.model.detector import Heads
 from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
@@ -119,9 +120,11 @@ def test_scores_of_proposals(tmp_path: Path, scores: tuple[float, ...], says: st
     if not says:
         check_store(config, photos, store)
         return
-    with pytest.raises(UserError, match=says) as error:
-        check_store(config, photos, store)
-    assert "\n" not in str(error.value)
+    prior = replace(Config(), heads=Heads(box_prior=10.0))
+    for asked in (config, prior):
+        with pytest.raises(UserError, match=says) as error:
+            check_store(asked, photos, store)
+        assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------- on the way to a run

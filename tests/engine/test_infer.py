@@ -19,6 +19,7 @@ from tag2box.engine.maps import CachedMaps, LiveMaps
 from tag2box.engine.progress import Bar
 from tag2box.errors import UserError
 from tag2box.maths.boxes import decode
+from tag2box.mil import Rescore
 from tag2box.model.detector import Detector, Heads
 from tag2box.model.predict import Predict
 from tag2box.types import Detections, Photo, Proposals
@@ -31,11 +32,15 @@ COUNTS = (5, 0, 1)
 class Boxes:
     """Proposals handed in."""
 
-    def __init__(self, boxes: Tensor) -> None:
+    def __init__(self, boxes: Tensor, scores: Tensor | None = None) -> None:
         self.given = boxes
+        self.thought = torch.zeros(len(boxes)) if scores is None else scores
 
     def boxes(self, photo_id: str) -> Tensor:
         return self.given
+
+    def scores(self, photo_id: str) -> Tensor:
+        return self.thought
 
 
 def run(folder: Path, inference: Inference, detector: Detector | None = None) -> tuple[dict[str, Detections], LiveMaps]:
@@ -270,3 +275,46 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
     live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
     detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress)
     assert told == [("detecting", 3), "", "", ""]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_what_is_not_worth_it_is_not_detected(tmp_path: Path, count: int) -> None:
+    photos = tiny_photos(tmp_path, 1).photos
+    detector = tiny_detector(3, heads=Heads(regress=False))
+    live = LiveMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))
+    inference, half = Inference(scales=(24, 32), predict=ALL), Rescore(keep=0.5, nms_iou=1.0)
+    everything = detect(detector, photos, live.store, maps=live, inference=inference)[photos[0].id]
+    better = detect(detector, photos, live.store, maps=live, inference=inference, rescore=half)[photos[0].id]
+    kept = {tuple(box) for box in better.boxes.tolist()}
+    assert kept <= {tuple(box) for box in everything.boxes.tolist()}
+    assert len(kept) == min(count, max(1, round(count / 2)))
+    scores = {(tuple(b), c): s for b, c, s in zip(*(x.tolist() for x in everything_of(everything)), strict=True)}
+    again = {(tuple(b), c): s for b, c, s in zip(*(x.tolist() for x in everything_of(better)), strict=True)}
+    assert again.items() <= scores.items()
+
+
+def everything_of(found: Detections) -> tuple[Tensor, Tensor, Tensor]:
+    return found.boxes, found.labels, found.scores
+
+
+def test_a_prior_reads_the_scores_of_proposals(tmp_path: Path) -> None:
+    photo = tiny_photos(tmp_path, 1).photos[0]
+    detector = tiny_detector(3, heads=Heads(box_prior=10.0, embed_dim=6))
+    boxes, inference = torch.tensor([[0.0, 0, 16, 16], [8, 4, 30, 20]]), Inference(scales=(32,), predict=ALL)
+
+    def seen(scores: list[float]) -> list[float]:
+        store = Boxes(boxes, torch.tensor(scores))
+        live = LiveMaps(detector.backbone, (photo,), store)
+        return detect(detector, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+
+    assert seen([0.1, 0.1]) == pytest.approx(unweighed(detector, photo, boxes, inference), abs=1e-6)
+    assert seen([0.1, 0.9]) != pytest.approx(seen([0.1, 0.1]), abs=1e-6)
+
+
+def unweighed(detector: Detector, photo: Photo, boxes: Tensor, inference: Inference) -> list[float]:
+    """The same network without a prior."""
+    plain = tiny_detector(3)
+    plain.load_state_dict(detector.state_dict())
+    store = Boxes(boxes)
+    live = LiveMaps(plain.backbone, (photo,), store)
+    return detect(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()

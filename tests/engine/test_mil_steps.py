@@ -8,13 +8,13 @@ import torch
 from tag2box.engine.processes import Processes
 from tag2box.engine.step import Step
 from tag2box.labelers import CMidnLabeler, CMilLabeler, Oicr
-from tag2box.mil import CMidn, CMil
+from tag2box.mil import CMidn, CMil, Rescore
 from tag2box.model.detector import Heads
 from tag2box.model.luck import Luck
 from tag2box.model.regularise import DropBlock
 from tag2box.model.views import Augment
 from tag2box.objective import Contrast, Objective, Outcome, Spatial
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch, Clues, Proposals
 from tiny import tiny_detector
 from together import together
 
@@ -27,6 +27,8 @@ SYSTEMS: dict[str, tuple[Objective, Heads]] = {
     ),
     "c_mil": (Objective(mil=CMil(), labeler=CMilLabeler(), contrast=OFF), Heads(embed_dim=6)),
     "c_midn": (Objective(mil=CMidn(cell=2.0), labeler=CMidnLabeler(cell=2.0), contrast=OFF), Heads(mil_heads=2)),
+    "sifted": (Objective(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
+    "prior": (Objective(), Heads(embed_dim=6, box_prior=3.0)),
     "all with WSCL": (
         Objective(mil=CMidn(), labeler=CMilLabeler(), spatial=Spatial(weight=1.0)),
         Heads(mil_heads=2, embed_dim=6),
@@ -42,7 +44,8 @@ def batch() -> Batch:
     for i, present in enumerate(TAGS):
         tags[i, list(present)] = True
     images = torch.rand(len(SIZES), 3, 40, 44, generator=g, dtype=torch.float64) * 255
-    return Batch(tuple(map(str, range(len(SIZES)))), tags, Proposals(boxes, SIZES), images=images)
+    clues = Clues(objectness=torch.rand(sum(SIZES), generator=g, dtype=torch.float64))
+    return Batch(tuple(map(str, range(len(SIZES)))), tags, Proposals(boxes, SIZES), images=images, clues=clues)
 
 
 def learn(name: str, part: Batch, **how: object) -> tuple[Outcome, dict[str, torch.Tensor]]:

@@ -183,6 +183,9 @@ class Nothing:
     def boxes(self, photo_id: str) -> Tensor:
         return torch.zeros(0, 4)
 
+    def scores(self, photo_id: str) -> Tensor:
+        return torch.zeros(0)
+
 
 def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
     plain, grouped = (crowd(48, Feed(batch=4, resize=RESIZE, group_aspect=on)) for on in (False, True))

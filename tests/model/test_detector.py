@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tag2box.model.detector import Detector, Heads
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch, Clues, Proposals
 from tiny import TinyBackbone, tiny_detector
 
 BOXES = torch.tensor([[0.0, 0, 16, 16], [8, 4, 30, 20], [2, 2, 20, 30]])
@@ -101,3 +103,14 @@ def test_building_from_the_same_seed_gives_the_same_network() -> None:
     first, second = ([*tiny_detector(2, seed=s).state_dict().values()] for s in (5, 5))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert isinstance(tiny_detector(2), Detector)
+
+
+@pytest.mark.parametrize("objectness", [[], [0.0], [0.1, 0.3, 1.0]])
+def test_a_prior_weighs_maps_by_what_is_thought_of_their_proposals(objectness: list[float]) -> None:
+    rows, thought = len(objectness), torch.tensor(objectness)
+    batch = replace(batch_of((rows,)), clues=Clues(objectness=thought))
+    plain = tiny_detector(3).roi_maps(batch)
+    weighed = tiny_detector(3, heads=Heads(box_prior=10.0)).roi_maps(batch)
+    assert len(weighed) == rows
+    for one, own, belief in zip(weighed, plain, thought, strict=True):
+        assert torch.allclose(one, 10 * belief * own)

@@ -20,7 +20,8 @@ EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the reference counts pixels inclusi
 def random_scored(count: int, classes: int, seed: int = 0) -> Scored:
     generator = torch.Generator().manual_seed(seed)
     boxes = torch.stack([random_boxes(count, generator) for _ in range(classes)], dim=1)
-    return Scored(torch.rand(count, classes, generator=generator), boxes.reshape(count, 4 * classes))
+    probs = torch.rand(count, classes, generator=generator)
+    return Scored(probs, boxes.reshape(count, 4 * classes), probs.sum(dim=1))
 
 
 def logits(rows: int, columns: int, seed: int) -> Tensor:
@@ -77,19 +78,20 @@ def test_no_proposals_give_no_detections(classes: int, regress: bool) -> None:
 
 
 def test_the_threshold_is_exceeded_not_met() -> None:
-    seen = Scored(torch.tensor([[0.5], [0.4]]), torch.tensor([[0.0, 0, 5, 5], [20, 20, 30, 30]]))
+    seen = Scored(torch.tensor([[0.5], [0.4]]), torch.tensor([[0.0, 0, 5, 5], [20, 20, 30, 30]]), torch.ones(2))
     assert Predict(score_threshold=0.4)(seen, 40, 40).scores.tolist() == [0.5]
     assert len(Predict(score_threshold=0.5)(seen, 40, 40)) == 0
-    assert len(Predict()(Scored(torch.zeros(2, 1), seen.boxes), 40, 40)) == 0
+    assert len(Predict()(Scored(torch.zeros(2, 1), seen.boxes, torch.ones(2)), 40, 40)) == 0
 
 
 def test_boxes_end_at_the_borders() -> None:
-    seen = Scored(torch.tensor([[0.9]]), torch.tensor([[-5.0, -3, 50, 60]]))
+    seen = Scored(torch.tensor([[0.9]]), torch.tensor([[-5.0, -3, 50, 60]]), torch.ones(1))
     assert Predict()(seen, 40, 30).boxes.tolist() == [[0, 0, 40, 30]]
 
 
 def test_classes_do_not_suppress_each_other() -> None:
-    seen = Scored(torch.tensor([[0.9, 0.8], [0.7, 0.6]]), torch.tensor([[0.0, 0, 10, 10] * 2, [0.0, 0, 10, 9] * 2]))
+    boxes = torch.tensor([[0.0, 0, 10, 10] * 2, [0.0, 0, 10, 9] * 2])
+    seen = Scored(torch.tensor([[0.9, 0.8], [0.7, 0.6]]), boxes, torch.ones(2))
     found = Predict(nms_iou=0.5)(seen, 20, 20)
     assert found.labels.tolist() == [0, 1]
     assert found.scores.tolist() == pytest.approx([0.9, 0.8])
@@ -146,7 +148,7 @@ def test_mirroring_twice_and_scaling_back_change_nothing(count: int, classes: in
 
 
 def test_unflip_and_rescale_table() -> None:
-    seen = Scored(torch.ones(1, 2), torch.tensor([[1.0, 2, 4, 8, 0, 0, 10, 10]]))
+    seen = Scored(torch.ones(1, 2), torch.tensor([[1.0, 2, 4, 8, 0, 0, 10, 10]]), torch.ones(1))
     assert unflip(seen, 10).boxes.tolist() == [[6, 2, 9, 8, 0, 0, 10, 10]]
     assert rescale(seen, 2, 3).boxes.tolist() == [[2, 6, 8, 24, 0, 0, 20, 30]]
 
@@ -179,7 +181,7 @@ class Reference:
         for v, (w, h) in enumerate(g["view_wh"].tolist()):
             moved = decode(g["view_reg"][v], g["view_rois"][v] + EDGE).reshape(-1, 4)
             boxes = (clip(moved, w, h) - EDGE).reshape(len(g["view_reg"][v]), -1)[:, 4:]
-            seen = Scored(g["view_prob"][v][:, 1:], boxes)
+            seen = Scored(g["view_prob"][v][:, 1:], boxes, torch.ones(len(boxes)))
             found.append(rescale(unflip(seen, w - 1) if v % 2 else seen, width / w, height / h))
         return found
 

@@ -47,9 +47,11 @@ def _detect(trained: TrainedRun, exam: Exam, progress: Progress) -> dict[str, De
         raise UserError(f"{trained.folder}: the truth names {strange!r}, which the model was not taught; leave it out")
     store = proposals_of(exam.photos, trained.config, exam.proposals, progress)
     config = trained.config
-    inference = config.inference
+    inference, rescore = config.inference, config.objective.rescore
     maps = roi_maps(trained.detector, exam.photos, store, config=config, views=inference.views(), progress=progress)
-    return detect_with(trained.detector, exam.photos, store, maps=maps, inference=inference, progress=progress)
+    return detect_with(
+        trained.detector, exam.photos, store, maps=maps, inference=inference, rescore=rescore, progress=progress
+    )
 
 
 def boxes_per_class(truth: Truth) -> float | None:

@@ -99,6 +99,7 @@ def detect_photos(
             store,
             maps=maps,
             inference=trained.config.inference,
+            rescore=trained.config.objective.rescore,
             progress=progress,
             processes=processes,
         )

@@ -20,6 +20,7 @@ from tag2box.engine.infer import detect as detect_with
 from tag2box.engine.maps import LiveMaps
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
+from tag2box.mil import Rescore
 from tag2box.model.detector import Detector
 from tag2box.proposals.pool import Pool
 from tag2box.types import Detections, Photo
@@ -31,6 +32,7 @@ class Order:
 
     photo: Photo
     proposals: Float32[ndarray, "P 4"]
+    ranks: Float32[ndarray, " P"]
 
     @property
     def path(self) -> Path:
@@ -40,6 +42,10 @@ class Order:
     def boxes(self, photo_id: str, /) -> Float32[Tensor, "P 4"]:
         """The proposals, whoever's they are asked for: there is but one photo."""
         return torch.from_numpy(self.proposals.copy())
+
+    def scores(self, photo_id: str, /) -> Float32[Tensor, " P"]:
+        """Their scores."""
+        return torch.from_numpy(self.ranks.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Looking:
     build: Callable[[], Detector]
     weights: Mapping[str, ndarray]
     inference: Inference
+    rescore: Rescore
     threads: int  # of each process: sums, and so the last bits of scores, depend on it
 
     def __call__(self, order: Order) -> Looked:
@@ -73,7 +80,8 @@ class Looking:
         detector, photos = self._detector, (order.photo,)
         maps = LiveMaps(detector.backbone, photos, order)
         try:
-            found = detect_with(detector, photos, order, maps=maps, inference=self.inference)[order.photo.id]
+            seen = detect_with(detector, photos, order, maps=maps, inference=self.inference, rescore=self.rescore)
+            found = seen[order.photo.id]
         except UserError as error:
             return Looked(problem=f"{error}")
         return Looked(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
@@ -94,9 +102,10 @@ def detect_on(
         partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
         {name: value.numpy() for name, value in trained.detector.state_dict().items()},
         trained.config.inference,
+        trained.config.objective.rescore,
         torch.get_num_threads(),
     )
-    orders = (Order(photo, store.boxes(photo.id).numpy()) for photo in photos)
+    orders = (Order(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos)
     results = pool(work, orders, lost=_died, threads=work.threads)
     found: dict[str, Detections] = {}
     with progress("detecting", len(photos)) as bar, closing(results) as answers:

@@ -56,9 +56,10 @@ def check_attention(config: Config) -> None:
 
 def check_store(config: Config, photos: TaggedPhotos, store: ProposalStore) -> None:
     """Raise unless the proposals have what is asked for."""
-    if not config.objective.needs.objectness:
+    prior = config.heads.box_prior > 0
+    if not (prior or config.objective.needs.objectness):
         return
-    who = _who(config, "objectness")
+    who = "heads.box_prior" if prior else _who(config, "objectness")
     if not store.ranked:
         raise UserError(
             f"{store.path}: {who} needs scores of proposals, and {store.source.get('kind')} gives none; "

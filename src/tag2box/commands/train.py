@@ -181,5 +181,5 @@ def clues_of(config: Config, photos: TaggedPhotos, store: ProposalStore, progres
     return ClueSource(
         counts=photos.counts if needs.counts else None,
         evidence=evidence,
-        objectness=store.scores if needs.objectness else None,
+        objectness=store.scores if needs.objectness or config.heads.box_prior else None,
     )

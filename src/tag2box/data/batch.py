@@ -28,6 +28,10 @@ class BoxSource(Protocol):
         """The boxes of a photo, in its own pixels; possibly none."""
         ...
 
+    def scores(self, photo_id: str, /) -> Float32[Tensor, " P"]:
+        """What the method that proposed them thinks of each; all zero where it does not say."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

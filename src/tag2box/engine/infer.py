@@ -17,6 +17,7 @@ from tag2box.data.transforms import Side, View, place, seen_size
 from tag2box.engine.maps import Passes, RoiMaps
 from tag2box.engine.processes import ALONE, Processes
 from tag2box.engine.progress import Progress, silent
+from tag2box.mil import EVERYTHING, Rescore
 from tag2box.model.detector import Detector
 from tag2box.model.predict import Predict, Scored, merge, rescale, scored, unflip
 from tag2box.types import Detections, Photo
@@ -46,6 +47,7 @@ def detect(
     *,
     maps: RoiMaps,
     inference: Inference,
+    rescore: Rescore = EVERYTHING,
     progress: Progress = silent,
     processes: Processes = ALONE,
 ) -> dict[str, Detections]:
@@ -59,8 +61,11 @@ def detect(
         for index, passes in zip(mine, _one_ahead(pool, maps, mine, views), strict=True):
             photo = photos[index]
             boxes = store.boxes(photo.id)
-            seen = [_scored(detector, photo, boxes, view, own) for view, own in zip(views, passes, strict=True)]
-            found[photo.id] = inference.predict(merge(seen), photo.width, photo.height).to(torch.device("cpu"))
+            objectness = store.scores(photo.id) if detector.box_prior else None
+            believed = [detector.believed(own, objectness) for own in passes]
+            seen = [_scored(detector, photo, boxes, view, own) for view, own in zip(views, believed, strict=True)]
+            judged = _judged(merge(seen), boxes, rescore)
+            found[photo.id] = inference.predict(judged, photo.width, photo.height).to(torch.device("cpu"))
             bar.advance()
     return {name: detections for share in processes.everywhere(found) for name, detections in share.items()}
 
@@ -79,6 +84,14 @@ def _one_ahead(pool: ThreadPoolExecutor, maps: RoiMaps, photos: range, views: Se
         coming = pool.submit(maps.passes, following, views)
         yield passes
     yield coming.result()
+
+
+def _judged(seen: Scored, boxes: Float[Tensor, "P 4"], rescore: Rescore) -> Scored:
+    """What the MIL head thinks enough of."""
+    if not rescore.acts(1.0):
+        return seen
+    rows = rescore.best(seen.worth, boxes.to(seen.worth))
+    return Scored(seen.probs[rows], seen.boxes[rows], seen.worth[rows])
 
 
 def _scored(

@@ -185,7 +185,8 @@ def _through_trunk(detector: Detector, photo: Batch) -> Batch:
 def _only(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
     """A photo with some of its proposals."""
     proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
-    return replace(photo, proposals=proposals, maps=None if photo.maps is None else photo.maps[rows])
+    maps = None if photo.maps is None else photo.maps[rows]
+    return replace(photo, proposals=proposals, maps=maps, clues=photo.clues.of(slice(None), rows))
 
 
 def _partition(layout: Layout, value: Float[Tensor, "R w"], part: Part) -> Float[Tensor, "N c"]:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tag2box.mil.c_midn import CMidn
 from tag2box.mil.c_mil import CMil
+from tag2box.mil.rescore import EVERYTHING, Rescore
 from tag2box.mil.result import MilResult
 from tag2box.mil.wsddn import Wsddn
 from tag2box.types import Facts, Needs, StageScores
@@ -35,4 +36,4 @@ class MilStrategy(Protocol):
 BuiltInMil = Wsddn | CMil | CMidn
 """The strategies that settings know, told apart by their ``kind``: a new one is added here."""
 
-__all__ = ["BuiltInMil", "CMidn", "CMil", "MilResult", "MilStrategy", "Wsddn"]
+__all__ = ["EVERYTHING", "BuiltInMil", "CMidn", "CMil", "MilResult", "MilStrategy", "Rescore", "Wsddn"]

@@ -37,6 +37,12 @@ class Heads:
     mil_temperature: Annotated[float, Field(gt=0)] = 1.0
     """What detection logits are divided by before the softmax over proposals; WSDDN's authors take 2."""
 
+    box_prior: Annotated[float, Field(ge=0)] = 0.0
+    """Maps of proposals are multiplied by this times the score their method gave them; 0 leaves them as they are.
+
+    WSDDN's authors take 10 with Edge Boxes. Needs proposals with scores.
+    """
+
     def mil_columns(self, num_classes: int) -> int:
         """Width of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
@@ -50,6 +56,7 @@ class Detector(nn.Module):
         features = backbone.vector_size
         self.num_classes = num_classes
         self.backbone = backbone
+        self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
         self.mil_more = nn.ModuleList(more)
@@ -60,6 +67,18 @@ class Detector(nn.Module):
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map a proposal; read from the batch where frozen maps were kept."""
+        return self.believed(self._plain_maps(batch), batch.clues.objectness)
+
+    def believed(
+        self, maps: Float[Tensor, "R ch h w"], objectness: Float[Tensor, " R"] | None
+    ) -> Float[Tensor, "R ch h w"]:
+        """Maps weighed by what is thought of their proposals, where that is asked for."""
+        if self.box_prior == 0:
+            return maps
+        assert objectness is not None  # asked for before training starts
+        return maps * (self.box_prior * objectness).to(maps)[:, None, None, None]
+
+    def _plain_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         if batch.maps is not None:
             return batch.maps
         if batch.images is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -42,6 +42,7 @@ class Scored:
 
     probs: Float[Tensor, "P C"]
     boxes: Float[Tensor, "P c4"]
+    worth: Float[Tensor, " P"]  # what the MIL head thinks of each, over all classes
 
 
 def scored(scores: StageScores, boxes: Float[Tensor, "P 4"], num_classes: int) -> Scored:
@@ -49,12 +50,12 @@ def scored(scores: StageScores, boxes: Float[Tensor, "P 4"], num_classes: int) -
 
     Without stages, the scores are X of the MIL head.
     """
-    stages = [logits.softmax(dim=1) for logits in scores.refine]
-    judged = torch.stack(stages).mean(dim=0) if stages else mil_scores(scores.mil_cls, scores.mil_det, (len(boxes),))
-    probs = judged[:, :num_classes]
+    stages = [logits.softmax(dim=1)[:, :num_classes] for logits in scores.refine]
+    mil = mil_scores(scores.mil_cls, scores.mil_det, (len(boxes),))[:, :num_classes]
+    probs, worth = torch.stack(stages).mean(dim=0) if stages else mil, mil.sum(dim=1)
     if not scores.deltas:
-        return Scored(probs, boxes.repeat(1, num_classes))
-    return Scored(probs, decode(torch.stack(scores.deltas).mean(dim=0), boxes))
+        return Scored(probs, boxes.repeat(1, num_classes), worth)
+    return Scored(probs, decode(torch.stack(scores.deltas).mean(dim=0), boxes), worth)
 
 
 def merge(passes: Sequence[Scored]) -> Scored:
@@ -62,6 +63,7 @@ def merge(passes: Sequence[Scored]) -> Scored:
     return Scored(
         torch.stack([p.probs for p in passes]).mean(dim=0),
         torch.stack([p.boxes for p in passes]).mean(dim=0),
+        torch.stack([p.worth for p in passes]).mean(dim=0),
     )
 
 
@@ -69,10 +71,10 @@ def unflip(passed: Scored, width: float) -> Scored:
     """A pass over the mirror image, its boxes put back the right way round."""
     boxes = passed.boxes.reshape(*passed.probs.shape, 4)
     mirrored = torch.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], dim=2)
-    return Scored(passed.probs, mirrored.reshape(passed.boxes.shape))
+    return replace(passed, boxes=mirrored.reshape(passed.boxes.shape))
 
 
 def rescale(passed: Scored, across: float, down: float) -> Scored:
     """A pass over a resized image, its boxes brought back to the photo's pixels."""
     factors = passed.boxes.new_tensor([across, down, across, down]).repeat(passed.boxes.shape[1] // 4)
-    return Scored(passed.probs, passed.boxes * factors)
+    return replace(passed, boxes=passed.boxes * factors)

@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tag2box.labelers import BuiltIn, Discovery, Labeler
-from tag2box.mil import BuiltInMil, MilResult, Wsddn
+from tag2box.mil import BuiltInMil, MilResult, Rescore, Wsddn
 from tag2box.objective.attention import Attention
 from tag2box.objective.contrast import Contrast, grown
 from tag2box.objective.refine import Refine
 from tag2box.objective.sampling import Sampling, no_exemplars
+from tag2box.objective.sift import Known, put_back
 from tag2box.objective.spatial import Spatial
 from tag2box.types import Facts, Labeling, Losses, Needs, Outputs, Scene, StageScores, ViewMaker
 
@@ -39,6 +40,7 @@ class Objective:
     """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 13), with the labeler and the sampling it rests on."""
 
     mil: BuiltInMil = field(default_factory=Wsddn)
+    rescore: Rescore = Rescore()
     labeler: BuiltIn = field(default_factory=Discovery)
     sampling: Sampling = Sampling()
     contrast: Contrast = Contrast()
@@ -58,11 +60,22 @@ class Objective:
         Args:
             progress: share of the training that is done, for parts that change on the way.
         """
-        scores = outputs.scores
-        mil = self.mil(scores, facts, progress)
+        mil = self.mil(outputs.scores, facts, progress)
+        spatial = self.spatial(mil.scores, outputs.vectors, facts) if self.spatial.weight else None
+        known = Known(outputs, facts, views, mil)
+        if not self.rescore.acts(progress):
+            return self._refined(known, spatial, progress)
+        worth = over_looks(mil.scores.detach()[:, : facts.tags.shape[1]], facts).sum(dim=1)
+        rows = self.rescore(worth, facts).nonzero().flatten()
+        outcome = self._refined(known.only(rows), spatial, progress)
+        return replace(outcome, labeling=put_back(outcome.labeling, rows, facts))
+
+    def _refined(self, known: Known, spatial: Float[Tensor, ""] | None, progress: float) -> Outcome:
+        """What the stages learn, and the sum of everything."""
+        outputs, facts, mil, scores = known.outputs, known.facts, known.mil, known.outputs.scores
         scene = self._scene(outputs, facts, mil, progress)
         if self.needs.exemplars:
-            scene = replace(scene, exemplars=self.sampling(scene, views))
+            scene = replace(scene, exemplars=self.sampling(scene, known.views))
         labeling = label(self.labeler, scene)
         taught = replace(labeling, stages=labeling.stages[: len(scores.refine)])  # none where labels are only looked at
         losses = Losses(
@@ -70,7 +83,7 @@ class Objective:
             refine=self.refine.cls_loss(scores, taught, facts.proposals.sizes),
             box=self.refine.box_loss(scores, taught, facts.proposals),
             contrast=self.contrast(grown(scene, labeling)) if self.contrast.enabled else mil.loss.new_zeros(()),
-            spatial=self.spatial(mil.scores, outputs.vectors, facts) if self.spatial.weight else None,
+            spatial=spatial,
             attention=None
             if outputs.responses is None
             else self.attention(outputs.responses, labeling.stages[-1], facts),

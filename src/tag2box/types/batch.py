@@ -51,7 +51,7 @@ class Clues:
         columns = [[getattr(part, clue.name) for part in parts] for clue in fields(cls)]
         return cls(*(torch.cat(x) if x and all(part is not None for part in x) else None for x in columns))
 
-    def of(self, photos: slice, rows: slice) -> Clues:
+    def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> Clues:
         """Those of some photos, and of their proposals."""
         counts = None if self.counts is None else self.counts[photos]
         return Clues(counts, *(None if x is None else x[rows] for x in (self.evidence, self.objectness)))

@@ -1,0 +1,92 @@
+"""Proposals the MIL head thinks little of: out of labels, losses and detections, and never the last one of a photo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from strategies import make_scene, plain_views
+from tag2box.labelers import Discovery, Oicr
+from tag2box.mil import EVERYTHING, Rescore
+from tag2box.objective import Contrast, Objective, Outcome
+from tag2box.types import Facts, Outputs, Proposals, StageScores
+
+APART = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]])
+HALF = Rescore(keep=0.5, begin=0.0)
+
+
+def facts_of(boxes: torch.Tensor, sizes: tuple[int, ...], looks: int = 1) -> Facts:
+    return Facts(Proposals(boxes, sizes), torch.ones(len(sizes), 1, dtype=torch.bool), looks=looks)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "worth", "expected"),
+    [
+        ((), [], []),
+        ((0,), [], []),
+        ((1,), [0.0], [True]),  # the last one stays, whatever is thought of it
+        ((0, 1), [0.1], [True]),
+        ((4,), [0.1, 0.4, 0.3, 0.2], [False, True, True, False]),
+        ((2, 2), [0.9, 0.8, 0.1, 0.2], [True, False, False, True]),  # each photo by itself
+    ],
+)
+def test_the_better_half_of_each_photo_stays(sizes: tuple[int, ...], worth: list[float], expected: list[bool]) -> None:
+    stays = HALF(torch.tensor(worth), facts_of(APART[: len(worth)], sizes))
+    assert stays.tolist() == expected
+
+
+def test_all_looks_at_a_photo_keep_the_same() -> None:
+    boxes = torch.cat([APART, APART.flip(0)])  # the second look is not even asked
+    stays = HALF(torch.tensor([0.1, 0.4, 0.3, 0.2] * 2), facts_of(boxes, (4, 4), looks=2))
+    assert stays.tolist() == [False, True, True, False] * 2
+
+
+def test_of_two_alike_the_better_one_stays() -> None:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [40, 0, 50, 10]])
+    stays = HALF(torch.tensor([0.8, 0.9, 0.1, 0.2]), facts_of(boxes, (4,)))
+    assert stays.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rescore", "progress", "acts"),
+    [(EVERYTHING, 1.0, False), (HALF, 0.0, True), (Rescore(keep=0.5), 0.2, False), (Rescore(keep=0.5), 0.25, True)],
+)
+def test_when_proposals_are_judged(rescore: Rescore, progress: float, acts: bool) -> None:
+    assert rescore.acts(progress) is acts
+
+
+def judged(objective: Objective, progress: float = 1.0) -> tuple[Outcome, torch.Tensor, StageScores]:
+    """What an objective makes of two photos, and which of their proposals should have stayed."""
+    torch.manual_seed(0)
+    scene = make_scene((8, 5), [[1, 0, 1], [0, 1, 0]])
+    leaves = [torch.randn(13, width, requires_grad=True) for width in (3, 3, 4, 4, 4, 12, 12, 12)]
+    scores = StageScores(leaves[0], leaves[1], tuple(leaves[2:5]), tuple(leaves[5:]))
+    embed = functional.normalize(torch.randn(13, 8), dim=1)
+    facts = Facts(scene.proposals, scene.tags)
+    views = plain_views(replace(scene, embed=embed))
+    outcome = objective(Outputs(scores, embed, embed[:, :0]), facts, views, progress=progress)  # type: ignore[arg-type]
+    worth = objective.mil(scores, facts, progress).scores.detach().sum(dim=1)
+    return outcome, objective.rescore(worth, facts), scores
+
+
+@pytest.mark.parametrize("labeler", [Oicr(), Discovery()], ids=["oicr", "discovery"])
+def test_what_does_not_stay_is_no_pseudo_box_and_teaches_nothing(labeler: Oicr | Discovery) -> None:
+    objective = Objective(labeler=labeler, rescore=HALF, contrast=Contrast(enabled=False))
+    outcome, stays, scores = judged(objective)
+    assert 0 < stays.sum() < len(stays)
+    assert all(stays[labels.seeds.rows].all() and len(labels.seeds.rows) for labels in outcome.labeling.stages)
+    outcome.total.backward()
+    for stage in (*scores.refine, *scores.deltas):
+        assert stage.grad is not None and not stage.grad[~stays].any()
+    assert all(stage.grad is not None and stage.grad[stays].any() for stage in scores.refine)
+    assert all(not labels.weight[~stays].any() and labels.weight[stays].any() for labels in outcome.labeling.stages)
+    assert scores.mil_cls.grad is not None and scores.mil_cls.grad[~stays].any()  # the head that judges sees all
+
+
+def test_before_its_time_nothing_changes() -> None:
+    late, plain = Objective(rescore=Rescore(keep=0.5, begin=0.5)), Objective()
+    assert torch.equal(judged(late, 0.4)[0].total, judged(plain, 0.4)[0].total)
+    assert not torch.equal(judged(late, 0.5)[0].total, judged(plain, 0.5)[0].total)
