@@ -18,7 +18,7 @@ from tag2box.studies.experiment import Row
 from tag2box.studies.experiments import EXPERIMENTS
 from tag2box.studies.experiments.shared import KINDS
 from tag2box.studies.listing import table
-from tag2box.studies.reproduce import distinct, find, reproduce, settle
+from tag2box.studies.reproduce import UNASKED, distinct, find, only, reproduce, settle
 from tiny_world import TINY, call, small_network, tree
 
 
@@ -73,6 +73,15 @@ def test_the_table_has_mean_and_spread_and_the_papers_figures(out: Path) -> None
     assert sum(moment["boxes"].values()) <= sum(moment["objects"].values())  # argmax: one box a tag
     assert moment["threshold"] is None
     assert "mAP50 above OICR+, on the same photos" in written.page.read_text()
+
+
+def test_rows_that_are_not_asked_for_are_not_run_and_keep_the_papers_figures(out: Path) -> None:
+    written = study("table3c", out, seeds=(0,), rows=("IoU + mask", "mask + noise"))
+    told = numbers(out, "table3c")["rows"]
+    assert [row["row"] for row in told if row["runs"]] == ["IoU + mask", "mask + noise"]
+    assert {row["left_out"] for row in told if not row["runs"]} == {UNASKED}
+    assert "54.8" in written.table  # noise alone, in the paper
+    assert only(EXPERIMENTS["fig4"], ()) is EXPERIMENTS["fig4"]
 
 
 def test_changed_settings_are_new_cells(out: Path) -> None:
@@ -146,6 +155,8 @@ def test_the_list_names_all() -> None:
         (["table3a", "--set", "plan.seed=3"], ("--set plan.seed", "--seeds")),
         (["table3a", "--set", "data.split=x"], ("--set data", "--on")),
         (["table3a", "--set", "maps=x"], ("--set maps", "--out")),
+        (["table3a", "--row", "OD"], ("--row OD", "table3a has no row", "OICR+; + OD; + WSCL; + both")),
+        (["fig7", "--row", "OD"], ("--row OD", "there are: none")),
         (["table3a", "--seeds", "0,one"], ("--seeds 0,one", "whole numbers")),
         (["table3a", "--recipe", "scense"], ("--recipe scense", "did you mean scenes?")),
         (["table3a", "--on", "{csv}", "--proposals", "x"], ("--test-proposals", "go together")),

@@ -26,6 +26,10 @@ def reproduce(
     on: Annotated[
         str, typer.Option("--on", metavar="DATA", help="`scenes`, or a VOC folder or COCO file with boxes.")
     ] = "scenes",
+    row: Annotated[
+        list[str],
+        typer.Option("--row", metavar="LABEL", help="Run this row alone; may be repeated. Default: all rows."),
+    ] = [],  # noqa: B006
     seeds: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="0,1,2", help="Seeds of training, and of scenes; default: the experiment's own."),
@@ -65,6 +69,7 @@ def reproduce(
         name,
         place,
         out,
+        rows=row,
         seeds=numbers(seeds),
         recipe=recipe,
         overrides=override,

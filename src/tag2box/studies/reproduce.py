@@ -26,6 +26,7 @@ from tag2box.studies.queue import finish_all
 from tag2box.studies.tables import study_table
 
 CELLS = "cells"
+UNASKED = "not asked for"
 GALLERY = "plan.gallery=24"  # photos on which pseudo labels are followed: enough for shares to mean something
 
 
@@ -43,6 +44,7 @@ def reproduce(
     place: Place,
     out: Path,
     *,
+    rows: Sequence[str] = (),
     seeds: Sequence[int] = (),
     recipe: str | None = None,
     overrides: Sequence[str] = (),
@@ -54,12 +56,13 @@ def reproduce(
     Broken off, the same call goes on; what is finished is never run again, in this experiment or another of ``out``.
 
     Args:
+        rows: the rows to run, by their labels; default: all that can be.
         seeds: of training, and of scenes; default: the experiment's own.
         recipe: settings to start from; default: ``scenes`` on scenes, else ``photos``.
         overrides: settings for all rows, as ``--set`` takes them; the rows' own changes come on top.
         commands: how it was called, for the page.
     """
-    experiment = find(name)
+    experiment = only(find(name), rows)
     base = settle(experiment, place, recipe, overrides)
     data = {seed: open_data(place, seed, out, progress=progress) for seed in distinct(seeds or experiment.seeds)}
     findings = run(experiment, base, data, out, progress=progress)
@@ -72,6 +75,19 @@ def find(name: str) -> Experiment:
         near = difflib.get_close_matches(name, EXPERIMENTS, 1, 0.0)[0]
         raise UserError(f"{name}: nothing of this name in the paper; did you mean {near}? --list names all")
     return EXPERIMENTS[name]
+
+
+def only(experiment: Experiment, labels: Sequence[str]) -> Experiment:
+    """The experiment with some of its rows to run; of the others the paper's figures stay. No labels are all rows."""
+    known = {row.label for row in experiment.rows}
+    strange = next((label for label in labels if label not in known), None)
+    if strange is not None:
+        there = "; ".join(row.label for row in experiment.rows) or "none"
+        raise UserError(f"--row {strange}: {experiment.name} has no row of this name; there are: {there}")
+    if not labels:
+        return experiment
+    rows = (row if row.label in labels else replace(row, absent=row.absent or UNASKED) for row in experiment.rows)
+    return replace(experiment, rows=tuple(rows))
 
 
 def settle(experiment: Experiment, place: Place, recipe: str | None, overrides: Sequence[str]) -> Config:

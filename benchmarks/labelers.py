@@ -1,0 +1,117 @@
+"""What the labeler of every system costs at the paper's size, beside a whole step of VGG16 in the same run.
+
+    python benchmarks/labelers.py --out docs/results/labelers.json
+
+A batch is that of benchmarks/objective.py: 8 photos, 2,000 proposals each, 20 classes. The step is the network's alone:
+one photo forward and back in the exact mode, times 8. So a labeler's share is of a step without any labeler.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from measuring import Row, arguments, machine, measure, set_threads
+from objective import FEATURES, Size, StubNeck, World, make_world
+from tag2box.files import write_json
+from tag2box.model.detector import Detector
+from tag2box.objective import Objective
+from tag2box.recipes import RECIPES, Config
+from tag2box.systems import SYSTEMS
+from tag2box.types import Clues, Facts, Needs, Outputs
+from vgg_world import SMALL, Shape, make_training
+
+MOMENTS = (0.0, 0.5, 1.0)  # of the training: some labelers do other things at other times
+
+
+@dataclass
+class Timed:
+    """A labeler that keeps the CPU seconds of its last call."""
+
+    labeler: Any
+    seconds: float = 0.0
+
+    @property
+    def needs(self) -> Needs:
+        return self.labeler.needs
+
+    def __call__(self, scene: Any) -> Any:
+        before = time.process_time()
+        found = self.labeler(scene)
+        self.seconds = time.process_time() - before
+        return found
+
+
+def detector_of(config: Config, world: World) -> Detector:
+    """The world's network under a system's heads: every head reads what the world's own heads read."""
+    torch.manual_seed(0)
+    detector = Detector(StubNeck(), world.detector.num_classes, config.heads)
+    known = world.detector.state_dict()
+    for name, value in detector.state_dict().items():
+        source = name.replace("mil_more.0", "mil").replace("refine.3", "refine.2")
+        if source in known and known[source].shape == value.shape:
+            value.copy_(known[source])
+    return detector
+
+
+def clues_of(world: World) -> Clues:
+    """Counts of two a tag, and any evidence."""
+    g, rows = torch.Generator().manual_seed(0), len(world.proposals.boxes)
+    evidence, objectness = torch.rand(2, rows, generator=g)
+    return Clues(2 * world.tags.long(), evidence, objectness)
+
+
+def cost_of(config: Config, world: World, repeats: int) -> Row:
+    """CPU seconds of a system's labeler and of its whole objective with the way back, at its most expensive moment."""
+    dressed = replace(world, detector=detector_of(config, world))
+    timed = Timed(config.objective.labeler)
+    off = replace(config.objective.attention, input_weight=0.0, layer_weight=0.0)  # looks are the network's work
+    objective: Objective = replace(config.objective, labeler=timed, attention=off)
+    facts = Facts(world.proposals, world.tags, clues=clues_of(world))
+    labels: list[float] = []
+
+    def work(progress: float) -> None:
+        vectors = dressed.detector.neck(dressed.maps)
+        scores, embed = dressed.detector.score(vectors), dressed.detector.embed(vectors)
+        outcome = objective(Outputs(scores, embed, vectors), facts, dressed.views(scores), progress=progress)
+        outcome.total.backward()
+        labels.append(timed.seconds)
+
+    worst: Row = {}
+    for progress in MOMENTS:
+        labels.clear()
+        whole = measure(lambda progress=progress: work(progress), repeats)
+        found = {"progress": progress, "labeler_cpu": min(labels[1:]), "objective_cpu": whole["cpu"]["min"]}
+        worst = max(worst, found, key=lambda row: row.get("labeler_cpu", -1.0))
+    return worst
+
+
+def step_cpu(shape: Shape) -> float:
+    """CPU seconds of a photo's way through VGG16 and back, the network alone."""
+    training = make_training(replace(shape, images=1), [0], memory="exact")
+    return float(measure(training.iterate, 1)["cpu"]["min"])
+
+
+def main() -> None:
+    args = arguments(__doc__, "labelers", repeats=3).parse_args()
+    set_threads(args.threads)
+    size = Size(images=2, proposals=40, classes=5) if args.small else Size()
+    step = size.images * step_cpu(SMALL if args.small else Shape())
+    print(f"step of {size.images} photos: {step:.1f} CPU s", flush=True)
+    world = make_world(size)
+    assert world.maps.flatten(1).shape[1] == FEATURES
+    rows: list[Row] = []
+    for system in SYSTEMS.values():
+        cost = cost_of(system(RECIPES["od-wscl"]()), world, args.repeats)
+        rows.append(
+            {"system": system.title, **cost, "share_of_step": cost["labeler_cpu"] / (step + cost["labeler_cpu"])}
+        )
+        print(f"{system.title}: labels {cost['labeler_cpu']:.2f} CPU s, {share:.1%}", flush=True)
+    write_json(args.out, {"machine": machine(), "size": vars(size), "step_cpu": step, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
