@@ -36,7 +36,7 @@ SURFACE = {
     "data stats": ["data", "--photos", "--split", "--classes", "--out", "--json"],
     "recipes": ["name"],
     "reproduce": [
-        "name", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
+        "name", "--on", "--row", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
         "--test-split", "--proposals", "--test-proposals", "--recipe", "--set", "--list",
     ],
     "compare": [

@@ -39,7 +39,7 @@ class Written:
     table: str  # Markdown; empty without rows
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913 - one keyword an option of the command
     name: str,
     place: Place,
     out: Path,
