@@ -114,6 +114,14 @@ def detect_empty_folder(desk: Desk) -> Argv:
     return desk.detect(desk.at / "nothing")
 
 
+def detect_with_a_setting_of_training(desk: Desk) -> Argv:
+    return [*desk.detect(), "--set", "plan.iterations=3"]
+
+
+def detect_with_no_such_setting(desk: Desk) -> Argv:
+    return [*desk.detect(), "--set", "inference.miror=true"]
+
+
 def missing_tags(desk: Desk) -> Argv:
     desk.tags.unlink()
     return desk.train()

@@ -34,6 +34,8 @@ MISTAKES: dict[Callable[[Desk], Argv], tuple[str, ...]] = {
     mistakes.detect_corrupt_photo: ("train_00003.jpg", "not readable"),
     mistakes.detect_photo_cut_short: ("train_00003.jpg", "truncated"),
     mistakes.detect_empty_folder: ("nothing", "no photos"),
+    mistakes.detect_with_a_setting_of_training: ("--set plan.iterations=3", "expected inference.NAME=VALUE"),
+    mistakes.detect_with_no_such_setting: ("inference.miror", "did you mean inference.mirror?"),
     mistakes.missing_tags: ("tags.csv", "no such file"),
     mistakes.tags_without_columns: ("tags.csv:1", "image,tags"),
     mistakes.no_tag_at_all: ("tags.csv", "no photo has a tag"),

@@ -265,3 +265,12 @@ def test_files_for_vocs_server_have_the_boxes_of_all_scores(tmp_path, world):
         for name in ("all.json", "voc")
     ]
     assert scores[0]["voc12"]["mAP"] == pytest.approx(scores[1]["voc12"]["mAP"], abs=1e-6)
+
+
+def test_a_run_can_be_told_to_look_in_another_way(tmp_path, world):
+    run, photos = world.trained("od-wscl"), world.test / "photos"
+    plain = detect(run, [photos], min_score=0)
+    again = detect(run, [photos], min_score=0, overrides=["inference.mirror=false"])
+    few = detect(run, [photos], min_score=0, overrides=["inference.predict.max_detections=1"])
+    assert all(torch.equal(plain[name].scores, again[name].scores) for name in plain)
+    assert {len(found) for found in few.values()} <= {0, 1} and max(len(found) for found in plain.values()) > 1

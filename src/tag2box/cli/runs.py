@@ -129,6 +129,10 @@ def detect(
         typer.Option(help="Folder for comp4_det_SPLIT_CLASS.txt, as VOC's evaluation server takes them; all scores."),
     ] = None,
     min_score: Annotated[float, typer.Option(help="Leave out detections below this score.")] = 0.3,
+    override: Annotated[
+        list[str],
+        typer.Option("--set", metavar="inference.a=b", help="Look in another way: inference.mirror=true, ..."),
+    ] = [],  # noqa: B006
     on: On = Where.here,
     address: Address = None,
 ) -> None:
@@ -147,6 +151,7 @@ def detect(
             draw=draw,
             voc=voc,
             min_score=min_score,
+            overrides=override,
             pool=pool(on, address, chunk=1),
             processes=processes,
             progress=Terminal() if processes.leads else silent,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tag2box import settings
 from tag2box.commands.detect_pool import detect_on
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of
 from tag2box.data.datasets import DataSource, read_photos
@@ -21,6 +22,7 @@ from tag2box.errors import Interrupted, UserError
 from tag2box.files import replacing
 from tag2box.metrics.results import write_coco_detections, write_voc_results
 from tag2box.proposals.pool import Pool
+from tag2box.recipes import Config
 from tag2box.types import Detections, Photo
 
 DRAWN_MOST = 4096
@@ -37,6 +39,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     draw: Path | None = None,
     voc: Path | None = None,
     min_score: float = 0.3,
+    overrides: Sequence[str] = (),
     pool: Pool | None = None,
     processes: Processes = ALONE,
     progress: Progress = silent,
@@ -49,6 +52,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     Args:
         split: with a dataset in place of the photos, the part of it to look at.
         proposals: a store of the photos' proposals; made as those of the training photos where it does not exist yet.
+        overrides: of ``inference``, as ``--set`` takes them: other scales, mirror images, another NMS.
         pool: where photos are looked at, if not by this process; ``RayPool`` is a cluster. Boxes are the same.
         processes: those that share the photos among them; all return everything, and the leader writes.
     """
@@ -56,7 +60,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
         raise UserError("no photos given; name files or folders after the run")
     if pool is not None and processes.size > 1:
         raise UserError("--on ray: Ray has processes of its own; start the command without torchrun")
-    trained = load_run(run)
+    trained = looking(load_run(run), overrides)
     found_photos = find_photos(photos) if split is None else _part(photos, split)
     found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, processes=processes, progress=progress)
     kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
@@ -69,6 +73,14 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     if draw is not None:
         _draw(found_photos, kept, trained.classes, draw)
     return kept
+
+
+def looking(trained: TrainedRun, overrides: Sequence[str]) -> TrainedRun:
+    """A run that looks at photos in another way than its settings say."""
+    strange = next((o for o in overrides if not o.strip().startswith("inference.")), None)
+    if strange is not None:
+        raise UserError(f"--set {strange}: a trained run can only be told how to look; expected inference.NAME=VALUE")
+    return replace(trained, config=settings.load(Config, [], list(overrides), base=trained.config))
 
 
 def detect_photos(
