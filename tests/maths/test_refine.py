@@ -10,7 +10,7 @@ from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
 from tag2box.maths.boxes import encode, iou
 from tag2box.maths.discovery import top_rows
-from tag2box.maths.refine import assign, box_loss, firm_background, first_argmax, refine_loss
+from tag2box.maths.refine import assign, box_loss, first_argmax, refine_loss
 from tag2box.types import Proposals, PseudoLabels, Seeds
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
@@ -167,21 +167,3 @@ def test_boxes_beside_their_rows_are_judged_where_they_are() -> None:
     labels = assign(proposals, seeds, 1, or_equal=True, ignore_below=0.1)
     assert labels.cls.tolist() == [1, 0] and labels.weight.tolist() == [0, 1]
     assert labels.seeds is seeds
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rows"),
-    [((), []), ((0,), []), ((1,), []), ((1,), [0]), ((6, 0, 5), [2, 4, 7]), ((6, 5), [0])],
-)
-def test_firm_background_matches_the_definition_written_with_loops(sizes: tuple[int, ...], rows: list[int]) -> None:
-    g = torch.Generator().manual_seed(3)
-    proposals = Proposals(random_boxes(sum(sizes), g), sizes)
-    seeds = Seeds(torch.tensor(rows, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long), torch.rand(len(rows)))
-    labels = assign(proposals, seeds, 2, 0.5)
-    firm = firm_background(labels, proposals, 2)
-    for span in proposals.spans():
-        scores = [score for row, score in zip(rows, seeds.score.tolist(), strict=True) if row in span]
-        for row in span:
-            expected = max(scores) if scores and labels.cls[row] == 2 else labels.weight[row].item()
-            assert firm.weight[row].item() == pytest.approx(expected)
-    assert torch.equal(firm.cls, labels.cls) and torch.equal(firm.boxes, labels.boxes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tag2box.labelers.oicr import Oicr, argmax_seeds
 from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
-from tag2box.maths.refine import assign, firm_background
+from tag2box.maths.refine import assign
 from tag2box.types import Labeling, Needs, Scene, Seeds
 
 
@@ -31,11 +31,6 @@ class Discovery:
     """tau_nms: pseudo boxes of one class overlap no more than this."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal joins its nearest seed above this IoU; others are background."""
-    background: Literal["nearest", "best"] = "nearest"
-    """Whose score background weighs: its nearest seed's (the paper), or the best seed's of its image.
-
-    Discovered boxes have low scores, so the background around them hardly counts under the paper's rule.
-    """
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training before which the top proposals alone are taken (not in the paper, whose training is long).
 
@@ -53,10 +48,10 @@ class Discovery:
             return Oicr(foreground_iou=self.foreground_iou)(scene)
         num_classes = scene.tags.shape[1]
         found = [self.find(scene, stage) for stage in range(len(scene.probs))]
-        stages = tuple(assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds, _ in found)
-        if self.background == "best":
-            stages = tuple(firm_background(labels, scene.proposals, num_classes) for labels in stages)
-        return Labeling(stages=stages, thresholds=tuple(tau for _, tau in found))
+        return Labeling(
+            stages=tuple(assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds, _ in found),
+            thresholds=tuple(tau for _, tau in found),
+        )
 
     def find(self, scene: Scene, stage: int) -> tuple[Seeds, Float[Tensor, " t"]]:
         """Pseudo ground truth of one stage, and tau of each (image, class) it was found with."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -60,15 +59,6 @@ def assign(
         boxes[rows] = pseudo[chosen]
         owner[rows] = chosen
     return PseudoLabels(cls, weight, boxes, seeds, owner)
-
-
-def firm_background(labels: PseudoLabels, proposals: Proposals, num_classes: int) -> PseudoLabels:
-    """The same labels, but background weighs as much as the best seed of its image, not as its nearest one."""
-    images, seeds = proposals.image_ids(), labels.seeds
-    best = labels.weight.new_zeros(len(proposals.sizes))
-    best = best.scatter_reduce(0, images[seeds.rows], seeds.score.to(best.dtype), "amax")
-    is_background = (labels.cls == num_classes) & (labels.owner >= 0)
-    return replace(labels, weight=torch.where(is_background, best[images], labels.weight))
 
 
 def _image_mean(per_proposal: Float[Tensor, " R"], sizes: Sequence[int], divisors: Sequence[int]) -> Float[Tensor, ""]:
