@@ -1,64 +1,22 @@
+"""Photos on disk: read upright and whole, or refused in one line."""
+
 from __future__ import annotations
 
-import functools
-import io
-import json
 import os
-import struct
-import subprocess
-import sys
 import threading
-import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from photo_files import NOISE, formats
 from PIL import Image
 
 from tag2box.data import photos
-from tag2box.data.photos import MAX_PIXELS, photo_size, read_photo, reduction
+from tag2box.data.photos import photo_size, read_photo
 from tag2box.errors import UserError
-
-NOISE = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
-SIDEWAYS = Image.Exif()
-SIDEWAYS[0x0112] = 6
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def two_frames(kind: str, **options: Any) -> bytes:
-    """A moving picture: noise, then the same upside down."""
-    image = Image.fromarray(NOISE)
-    return encoded(image, kind, save_all=True, append_images=[image.rotate(180)], **options)
-
-
-@functools.cache
-def formats() -> dict[str, bytes]:
-    """Noise in every format people have, 60 wide and 40 high as stored."""
-    image = Image.fromarray(NOISE)
-    return {
-        "jpeg": encoded(image, "JPEG", exif=SIDEWAYS),
-        "progressive": encoded(image, "JPEG", progressive=True),
-        "cmyk": encoded(image.convert("CMYK"), "JPEG"),
-        "mpo": two_frames("MPO"),
-        "png": encoded(image, "PNG", exif=SIDEWAYS),
-        "palette": encoded(image.quantize(16), "PNG", transparency=0),
-        "gif": two_frames("GIF"),
-        "webp": encoded(image, "WEBP", lossless=True, exif=SIDEWAYS),
-        "moving webp": two_frames("WEBP", lossless=True),
-        "bmp": encoded(image, "BMP"),
-        "tiff": encoded(image, "TIFF"),
-        "lzw": encoded(image, "TIFF", compression="tiff_lzw"),
-    }
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, not a photo", b"\x89PNG\r\n\x1a\nbroken"])
@@ -176,97 +134,6 @@ def test_broken_exif_turns_nothing(tmp_path: Path, exif: bytes) -> None:
     assert read_photo(path).shape == (3, 40, 60)
 
 
-def _saved(image: Image.Image, path: Path) -> torch.Tensor:
-    image.save(path)
-    seen = read_photo(path)
-    assert seen.dtype == torch.uint8 and seen.shape[0] == 3
-    assert (seen.shape[2], seen.shape[1]) == photo_size(path) == image.size
-    return seen
-
-
-def test_every_colour_mode_becomes_rgb(tmp_path: Path) -> None:
-    red = Image.new("RGB", (6, 4), (255, 0, 0))
-    cases = {"palette.png": red.convert("P"), "grey.png": red.convert("L"), "bits.png": red.convert("1")}
-    for name, image in cases.items():
-        assert torch.equal(
-            _saved(image, tmp_path / name), torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-        )
-    cmyk = _saved(red.convert("CMYK"), tmp_path / "cmyk.tif")
-    assert cmyk[:, 0, 0].tolist() == [255, 0, 0]
-
-
-def test_transparent_pixels_show_white_and_half_transparent_ones_a_mixture(tmp_path: Path) -> None:
-    image = Image.new("RGBA", (3, 1), (200, 0, 0, 255))
-    image.putpixel((1, 0), (200, 0, 0, 0))
-    image.putpixel((2, 0), (200, 0, 0, 128))
-    seen = _saved(image, tmp_path / "alpha.png")
-    assert seen[:, 0, 0].tolist() == [200, 0, 0] and seen[:, 0, 1].tolist() == [255] * 3
-    assert abs(int(seen[1, 0, 2]) - 127) <= 1
-    assert _saved(image.convert("LA"), tmp_path / "la.png")[:, 0, 1].tolist() == [255] * 3
-
-
-def test_a_palette_with_a_transparent_entry_shows_white_there(tmp_path: Path) -> None:
-    image = Image.new("P", (2, 1))
-    image.putpalette([0, 0, 0, 10, 20, 30])
-    image.putpixel((1, 0), 1)
-    image.save(tmp_path / "p.png", transparency=0)
-    assert read_photo(tmp_path / "p.png")[:, 0].T.tolist() == [[255, 255, 255], [10, 20, 30]]
-
-
-def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path) -> None:
-    values = np.array([[0, 257, 32896, 65535]], np.uint16)
-    seen = _saved(Image.fromarray(values), tmp_path / "deep.png")
-    assert seen[0, 0].tolist() == [0, 1, 128, 255]
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("RGB", "png"), ("RGB", "tif"), ("RGBA", "png")])
-def test_sixteen_bits_a_colour_become_eight(tmp_path: Path, mode: str, kind: str) -> None:
-    path = tmp_path / f"deep.{kind}"
-    deep = np.array([[[0, 32896, 65535, 65535][: len(mode)], [65535, 257, 514, 65535][: len(mode)]]], np.uint16)
-    path.write_bytes(_deep_png(deep) if kind == "png" else _deep_tiff(deep))
-    assert read_photo(path)[:, 0].T.tolist() == [[0, 128, 255], [255, 1, 2]]
-
-
-def _deep_png(deep: np.ndarray) -> bytes:
-    height, width, channels = deep.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)
-    header = struct.pack(">IIBBBBB", width, height, 16, 2 if channels == 3 else 6, 0, 0, 0)
-    return _png((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-
-
-def _deep_tiff(deep: np.ndarray) -> bytes:
-    height, width, channels = deep.shape
-    pixels = deep.astype("<u2").tobytes()
-    depths = struct.pack("<HHH", 16, 16, 16)
-    data = 8 + len(depths)
-    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, 8), (259, 3, 1, 1), (262, 3, 1, 2)]
-    tags += [(273, 4, 1, data), (277, 3, 1, channels), (278, 3, 1, height), (279, 4, 1, len(pixels))]
-    folder = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
-    return b"II*\0" + struct.pack("<I", data + len(pixels)) + depths + pixels + folder
-
-
-def _png(*chunks: tuple[bytes, bytes]) -> bytes:
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-@pytest.mark.parametrize(("values", "seen"), [((0.0, 0.5, 1.0), [0, 128, 255]), ((0.0, 100.0, 300.0), [0, 100, 255])])
-def test_greys_of_floats_are_shown_from_black_to_white(
-    tmp_path: Path, values: tuple[float, ...], seen: list[int]
-) -> None:
-    Image.fromarray(np.array([[*values, float("nan")]], np.float32)).save(tmp_path / "f.tif")
-    assert read_photo(tmp_path / "f.tif")[0, 0].tolist() == [*seen, 0]
-
-
-def test_cmyk_jpegs_are_read_inverted_as_adobe_writes_them(tmp_path: Path) -> None:
-    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
-    red.save(tmp_path / "cmyk.jpg", quality=100)
-    assert b"Adobe" in (tmp_path / "cmyk.jpg").read_bytes()
-    assert read_photo(tmp_path / "cmyk.jpg")[:, 8, 8].tolist() == [255, 0, 0]
-
-
 @pytest.mark.parametrize("kind", ["gif", "mpo", "moving webp"])
 def test_of_moving_pictures_the_first_frame_is_seen(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "moving"
@@ -287,137 +154,6 @@ def test_other_formats_are_refused_by_name(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(UserError, match="expected JPEG, PNG, WebP, BMP, GIF or TIFF"):
         read_photo(path)
-
-
-# ---------------------------------------------------------------- large photos
-
-
-@pytest.mark.parametrize(
-    ("size", "at_least", "factor"),
-    [
-        ((1, 1), (1, 1), 1),
-        ((500, 375), (640, 480), 1),
-        ((1000, 1000), (500, 500), 1),
-        ((2000, 2000), (500, 500), 2),
-        ((1999, 2000), (500, 500), 1),
-        ((30_000, 20_000), (720, 480), 16),
-        ((4000, 300), (100, 100), 1),
-        ((64, 64), (0, 0), 32),
-    ],
-)
-def test_reductions_leave_twice_what_is_wanted(size: tuple[int, int], at_least: tuple[int, int], factor: int) -> None:
-    assert reduction(size, at_least) == factor
-
-
-@given(st.integers(1, 40_000), st.integers(1, 40_000), st.integers(1, 3000), st.integers(1, 3000))
-def test_a_reduction_is_the_largest_that_may_be(width: int, height: int, want_w: int, want_h: int) -> None:
-    factor = reduction((width, height), (want_w, want_h))
-    fits = [k for k in (1 << p for p in range(17)) if width // k >= 2 * want_w and height // k >= 2 * want_h]
-    assert factor == max(fits, default=1)
-
-
-@pytest.mark.parametrize("size", [(513, 259), (512, 256), (71, 2000)])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
-@pytest.mark.parametrize("at_least", [(2, 2), (5, 4), (16, 9), (60, 40), (600, 400)])
-def test_a_photo_may_come_reduced_and_still_shows_the_same(
-    tmp_path: Path, size: tuple[int, int], kind: str, at_least: tuple[int, int]
-) -> None:
-    x, y = np.meshgrid(np.linspace(0, 200, size[0]), np.linspace(0, 250, size[1]))
-    path = tmp_path / "ramp"
-    Image.fromarray(np.stack([x, y, 0 * x + 30], 2).astype(np.uint8)).save(path, kind)
-    factor = reduction(size, at_least)
-    seen, whole = read_photo(path, at_least), read_photo(path)
-    assert tuple(seen.shape) == (3, -(-size[1] // factor), -(-size[0] // factor))
-    cells = torch.nn.functional.avg_pool2d(whole.float(), factor, ceil_mode=True)
-    assert (seen.float() - cells).abs().mean() < 2
-    if factor == 1:
-        assert torch.equal(seen, whole)
-
-
-def flat_jpeg(width: int, height: int, *, frame: int = 0xC0, scans: int = 1) -> bytes:
-    """A grey JPEG of any size without an encoder: every coefficient is zero, and each zero is one bit, 0."""
-    components = b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
-    tables = b"".join(_segment(0xC4, bytes([kind, 1]) + bytes(16)) for kind in (0x00, 0x10))
-    blocks = -(-width // 8) * -(-height // 8) * 3
-    groups = [(1, 2, 3)] if scans == 1 else [(1,), (2,), (3,)]
-    data = b"".join(
-        _segment(0xDA, bytes([len(group), *(b for i in group for b in (i, 0)), 0, 63, 0]))
-        + bytes(-(-blocks // len(groups) * 2 // 8))
-        for group in groups
-    )
-    size = struct.pack(">BHHB", 8, height, width, 3)
-    return (
-        b"\xff\xd8" + _segment(0xDB, b"\0" + b"\1" * 64) + _segment(frame, size + components)
-        + tables + data + b"\xff\xd9"
-    )  # fmt: skip
-
-
-def _segment(marker: int, content: bytes) -> bytes:
-    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
-MEASURE = """
-import json, resource, sys
-from pathlib import Path
-from tag2box.data.photos import photo_size, read_photo
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-read_photo(Path(sys.argv[1]))
-before = peak()
-big = Path(sys.argv[2])
-seen = read_photo(big, (1500, 1000))
-print(json.dumps([photo_size(big), list(seen.shape), int(seen.min()), int(seen.max()), peak() - before]))
-"""
-
-
-def test_memory_follows_what_is_wanted_of_a_very_large_photo(tmp_path: Path) -> None:
-    small, big = tmp_path / "small.jpg", tmp_path / "big.jpg"
-    small.write_bytes(flat_jpeg(64, 64))
-    big.write_bytes(flat_jpeg(30_000, 20_000))
-    done = subprocess.run([sys.executable, "-c", MEASURE, small, big], capture_output=True, text=True, check=True)
-    size, shape, darkest, brightest, megabytes = json.loads(done.stdout)
-    assert size == [30_000, 20_000] and shape == [3, 2500, 3750]
-    assert (darkest, brightest) == (128, 128)
-    assert megabytes < 200  # decoded whole, it would take 2400
-    with pytest.raises(UserError, match="30000x20000 pixels, more than 178 million"):
-        read_photo(big)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        flat_jpeg(20_000, 20_000, frame=0xC2)[:2000],  # progressive
-        flat_jpeg(20_000, 20_000, scans=3)[:2000],
-        _png((b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)), (b"IDAT", b"x"), (b"IEND", b"")),
-        b"BM" + struct.pack("<IHHI", 0, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 20_000, 20_000, 1, 24, *[0] * 6),
-    ],
-    ids=["progressive", "three scans", "png", "bmp"],
-)
-def test_photos_that_cannot_be_reduced_while_decoded_have_a_limit(tmp_path: Path, content: bytes) -> None:
-    assert MAX_PIXELS < 20_000**2
-    path = tmp_path / "huge"
-    path.write_bytes(content)
-    reads: list[Callable[[Path], object]] = [photo_size, read_photo, lambda file: read_photo(file, (100, 100))]
-    for read in reads:
-        with pytest.raises(UserError) as error:
-            read(path)
-        assert str(error.value) == f"{path}: 20000x20000 pixels, more than 178 million; save a smaller copy of it"
-
-
-def test_photos_of_one_scan_a_colour_are_read_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "p.jpg").write_bytes(flat_jpeg(100, 50, scans=3))
-    assert read_photo(tmp_path / "p.jpg").unique().tolist() == [128]
-
-
-@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
-def test_metadata_that_unpacks_to_a_flood_is_one_line(tmp_path: Path, kind: bytes) -> None:
-    flood = zlib.compress(bytes(5_000_000), 9)
-    name = b"name\0" + (b"\1\0\0\0" if kind == b"iTXt" else b"\0")
-    path = tmp_path / "flood.png"
-    header = (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0))
-    path.write_bytes(_png(header, (kind, name + flood), (b"IDAT", zlib.compress(bytes(4))), (b"IEND", b"")))
-    with pytest.raises(UserError, match="too large") as error:
-        read_photo(path)
-    assert "\n" not in str(error.value)
 
 
 def test_nothing_global_is_changed_and_threads_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
