@@ -1,16 +1,24 @@
-"""Draw the pseudo boxes of every system on the same four scenes: ``python docs/make_systems.py runs/compare``."""
+"""Draw the pseudo boxes of every system on the same four scenes, and tell on its page what a step of it costs.
+
+    python docs/make_systems.py runs/compare
+
+Trains what is not there yet under seed 0. Costs are those of these runs, and of docs/results/labelers.json.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
 from tag2box.data.scenes import Scenes
 from tag2box.engine.progress import Terminal
-from tag2box.files import replacing
+from tag2box.files import read_json, replacing, write_text
 from tag2box.reporting.data import GalleryPhoto, RunRecord
 from tag2box.studies.compare import finish_contests, open_contests
 from tag2box.studies.experiment import Findings
@@ -18,19 +26,66 @@ from tag2box.studies.side_by_side import last_look, same_photos
 from tag2box.systems import SYSTEMS
 from tag2box.types import Objects
 
-IMAGES = Path(__file__).parent / "images" / "systems"
+DOCS = Path(__file__).parent
+IMAGES, PAGES, LABELERS = DOCS / "images" / "systems", DOCS / "systems", DOCS / "results" / "labelers.json"
+ON_PAGE = {"oicr-plus": "oicr"}  # systems that are told of on another's page
 PHOTOS = 4
 GAP = 6
 COLOURS = 96  # of a picture's palette: enough to see boxes by, and under 100 kB
 TRUTH, PSEUDO = (255, 255, 255), (230, 60, 30)
 
 
-def main(out: Path, *overrides: str, world: Scenes | None = None, images: Path = IMAGES) -> list[Path]:
-    """Train what is not there yet under seed 0, and write a picture a system; gives the files."""
+def main(
+    out: Path, *overrides: str, world: Scenes | None = None, images: Path = IMAGES, pages: Path | None = None
+) -> list[Path]:
+    """Train what is not there yet under seed 0, write a picture a system, and fill the pages; gives the pictures."""
     where = [world or Scenes()]
     contests = open_contests((), where, out, seeds=(0,), overrides=overrides, progress=Terminal())
     (findings,) = finish_contests(contests, out, progress=Terminal())
+    if pages is not None:
+        fill_pages(findings, pages)
     return draw(findings, images)
+
+
+def fill(page: str, systems: Mapping[str, str], costs: Mapping[str, str]) -> str:
+    """A page with pictures and costs of its systems (name -> title) where it has room for them."""
+    pictures = [f"![Pseudo boxes of {title}](../images/systems/{name}.png)" for name, title in systems.items()]
+    words = "Its pseudo boxes in the end (red), on training photos of the scenes, over the true objects (white):"
+    page = _block(page, "picture", "\n\n".join([words, *pictures]))
+    return _block(page, "cost", "\n\n".join(textwrap.fill(costs[name], 120) for name in systems))
+
+
+def _block(page: str, name: str, text: str) -> str:
+    room = re.compile(rf"<!-- {name} -->(?:.*<!-- /{name} -->)?", re.DOTALL)
+    return room.sub(lambda _: f"<!-- {name} -->\n{text}\n<!-- /{name} -->", page)
+
+
+def costs_of(findings: Findings, labelers: Mapping[str, Any]) -> dict[str, str]:
+    """What a step of each system costs, in a sentence."""
+    seed, _ = findings.first
+    known = {name: system.title for name, system in SYSTEMS.items() if system.title in findings.results}
+    found = {name: findings.results[title][seed] for name, title in known.items()}
+    steps = {name: result.figure(("cost", "step_seconds")) or 0.0 for name, result in found.items()}
+    labels = {row["system"]: row for row in labelers["rows"]}
+    base, told = steps["oicr-plus"], {}
+    for name, title in known.items():
+        own = labels[title]
+        told[name] = (
+            f"{title}: on the scenes (lite0, 8 photos of 128 proposals, 2 cores) a step takes {1000 * steps[name]:.0f} "
+            f"ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size (8 photos of 2,000 proposals, 20 "
+            f"classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, {own['share_of_step']:.1%} of a step of "
+            "VGG16."
+        )
+    return told
+
+
+def fill_pages(findings: Findings, pages: Path) -> None:
+    """Pictures and costs into the pages of all systems."""
+    costs = costs_of(findings, read_json(LABELERS, "costs of labelers"))
+    for path in sorted(pages.glob("*.md")):
+        own = {name: SYSTEMS[name].title for name in costs if ON_PAGE.get(name, name) == path.stem}
+        if own:
+            write_text(path, fill(path.read_text(encoding="utf-8"), own, costs))
 
 
 def draw(findings: Findings, images: Path) -> list[Path]:
@@ -83,4 +138,4 @@ def _save(path: Path, picture: Image.Image) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), *sys.argv[2:], pages=PAGES)

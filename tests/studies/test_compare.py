@@ -145,6 +145,15 @@ def test_pictures_of_all_systems_are_small_and_of_the_same_photos(out: Path, tmp
     assert len(sizes) == 1  # the same photos
 
 
+@pytest.mark.parametrize("page", ["", "no room", "a\n<!-- picture -->\nb\n<!-- cost -->\n"])
+def test_pages_of_systems_are_filled_where_there_is_room_and_again(page: str) -> None:
+    fill = load(DOCS / "make_systems.py").fill
+    once = fill(page, {"slv": "SLV"}, {"slv": "two seconds", "oicr": "one"})
+    assert fill(once, {"slv": "SLV"}, {"slv": "two seconds"}) == once
+    assert once.count("systems/slv.png") == once.count("two seconds") == page.count("cost")
+    assert "one" not in once and once.startswith(page[:2])
+
+
 def test_counts_come_from_boxes_and_reach_only_who_asks(out: Path) -> None:
     contest(out, "oicr", "c-wsl")
     configs = [(out / row["runs"]["0"] / "config.toml").read_text() for row in told(out)["datasets"][0]["rows"]]
