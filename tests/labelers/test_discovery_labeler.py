@@ -13,10 +13,10 @@ from torch.nn import functional
 from strategies import make_scene, random_boxes
 from tag2box.labelers import BuiltIn, Discovery, Oicr
 from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import iou
+from tag2box.maths.boxes import containment, iou
 from tag2box.maths.refine import assign
 from tag2box.objective import label
-from tag2box.types import Exemplars, Needs, Proposals, Scene
+from tag2box.types import Exemplars, Needs, Proposals, Scene, Seeds
 
 Criterion = Literal["similarity", "score_fixed", "score_adaptive"]
 CRITERIA: tuple[Criterion, ...] = ("similarity", "score_fixed", "score_adaptive")
@@ -127,6 +127,21 @@ def test_pseudo_boxes_of_a_class_keep_apart(scene: Scene, nms_iou: float) -> Non
     overlap = iou(scene.proposals.boxes[seeds.rows], scene.proposals.boxes[seeds.rows]).fill_diagonal_(0)
     same = (images[seeds.rows][:, None] == images[seeds.rows]) & (seeds.cls[:, None] == seeds.cls)
     assert (overlap[same] <= nms_iou).all()
+
+
+@given(scenes(), st.sampled_from([0.0, 0.3, 0.5]))
+def test_no_pseudo_box_of_a_class_is_a_part_of_another(scene: Scene, inside: float) -> None:
+    images, labeler = scene.proposals.image_ids(), Discovery(nms_iou=1.0, inside=inside)
+    seeds, _ = labeler.find(scene, 0)
+    boxes = scene.proposals.boxes[seeds.rows]
+    same = (images[seeds.rows][:, None] == images[seeds.rows]) & (seeds.cls[:, None] == seeds.cls)
+    assert (containment(boxes, boxes).fill_diagonal_(0)[same] <= inside).all()
+    everything, _ = Discovery(nms_iou=1.0).find(scene, 0)
+    assert pairs_of(argmax_seeds(scene, 0)) <= pairs_of(seeds) <= pairs_of(everything)
+
+
+def pairs_of(seeds: Seeds) -> set[tuple[int, int]]:
+    return set(zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True))
 
 
 @given(scenes(), st.floats(0, 1), st.floats(0, 1))

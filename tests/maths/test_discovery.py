@@ -8,7 +8,7 @@ from torch import Tensor
 
 from strategies import box_sets, random_boxes
 from tag2box.maths.boxes import iou
-from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart, neighbours, top_rows
+from tag2box.maths.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours, top_rows
 from tag2box.maths.nms import nms
 
 GRID = st.integers(0, 4).map(lambda n: n / 4)  # few values: ties happen
@@ -48,6 +48,14 @@ def loop_keep_apart(
         if all(loop_iou(boxes[i], boxes[k]) <= nms_iou for k in kept):
             kept.append(i)
     return kept
+
+
+def loop_inside(a: list[float], b: list[float]) -> float:
+    """Of the smaller box, the share that lies inside the other."""
+    across = min(a[2], b[2]) - max(a[0], b[0])
+    down = min(a[3], b[3]) - max(a[1], b[1])
+    smaller = min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+    return max(across, 0.0) * max(down, 0.0) / smaller if smaller > 0 else 0.0
 
 
 def unit(rows: int, dim: int, seed: int) -> Tensor:
@@ -184,3 +192,19 @@ def test_with_the_best_as_top_it_is_plain_nms(count: int, seed: int) -> None:
     every = torch.ones(count, dtype=torch.bool)
     kept = keep_apart(boxes, scores, every, int(scores.argmax()), 0.3)
     assert torch.equal(kept, nms(boxes, scores, 0.3))
+
+
+@given(box_sets(), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_dropping_parts_matches_the_loop(boxes: Tensor, inside: float) -> None:
+    kept: list[int] = []
+    for row, box in enumerate(boxes.tolist()):
+        if all(loop_inside(box, boxes[k].tolist()) <= inside for k in kept):
+            kept.append(row)
+    assert drop_parts(boxes, inside).tolist() == kept
+
+
+def test_a_wheel_and_a_street_go_and_a_second_car_stays() -> None:
+    car, wheel, street, other = [10.0, 10, 50, 30], [14.0, 24, 20, 30], [0.0, 0, 200, 60], [120.0, 10, 160, 30]
+    boxes = torch.tensor([car, wheel, street, other])
+    assert iou(boxes[:1], boxes[1:3]).max() < 0.1  # nothing that NMS would see
+    assert drop_parts(boxes, 0.5).tolist() == [0, 3]

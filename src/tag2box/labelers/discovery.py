@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.labelers.oicr import Oicr, argmax_seeds
-from tag2box.maths.discovery import adaptive_threshold, is_candidate, keep_apart
+from tag2box.maths.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart
 from tag2box.maths.refine import assign
 from tag2box.types import Labeling, Needs, Scene, Seeds
 
@@ -29,6 +29,12 @@ class Discovery:
     """A candidate must resemble its own top proposal more than those of the other classes in the image."""
     nms_iou: Annotated[float, Field(ge=0, le=1)] = 0.1
     """tau_nms: pseudo boxes of one class overlap no more than this."""
+    inside: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Where of two pseudo boxes of a class one lies inside the other by more than this share of its area, one goes.
+
+    It is a part of the other, or its surroundings; the better stays. 1 drops none (the paper). NMS cannot tell: a
+    wheel's IoU with its car is small.
+    """
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal joins its nearest seed above this IoU; others are background."""
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -68,7 +74,8 @@ class Discovery:
             to_rivals = scene.embed[inside] @ scene.embed[rivals if self._judges_rivals else []].T
             candidate = is_candidate(closeness, tau, to_rivals)
             boxes = scene.proposals.boxes[inside]
-            rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou) + inside.start
+            rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou)
+            rows = (rows[drop_parts(boxes[rows], self.inside)] if self.inside < 1 else rows) + inside.start
             seeds.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
             thresholds.append(tau.reshape(1))
         row, cls = torch.cat(seeds).unbind(dim=1)

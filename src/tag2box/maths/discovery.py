@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tag2box.maths.boxes import iou
+from tag2box.maths.boxes import containment, iou
 from tag2box.maths.nms import nms
 
 
@@ -62,3 +62,16 @@ def keep_apart(
     rows[top] = True
     ids = rows.nonzero().flatten()
     return ids[nms(boxes[ids], ranked[ids], nms_iou)]
+
+
+def drop_parts(boxes: Float[Tensor, "s 4"], inside: float) -> Int[Tensor, " k"]:
+    """Rows of boxes, best first, none of which lies inside another by more than a share of its area; the better stay.
+
+    A wheel hardly overlaps the car it belongs to, by IoU, so NMS leaves it; here it goes.
+    """
+    within = containment(boxes, boxes).tolist()  # (s, s)
+    left: list[int] = []
+    for row, shares in enumerate(within):
+        if all(shares[better] <= inside for better in left):
+            left.append(row)
+    return torch.tensor(left, dtype=torch.long, device=boxes.device)
