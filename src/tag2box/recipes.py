@@ -138,7 +138,7 @@ def photos() -> Config:
         proposals=SelectiveSearch(short_side=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
         objective=Objective(mil=Wsddn(over_classes="sum")),
-        feed=Feed(batch=8, max_proposals=256, resize=Resize(scales=(480,), flip=0.0)),
+        feed=Feed(batch=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
         plan=Plan(
             iterations=400,
             optimiser=Adam(lr=3e-4),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from worlds import detections, objects, truth_of, worlds
 
-from tag2box.metrics.challenges import FATES, challenges, object_fates
+from tag2box.metrics.challenges import FATES, challenges, challenges_by_company, in_company, object_fates
 from tag2box.types import Detections
 
 LEFT, RIGHT = (0, 0, 20, 20), (20, 0, 40, 20)
@@ -98,3 +98,30 @@ def test_shares_sum_to_one_and_everything_is_missed_without_detections(world):
     assert set(shares) == set(FATES)
     assert sum(shares.values()) == pytest.approx(1)
     assert challenges(truth, dict.fromkeys(truth.ids, Detections.empty())).missed == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([], ()),
+        ([(*BIG, 0, 0, 0)], (False,)),
+        ([(*LEFT, 0, 0, 0), (*RIGHT, 1, 0, 0)], (False, False)),  # of two classes
+        ([(*LEFT, 0, 0, 0), (*RIGHT, 0, 0, 0), (*BIG, 1, 0, 0)], (True, True, False)),
+        ([(*LEFT, 0, 0, 0), (*RIGHT, 0, 1, 0), (*BIG, 0, 0, 1)], (False,)),  # difficult and crowds are no company
+    ],
+)
+def test_company(own, expected):
+    assert in_company(objects(own)) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds)
+def test_shares_by_company_add_up_to_the_whole(world):
+    truth, found = world
+    company = [is_other for own in truth.objects for is_other in in_company(own)]
+    parts = [asdict(shares) for shares in challenges_by_company(truth, found)]
+    sizes = [company.count(False), company.count(True)]
+    for fate, whole in asdict(challenges(truth, found)).items():
+        sums = [(part[fate] or 0) * size for part, size in zip(parts, sizes, strict=True)]
+        assert sum(sums) == pytest.approx((whole or 0) * len(company))
+    assert [part["found"] is None for part in parts] == [size == 0 for size in sizes]

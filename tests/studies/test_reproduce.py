@@ -84,6 +84,17 @@ def test_rows_that_are_not_asked_for_are_not_run_and_keep_the_papers_figures(out
     assert only(EXPERIMENTS["fig4"], ()) is EXPERIMENTS["fig4"]
 
 
+def test_objects_alone_and_in_company_are_told_apart(out: Path) -> None:
+    page = study("table3a", out, seeds=(0,)).page.read_text()
+    told = numbers(out, "table3a")
+    assert "Alone and in company" in page
+    assert sum(told["company_objects"]["0"].values()) == sum(
+        int((~(o.difficult | o.crowd)).sum()) for o in open_data(WORLD, 0, out).test.objects
+    )
+    assert set(told["company"]) == {"OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"}
+    assert set(told["company"]["+ OD"]["in company"]) == {"found", "missed"}
+
+
 def test_changed_settings_are_new_cells(out: Path) -> None:
     study("fig5", out)
     before = set((out / "cells").iterdir())

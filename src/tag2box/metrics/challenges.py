@@ -6,7 +6,7 @@ Each object that counts (neither difficult nor a crowd) has exactly one fate, so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +43,33 @@ class ChallengeShares:
 
 def challenges(truth: Truth, detections: Mapping[str, Detections], *, min_score: float = MIN_SCORE) -> ChallengeShares:
     """Share of objects found, missed, grouped, shown in part, or none of these, by detections of ``min_score`` up."""
-    counts: Counter[str] = Counter()
+    return _shares(fate for fate, _ in _fates(truth, detections, min_score))
+
+
+def challenges_by_company(
+    truth: Truth, detections: Mapping[str, Detections], *, min_score: float = MIN_SCORE
+) -> tuple[ChallengeShares, ChallengeShares]:
+    """The same of objects that are alone of their class in their photo, and of those in company."""
+    fates = list(_fates(truth, detections, min_score))
+    alone, others = (_shares(fate for fate, is_other in fates if is_other is which) for which in (False, True))
+    return alone, others
+
+
+def in_company(objects: Objects) -> tuple[bool, ...]:
+    """Whether each counted object of an image is one of several of its class that count, in order."""
+    labels = objects.labels[~(objects.difficult | objects.crowd)]
+    return tuple(((labels[:, None] == labels).sum(dim=1) > 1).tolist())
+
+
+def _fates(truth: Truth, detections: Mapping[str, Detections], min_score: float) -> Iterator[tuple[str, bool]]:
+    """The fate of every counted object, and whether it is in company."""
     for image_id, objects in zip(truth.ids, truth.objects, strict=True):
         found = detections.get(image_id, Detections.empty())
-        counts.update(object_fates(found[found.scores >= min_score], objects))
+        yield from zip(object_fates(found[found.scores >= min_score], objects), in_company(objects), strict=True)
+
+
+def _shares(fates: Iterable[str]) -> ChallengeShares:
+    counts = Counter(fates)
     total = counts.total()
     return ChallengeShares(**{fate: share(counts[fate], total) for fate in FATES})
 

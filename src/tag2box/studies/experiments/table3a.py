@@ -2,7 +2,67 @@
 
 from __future__ import annotations
 
-from tag2box.studies.experiment import OD, OD_WSCL, OICR_PLUS, WSCL, Experiment, Row
+from dataclasses import asdict
+
+from tag2box.metrics.challenges import challenges_by_company, in_company
+from tag2box.recipes import Config
+from tag2box.reporting.gallery import Album
+from tag2box.reporting.sections import Section
+from tag2box.reporting.study_page import SeedFigures
+from tag2box.reporting.tables import Row as Line
+from tag2box.reporting.tables import Table
+from tag2box.studies.datasets import StudyData
+from tag2box.studies.experiment import OD, OD_WSCL, OICR_PLUS, WSCL, Drawn, Experiment, Findings, Row
+
+COMPANY = ("alone", "in company")
+SHOWN = ("found", "missed")
+
+
+def draw(findings: Findings, base: Config, album: Album) -> Drawn:
+    """The fates of objects that are alone of their class in a photo, and of those that argmax must leave out."""
+    figures = {label: _by_company(label, findings) for label in findings.results}
+    heads = tuple(f"{fate},\n{where}" for fate in SHOWN for where in COMPANY)
+    lines = tuple(
+        Line(label, tuple(own[where, fate].words() for fate in SHOWN for where in COMPANY))
+        for label, own in figures.items()
+    )
+    counted = {seed: _counted(data) for seed, data in findings.data.items()}
+    first = counted[findings.first[0]]
+    words = (
+        f"Of {sum(first.values())} test objects (seed {findings.first[0]}) {first[COMPANY[1]]} share a photo with "
+        "others of their class. Labels by argmax have one box for all of these; discovery is there to find the rest. "
+        "Shares are in per cent, of detections of score 0.1 and up."
+    )
+    numbers = {
+        label: {where: {fate: dict(own[where, fate].by_seed) for fate in SHOWN} for where in COMPANY}
+        for label, own in figures.items()
+    }
+    table = Table("Found and missed, alone of their class in a photo and in company", heads, lines)
+    section = Section("company", "Alone and in company", words, tables=(table,))
+    return Drawn((section,) if lines else (), {"company": numbers, "company_objects": counted})
+
+
+def _counted(data: StudyData) -> dict[str, int]:
+    """How many test objects are alone and in company."""
+    company = [is_other for objects in data.test.objects for is_other in in_company(objects)]
+    return dict(zip(COMPANY, (company.count(False), company.count(True)), strict=True))
+
+
+def _by_company(label: str, findings: Findings) -> dict[tuple[str, str], SeedFigures]:
+    """Shares of objects by their company and fate."""
+    shares = {}
+    for seed, result in findings.results[label].items():
+        data = findings.data[seed]
+        found = result.record(data).test_detections or {}
+        shares[seed] = dict(zip(COMPANY, map(asdict, challenges_by_company(data.test, found)), strict=True))
+    return {
+        (where, fate): SeedFigures(
+            {seed: 100 * own[where][fate] for seed, own in shares.items() if own[where][fate] is not None}
+        )
+        for where in COMPANY
+        for fate in SHOWN
+    }
+
 
 TABLE3A = Experiment(
     name="table3a",
@@ -17,4 +77,5 @@ TABLE3A = Experiment(
     ),
     notes=("The paper's text says selective search, its figure (58.7) is that of MCG in table 2.",),
     watched=("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"),
+    draw=draw,
 )
