@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tag2box.metrics.challenges import challenges_by_company, in_company
+from tag2box.metrics.challenges import challenges, challenges_by_company, in_company
 from tag2box.recipes import Config
 from tag2box.reporting.gallery import Album
 from tag2box.reporting.sections import Section
@@ -13,17 +13,19 @@ from tag2box.reporting.tables import Row as Line
 from tag2box.reporting.tables import Table
 from tag2box.studies.datasets import StudyData
 from tag2box.studies.experiment import OD, OD_WSCL, OICR_PLUS, WSCL, Drawn, Experiment, Findings, Row
+from tag2box.studies.fates import best_of
 
 COMPANY = ("alone", "in company")
+WHERE = ("all", *COMPANY)
 SHOWN = ("found", "missed")
 
 
 def draw(findings: Findings, base: Config, album: Album) -> Drawn:
-    """The fates of objects that are alone of their class in a photo, and of those that argmax must leave out."""
+    """The fates of all objects, of those alone of their class in a photo, and of those that argmax must leave out."""
     figures = {label: _by_company(label, findings) for label in findings.results}
-    heads = tuple(f"{fate},\n{where}" for fate in SHOWN for where in COMPANY)
+    heads = tuple(f"{fate},\n{where}" for fate in SHOWN for where in WHERE)
     lines = tuple(
-        Line(label, tuple(own[where, fate].words() for fate in SHOWN for where in COMPANY))
+        Line(label, tuple(own[where, fate].words() for fate in SHOWN for where in WHERE))
         for label, own in figures.items()
     )
     counted = {seed: _counted(data) for seed, data in findings.data.items()}
@@ -31,13 +33,14 @@ def draw(findings: Findings, base: Config, album: Album) -> Drawn:
     words = (
         f"Of {sum(first.values())} test objects (seed {findings.first[0]}) {first[COMPANY[1]]} share a photo with "
         "others of their class. Labels by argmax have one box for all of these; discovery is there to find the rest. "
-        "Shares are in per cent, of detections of score 0.1 and up."
+        "Of each class as many boxes are kept as it has objects: from a score up, a detector that shows more boxes "
+        "would find more. Shares are in per cent."
     )
     numbers = {
-        label: {where: {fate: dict(own[where, fate].by_seed) for fate in SHOWN} for where in COMPANY}
+        label: {where: {fate: dict(own[where, fate].by_seed) for fate in SHOWN} for where in WHERE}
         for label, own in figures.items()
     }
-    table = Table("Found and missed, alone of their class in a photo and in company", heads, lines)
+    table = Table("Found and missed, with as many boxes as objects", heads, lines)
     section = Section("company", "Alone and in company", words, tables=(table,))
     return Drawn((section,) if lines else (), {"company": numbers, "company_objects": counted})
 
@@ -53,13 +56,14 @@ def _by_company(label: str, findings: Findings) -> dict[tuple[str, str], SeedFig
     shares = {}
     for seed, result in findings.results[label].items():
         data = findings.data[seed]
-        found = result.record(data).test_detections or {}
-        shares[seed] = dict(zip(COMPANY, map(asdict, challenges_by_company(data.test, found)), strict=True))
+        found = best_of(result.record(data).test_detections or {}, data.test)
+        fates = (challenges(data.test, found, min_score=0.0), *challenges_by_company(data.test, found, min_score=0.0))
+        shares[seed] = dict(zip(WHERE, map(asdict, fates), strict=True))
     return {
         (where, fate): SeedFigures(
             {seed: 100 * own[where][fate] for seed, own in shares.items() if own[where][fate] is not None}
         )
-        for where in COMPANY
+        for where in WHERE
         for fate in SHOWN
     }
 
