@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strategies import make_scene, plain_views
-from tag2box.labelers import CWsl, Mist, Oicr, Pcl
+from tag2box.labelers import CWsl, Discovery, Mist, Oicr, Pcl
 from tag2box.maths.clusters import bag_loss
 from tag2box.maths.refine import box_loss, refine_loss
 from tag2box.maths.reweight import reweighted
@@ -109,3 +109,24 @@ def test_the_last_teacher_is_the_mean_of_all_stages_before_it(stages: int) -> No
         torch.testing.assert_close(previous[-1], softmaxes[-1].detach())
         torch.testing.assert_close(mean[-1], (sum(softmaxes) / len(softmaxes)).detach())
     assert not any(x.requires_grad for x in (*previous, *mean))
+
+
+def test_copies_of_proposals_have_the_same_last_teacher() -> None:
+    scene, scores = make_scene((1, 1), [[1, 0], [0, 1]]), random_scores(2, 2)
+    views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
+    seen: list[Scene] = []
+
+    class Watching(Discovery):
+        """Keeps what it is shown."""
+
+        def __call__(self, shown: Scene) -> Labeling:
+            seen.append(shown)
+            return super().__call__(shown)
+
+    for last in ("previous", "mean"):
+        objective = Objective(labeler=Watching(), refine=Refine(last_teacher=last))
+        objective(Outputs(scores, scene.embed, scene.embed[:, :0]), Facts(scene.proposals, scene.tags), views)
+    previous, mean = (shown.exemplars.probs for shown in seen)
+    assert len(previous[0]) == 2 * 3  # each proposal and two copies
+    torch.testing.assert_close(mean[2], (previous[1] + previous[2]) / 2)
+    assert all(torch.equal(a, b) for a, b in zip(previous[:2], mean[:2], strict=True))

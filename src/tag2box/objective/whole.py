@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tag2box.labelers import BuiltIn, Discovery, Labeler
@@ -17,7 +17,7 @@ from tag2box.objective.refine import Refine
 from tag2box.objective.sampling import Sampling, no_exemplars
 from tag2box.objective.sift import Known, put_back
 from tag2box.objective.spatial import Spatial
-from tag2box.types import Facts, Labeling, Losses, Needs, Outputs, Scene, StageScores, ViewMaker
+from tag2box.types import Facts, Labeling, Losses, Needs, Outputs, Scene, StageScores, ViewMaker, Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Objective:
         outputs, facts, mil, scores = known.outputs, known.facts, known.mil, known.outputs.scores
         scene = self._scene(outputs, facts, mil, progress)
         if self.needs.exemplars:
-            scene = replace(scene, exemplars=self.sampling(scene, known.views))
+            scene = replace(scene, exemplars=self.sampling(scene, self._taught(known.views)))
         labeling = label(self.labeler, scene)
         taught = replace(labeling, stages=labeling.stages[: len(scores.refine)])  # none where labels are only looked at
         losses = Losses(
@@ -89,6 +89,15 @@ class Objective:
             else self.attention(outputs.responses, labeling.stages[-1], facts),
         )
         return Outcome(self._total(losses, progress), losses, labeling, facts.tags)
+
+    def _taught(self, views: ViewMaker) -> ViewMaker:
+        """Copies whose teachers are those of the proposals."""
+
+        def make(rows: Int[Tensor, " m"]) -> Views:
+            made = views(rows)
+            return replace(made, probs=last_by(made.probs, self.refine.last_teacher))
+
+        return make
 
     def _total(self, losses: Losses, progress: float) -> Float[Tensor, ""]:
         total = self.mil.weight * losses.mil + losses.refine + losses.box + self.contrast.weight * losses.contrast
@@ -140,6 +149,12 @@ def teachers(
     The ``last`` stage may be taught by the mean of all stages before it instead.
     """
     refined = [logits.detach().softmax(dim=1)[:, :num_classes] for logits in scores.refine[:-1]]
+    return last_by((mil.detach()[:, :num_classes], *refined), last)
+
+
+def last_by(probs: tuple[Tensor, ...], last: Literal["previous", "mean"]) -> tuple[Tensor, ...]:
+    """Teachers, of proposals or of copies, whose last may be the mean of all stages before."""
+    first, *refined = probs
     if last == "mean" and refined:
         refined[-1] = torch.stack(refined).mean(dim=0)
-    return (mil.detach()[:, :num_classes], *refined)
+    return (first, *refined)
