@@ -14,7 +14,7 @@ from tag2box.maths.windows import best_windows
 def by_loops(boxes: torch.Tensor, worth: torch.Tensor, most: int, nms_iou: float) -> list[int]:
     kept: list[int] = []
     for row in sorted(range(len(boxes)), key=lambda r: (-worth[r].item(), r)):
-        alike = any(iou(boxes[row : row + 1], boxes[k : k + 1]).item() > nms_iou for k in kept)
+        alike = any(bool(iou(boxes[row : row + 1], boxes[k : k + 1]) > nms_iou) for k in kept)  # in single precision
         if len(kept) < most and not alike:
             kept.append(row)
     return kept

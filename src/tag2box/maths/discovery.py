@@ -69,9 +69,9 @@ def drop_parts(boxes: Float[Tensor, "s 4"], inside: float) -> Int[Tensor, " k"]:
 
     A wheel hardly overlaps the car it belongs to, by IoU, so NMS leaves it; here it goes.
     """
-    within = containment(boxes, boxes).tolist()  # (s, s)
+    within = (containment(boxes, boxes) > inside).tolist()  # (s, s)
     left: list[int] = []
-    for row, shares in enumerate(within):
-        if all(shares[better] <= inside for better in left):
+    for row, is_within in enumerate(within):
+        if not any(is_within[better] for better in left):
             left.append(row)
     return torch.tensor(left, dtype=torch.long, device=boxes.device)
