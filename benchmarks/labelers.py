@@ -106,9 +106,8 @@ def main() -> None:
     rows: list[Row] = []
     for system in SYSTEMS.values():
         cost = cost_of(system(RECIPES["od-wscl"]()), world, args.repeats)
-        rows.append(
-            {"system": system.title, **cost, "share_of_step": cost["labeler_cpu"] / (step + cost["labeler_cpu"])}
-        )
+        share = cost["labeler_cpu"] / (step + cost["labeler_cpu"])
+        rows.append({"system": system.title, **cost, "share_of_step": share})
         print(f"{system.title}: labels {cost['labeler_cpu']:.2f} CPU s, {share:.1%}", flush=True)
     write_json(args.out, {"machine": machine(), "size": vars(size), "step_cpu": step, "rows": rows})
 
