@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_world import World, make_world, one_worker
+from tiny_world import World, make_world, one_worker, small_network
 
 # One thread each: tests compute on little, and threads that wait for each other on a busy machine make it crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,3 +56,10 @@ def golden_names(pattern: str) -> list[str]:
 def background_last(x: torch.Tensor, dim: int = 1) -> torch.Tensor:
     """The references keep background in column 0; ours is the last."""
     return torch.roll(x, -1, dims=dim)
+
+
+@pytest.fixture
+def tiny_study(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For tests of studies: the tiny network in place of lite0, and no stored weights."""
+    small_network(monkeypatch)
+    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path_factory.mktemp("none")))

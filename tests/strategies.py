@@ -7,6 +7,17 @@ from hypothesis import strategies as st
 
 from tag2box.types import Exemplars, Proposals, Scene, Views
 
+OBJECTIVE_WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
+    ((0,), [[0, 0]]),  # no proposals, no tags
+    ((0,), [[1, 0]]),  # a tag, but nowhere to look
+    ((1,), [[1, 1]]),  # one proposal for two classes
+    ((5,), [[0, 0]]),  # no tags
+    ((4, 0, 1), [[1, 0], [1, 1], [0, 1]]),
+    ((6,), [[1]]),  # one class
+    ((7, 9), [[1] * 30, [0] * 29 + [1]]),  # many classes
+]
+"""Sizes and tags of batches that every objective has to survive."""
+
 
 @st.composite
 def box_sets(draw: st.DrawFn, low: int = 0, high: int = 8) -> torch.Tensor:

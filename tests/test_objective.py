@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from conftest import background_last, golden_names, load_golden
-from strategies import make_scene, plain_views
+from strategies import OBJECTIVE_WORLDS, make_scene, plain_views
 from tag2box.labelers import Discovery, Oicr
 from tag2box.maths.mil import mil_scores
 from tag2box.maths.refine import assign
@@ -210,19 +210,10 @@ OBJECTIVES = {
     "no neighbours": Objective(sampling=Sampling(iou=False)),
     "pseudo-box divisor": Objective(refine=Refine(box_divisor="pseudo_boxes")),
 }
-WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
-    ((0,), [[0, 0]]),  # no proposals, no tags
-    ((0,), [[1, 0]]),  # a tag, but nowhere to look
-    ((1,), [[1, 1]]),  # one proposal for two classes
-    ((5,), [[0, 0]]),  # no tags
-    ((4, 0, 1), [[1, 0], [1, 1], [0, 1]]),
-    ((6,), [[1]]),  # one class
-    ((7, 9), [[1] * 30, [0] * 29 + [1]]),  # many classes
-]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
-@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
 def test_every_objective_survives_and_back_propagates(objective: Objective, sizes: tuple, tags: list) -> None:
     scene = make_scene(sizes, tags)
     total, classes = sum(sizes), len(tags[0])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_scenes import WORLDS
+from random_scenes import scenes as random_scenes
 
 from strategies import make_scene, no_exemplars
 from tag2box.errors import UserError
@@ -26,11 +27,7 @@ def with_vectors(scene: Scene, dim: int = 3) -> Scene:
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
-    tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
-    scene = make_scene(sizes, tags, stages=2, seed=draw(st.integers(0, 10_000)))
-    return with_vectors(replace(scene, progress=draw(st.sampled_from([0.0, 0.5, 1.0]))))
+    return with_vectors(replace(draw(random_scenes()), progress=draw(st.sampled_from([0.0, 0.5, 1.0]))))
 
 
 def loop_seeds(labeler: Oim, scene: Scene, stage: int) -> list[tuple[int, int]]:

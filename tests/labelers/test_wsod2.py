@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_scenes import WORLDS
+from random_scenes import scenes as random_scenes
 
 from strategies import make_scene
 from tag2box.errors import UserError
@@ -23,11 +24,7 @@ def with_evidence(scene: Scene) -> Scene:
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
-    tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
-    scene = make_scene(sizes, tags, stages=2, seed=draw(st.integers(0, 10_000)))
-    return with_evidence(replace(scene, progress=draw(st.sampled_from([0.0, 0.3, 1.0]))))
+    return with_evidence(replace(draw(random_scenes()), progress=draw(st.sampled_from([0.0, 0.3, 1.0]))))
 
 
 def loop_seeds(labeler: Wsod2, scene: Scene, stage: int) -> list[tuple[int, int]]:

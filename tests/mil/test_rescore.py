@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
-from strategies import make_scene, plain_views
+from strategies import box_sets, make_scene, plain_views
 from tag2box.labelers import Discovery, Oicr
+from tag2box.maths.boxes import iou
 from tag2box.mil import EVERYTHING, Rescore
 from tag2box.objective import Contrast, Objective, Outcome
 from tag2box.types import Facts, Outputs, Proposals, StageScores
@@ -48,6 +51,22 @@ def test_of_two_alike_the_better_one_stays() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [40, 0, 50, 10]])
     stays = HALF(torch.tensor([0.8, 0.9, 0.1, 0.2]), facts_of(boxes, (4,)))
     assert stays.tolist() == [False, True, False, True]
+
+
+def best_by_loops(boxes: torch.Tensor, worth: torch.Tensor, most: int, nms_iou: float) -> list[int]:
+    kept: list[int] = []
+    for row in sorted(range(len(boxes)), key=lambda r: (-worth[r].item(), r)):
+        alike = any(bool(iou(boxes[row : row + 1], boxes[k : k + 1]) > nms_iou) for k in kept)  # in single precision
+        if len(kept) < most and not alike:
+            kept.append(row)
+    return kept
+
+
+@given(box_sets(high=12), st.sampled_from([0.1, 0.3, 0.5, 0.9, 1.0]), st.sampled_from([0.1, 0.5, 0.75, 1.0]))
+def test_the_best_of_a_photo_are_those_of_the_loops(boxes: torch.Tensor, keep: float, nms_iou: float) -> None:
+    worth = torch.rand(len(boxes), generator=torch.Generator().manual_seed(len(boxes)))
+    expected = best_by_loops(boxes, worth, max(1, round(keep * len(boxes))), nms_iou)
+    assert Rescore(keep=keep, nms_iou=nms_iou).best(worth, boxes).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies import make_scene, plain_views
+from strategies import OBJECTIVE_WORLDS, make_scene, plain_views
 from tag2box.labelers import CWsl, Discovery, Mist, Oicr, Pcl
 from tag2box.maths.clusters import bag_loss
 from tag2box.maths.refine import box_loss, refine_loss
@@ -16,15 +16,6 @@ from tag2box.maths.reweight import reweighted
 from tag2box.objective import Contrast, Objective, Refine, teachers
 from tag2box.types import Facts, Labeling, Outputs, Scene, StageScores, ViewMaker
 
-WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
-    ((0,), [[0, 0]]),  # no proposals, no tags
-    ((0,), [[1, 0]]),  # a tag, but nowhere to look
-    ((1,), [[1, 1]]),  # one proposal for two classes
-    ((5,), [[0, 0]]),  # no tags
-    ((4, 0, 1), [[1, 0], [1, 1], [0, 1]]),
-    ((6,), [[1]]),  # one class
-    ((7, 9), [[1] * 30, [0] * 29 + [1]]),  # many classes
-]
 REFINES = {
     "clusters": Refine(over="clusters"),
     "reweighted": Refine(reweight=True),
@@ -51,7 +42,7 @@ def crowded(sizes: tuple[int, ...], tags: list[list[int]]) -> tuple[Scene, Label
 
 @pytest.mark.parametrize("labeler", [Oicr(), Pcl(), Mist(), CWsl()], ids=lambda x: x.kind)
 @pytest.mark.parametrize("refine", REFINES.values(), ids=REFINES.keys())
-@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
 def test_every_mixture_survives_and_back_propagates(labeler: Oicr, refine: Refine, sizes: tuple, tags: list) -> None:
     scene, scores = make_scene(sizes, tags), random_scores(sum(sizes), len(tags[0]))
     objective = Objective(labeler=labeler, refine=refine, contrast=Contrast(enabled=False))

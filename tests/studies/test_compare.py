@@ -24,13 +24,9 @@ from tag2box.studies.fates import best_of, with_fates
 from tag2box.studies.reproduce import Written
 from tag2box.systems import SYSTEMS
 from tag2box.types import Detections
-from tiny_world import TINY, call, small_network, tree
+from tiny_world import TINY, call, tree
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    small_network(monkeypatch)
-    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path_factory.mktemp("none")))
+pytestmark = pytest.mark.usefixtures("tiny_study")
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,9 @@ from tag2box.studies.experiments import EXPERIMENTS
 from tag2box.studies.experiments.shared import KINDS
 from tag2box.studies.listing import table
 from tag2box.studies.reproduce import UNASKED, distinct, find, only, reproduce, settle
-from tiny_world import TINY, call, small_network, tree
+from tiny_world import TINY, call, tree
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    small_network(monkeypatch)
-    monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path_factory.mktemp("none")))
+pytestmark = pytest.mark.usefixtures("tiny_study")
 
 
 @pytest.fixture(scope="module")

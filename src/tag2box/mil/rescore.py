@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.maths.windows import best_windows
+from tag2box.maths.nms import nms
 from tag2box.types import Facts
 
 
@@ -42,7 +42,7 @@ class Rescore:
     def best(self, worth: Float[Tensor, " P"], boxes: Float[Tensor, "P 4"]) -> Int[Tensor, " kept"]:
         """The rows of a photo that stay, best first; one at least, where there is any."""
         most = max(1, round(self.keep * len(worth)))
-        return best_windows(boxes, worth, most=most, nms_iou=self.nms_iou)
+        return nms(boxes, worth, self.nms_iou)[:most]
 
 
 EVERYTHING = Rescore()
