@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,26 @@ def test_work_that_is_given_up_leaves_no_process() -> None:
     work.close()
     assert children() <= before
     assert os.getpid() not in before
+
+
+def interrupted(item: int) -> int:
+    """Ctrl-C, at the moment work begins."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return item
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent() -> None:
+    assert sorted(spread(interrupted, range(3), workers=2, lost=lost)) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process takes a while to import what it needs; an interrupt meanwhile must not end it with a traceback."""
+    start = SpawnProcess.start
+
+    def interrupt_at_once(process: SpawnProcess) -> None:
+        start(process)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupt_at_once)
+    assert sorted(spread(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]

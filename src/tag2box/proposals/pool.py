@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
@@ -132,10 +133,24 @@ def _start(work: Callable[[Item], Result], item: Item) -> _Worker[Item]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-    process.start()
+    with _held_back(signal.SIGINT):  # a new process inherits this, and is deaf until it can say what Ctrl-C means to it
+        process.start()
     theirs.close()  # so that the end of the process is the end of the line
     ours.send(item)
     return _Worker(process, ours, item)
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """A signal that comes within the block is delivered after it, where the system can hold signals back."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _go_on(work: Callable[[Item], Result], worker: _Worker[Item], item: Item) -> _Worker[Item]:
