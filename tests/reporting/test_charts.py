@@ -43,6 +43,18 @@ def test_line_chart_says_its_numbers() -> None:
     assert "true: 2" in hints(svg)
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [((), []), (("OD",), ["OD"]), (("+ both (OD-WSCL)", "x" * 30), ["+ both (OD-WSCL)", "x" * 17 + "…"])],
+)
+def test_names_of_lines_stand_whole_beside_them(names: tuple[str, ...], words: list[str]) -> None:
+    lines = [Line(name, f"run-{i}", ((0.0, i), (1.0, i))) for i, name in enumerate(names)]
+    root = ElementTree.fromstring(line_chart(lines, label="x"))
+    beside = [text for text in root.iter("text") if text.attrib["class"].startswith("name")]
+    assert [text.text for text in beside] == words
+    assert all(float(text.attrib["x"]) + 6 * len(text.text or "") <= 360 for text in beside)
+
+
 def test_a_long_line_has_few_tooltips() -> None:
     line = Line("a", "run-0", tuple((float(i), 1.0) for i in range(1000)))
     assert len(list(ElementTree.fromstring(line_chart([line], label="")).iter("circle"))) <= 41

@@ -16,7 +16,8 @@ from tag2box.reporting.text import known, number, percent
 Points = tuple[tuple[float, float], ...]
 
 WIDTH, HEIGHT = 360.0, 216.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # margins of the plot; the right one holds the lines' names
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # margins of the plot; the right one grows with the lines' names
+LONGEST, LETTER = 18, 6.0  # of a line's name: letters, and the width of one
 MAX_HINTS = 40  # tooltips per line
 GUTTER, ROOM, THICK = 27.0, 62.0, 12.0  # grouped bars: names' and bars' share of the width in per cent, pixels a bar
 
@@ -47,11 +48,14 @@ def line_chart(
     values = [y for _, y in everything] + ([reference.value] if reference else []) or [1.0]
     x_ticks = nice_ticks(0, max([x for x, _ in everything], default=1.0) or 1.0)
     y_ticks = nice_ticks(min(0.0, *values), max(values) if max(values) > 0 else 1.0)
-    frame = Frame(0.0, x_ticks[-1], y_ticks[0], y_ticks[-1])
+    names = [line.name for line in lines] + ([reference.name] if reference else [])
+    frame = Frame(0.0, x_ticks[-1], y_ticks[0], y_ticks[-1], right=room_for(names))
     body = axes(frame, x_ticks, y_ticks, x_label)
     if reference:
         y = frame.y(reference.value)
-        rule = tag("line", hint(f"{reference.name}: {number(reference.value)}"), x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+        rule = tag(
+            "line", hint(f"{reference.name}: {number(reference.value)}"), x1=LEFT, x2=WIDTH - frame.right, y1=y, y2=y
+        )
         body += tag("g", rule, class_="reference")
     for line in lines:
         body += curve(frame, line, x_label)
@@ -115,6 +119,11 @@ def curve(frame: Frame, line: Line, x_label: str) -> str:
     return tag("g", body, class_=line.css)
 
 
+def room_for(names: Sequence[str]) -> float:
+    """The right margin that holds the names of lines."""
+    return max(RIGHT, 7 + LETTER * min(LONGEST, max(map(len, names), default=0)))
+
+
 def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None = None) -> str:
     """The lines' names at their right ends, apart from each other."""
     names = [(line.name, line.css, line.points[-1][1]) for line in lines if line.points]
@@ -122,7 +131,13 @@ def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None =
         names.append((reference.name, "reference", reference.value))
     heights = spread([frame.y(value) for _, _, value in names], 13, low=TOP, high=HEIGHT - BOTTOM)
     return "".join(
-        tag("text", escape(shorten(name, 11)) + hint(f"{name}: {number(value)}"), class_=f"name {css}", x=x, y=y + 3.5)
+        tag(
+            "text",
+            escape(shorten(name, LONGEST)) + hint(f"{name}: {number(value)}"),
+            class_=f"name {css}",
+            x=x,
+            y=y + 3.5,
+        )
         for (name, css, value), y in zip(names, heights, strict=True)
         for x in [WIDTH - frame.right + 7]
     )

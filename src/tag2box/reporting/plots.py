@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tag2box.reporting.charts import BOTTOM, GUTTER, HEIGHT, WIDTH, Frame, Key, Line, axes, curve, end_names
+from tag2box.reporting.charts import BOTTOM, GUTTER, HEIGHT, WIDTH, Frame, Key, Line, axes, curve, end_names, room_for
 from tag2box.reporting.svg import escape, hint, nice_ticks, shorten, tag
 from tag2box.reporting.text import percent, whole
 
@@ -51,7 +51,7 @@ def budget_chart(lines: Sequence[Line], *, label: str, x_label: str, y_label: st
     """Lines over a logarithmic axis from 1 on; values in per cent."""
     top = max([x for line in lines for x, _ in line.points], default=10.0)
     decades = [10.0**k for k in range(math.ceil(math.log10(max(top, 10.0)) - 1e-9) + 1)]
-    frame = Frame(1.0, max(top, 10.0), 0.0, 100.0, log=True)
+    frame = Frame(1.0, max(top, 10.0), 0.0, 100.0, right=room_for([line.name for line in lines]), log=True)
     body = axes(frame, [d for d in decades if d <= frame.x_high], (0, 25, 50, 75, 100), x_label, y_label)
     body += "".join(curve(frame, line, x_label) for line in lines) + end_names(frame, lines)
     return _plot(body, label)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 
 from tag2box.engine.progress import Bar, Progress, silent
 from tag2box.errors import Interrupted
@@ -21,7 +22,7 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
     spent: list[float] = []
     for name, cell in queue.items():
         began = time.monotonic()
-        place = _place(open_, name, spent)
+        place = place_of(open_, name, spent)
         try:
             results[name] = finish(cell, folder, progress=_titled(progress, place))
         except (Interrupted, KeyboardInterrupt):
@@ -31,14 +32,17 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
     return results
 
 
-def _place(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
-    """Where the queue stands, in words; the time left is taken from the cells this call has finished."""
+def place_of(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
+    """Where the queue stands, in words; the time left is taken from the cells this call has finished.
+
+    The first of them often makes what the others share, proposals and maps, and is left out as soon as there is another.
+    """
     if name not in open_:
         return "a finished cell"
     words = f"cell {open_.index(name) + 1} of {len(open_)}"
     if not spent:
         return words
-    left = (len(open_) - len(spent)) * sum(spent) / len(spent)
+    left = (len(open_) - len(spent)) * mean(spent[1:] or spent)
     return f"{words}, about {duration(left)} left"
 
 
