@@ -35,7 +35,7 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
 def place_of(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
     """Where the queue stands, in words; the time left is taken from the cells this call has finished.
 
-    The first of them often makes what the others share, proposals and maps, and is left out as soon as there is another.
+    The first of them often makes what the others share, proposals and maps; it is left out once there is another.
     """
     if name not in open_:
         return "a finished cell"
