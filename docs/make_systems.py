@@ -70,11 +70,12 @@ def costs_of(findings: Findings, labelers: Mapping[str, Any]) -> dict[str, str]:
     base, told = steps["oicr-plus"], {}
     for name, title in known.items():
         own = labels[title]
+        threads = found[name].record(name=title).machine["threads"]
         told[name] = (
-            f"{title}: on the scenes (lite0, 8 photos of 128 proposals, 2 cores) a step takes {1000 * steps[name]:.0f} "
-            f"ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size (8 photos of 2,000 proposals, 20 "
-            f"classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, {own['share_of_step']:.1%} of a step of "
-            "VGG16."
+            f"{title}: on the scenes (lite0, 8 photos of 128 proposals, {threads} thread{'s' * (threads != '1')}) a "
+            f"step takes {1000 * steps[name]:.0f} ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size "
+            f"(8 photos of 2,000 proposals, 20 classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, "
+            f"{own['share_of_step']:.1%} of a step of VGG16."
         )
     return told
 
