@@ -70,14 +70,18 @@ def costs_of(findings: Findings, labelers: Mapping[str, Any]) -> dict[str, str]:
     base, told = steps["oicr-plus"], {}
     for name, title in known.items():
         own = labels[title]
-        threads = found[name].record(name=title).machine["threads"]
+        threads = found[name].record(name=title).start.machine["threads"]
         told[name] = (
             f"{title}: on the scenes (lite0, 8 photos of 128 proposals, {threads} thread{'s' * (threads != '1')}) a "
             f"step takes {1000 * steps[name]:.0f} ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size "
             f"(8 photos of 2,000 proposals, 20 classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, "
-            f"{own['share_of_step']:.1%} of a step of VGG16."
+            f"{_share(own['share_of_step'])} of a step of VGG16."
         )
     return told
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.2f} %" if part >= 0.0001 else "less than 0.01 %"
 
 
 def fill_pages(findings: Findings, pages: Path) -> None:
