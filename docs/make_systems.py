@@ -20,6 +20,7 @@ from tag2box.data.scenes import Scenes
 from tag2box.engine.progress import Terminal
 from tag2box.files import read_json, replacing, write_text
 from tag2box.reporting.data import GalleryPhoto, RunRecord
+from tag2box.reporting.text import plural
 from tag2box.studies.compare import finish_contests, open_contests
 from tag2box.studies.experiment import Findings
 from tag2box.studies.side_by_side import last_look, same_photos
@@ -70,11 +71,11 @@ def costs_of(findings: Findings, labelers: Mapping[str, Any]) -> dict[str, str]:
     base, told = steps["oicr-plus"], {}
     for name, title in known.items():
         own = labels[title]
-        threads = found[name].record(name=title).start.machine["threads"]
+        threads = plural(int(found[name].record(name=title).start.machine["threads"]), "thread")
         told[name] = (
-            f"{title}: on the scenes (lite0, 8 photos of 128 proposals, {threads} thread{'s' * (threads != '1')}) a "
-            f"step takes {1000 * steps[name]:.0f} ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size "
-            f"(8 photos of 2,000 proposals, 20 classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, "
+            f"{title}: on the scenes (lite0, 8 photos of 128 proposals, {threads}) a step takes "
+            f"{1000 * steps[name]:.0f} ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size (8 photos "
+            f"of 2,000 proposals, 20 classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, "
             f"{_share(own['share_of_step'])} of a step of VGG16."
         )
     return told
