@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tag2box.studies.queue import place_of
+from tag2box.studies.queue import standing
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from tag2box.studies.queue import place_of
 def test_time_left_is_told_from_cells_that_had_nothing_to_prepare(
     open_: list[str], spent: list[float], words: str
 ) -> None:
-    assert place_of(open_, "a", spent) == words
+    assert standing(open_, "a", spent) == words

@@ -17,7 +17,7 @@ Points = tuple[tuple[float, float], ...]
 
 WIDTH, HEIGHT = 360.0, 216.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # margins of the plot; the right one grows with the lines' names
-LONGEST, LETTER = 18, 6.0  # of a line's name: letters, and the width of one
+AWAY, LONGEST, LETTER = 7.0, 18, 6.0  # of a line's name: its distance, its letters at most, and the width of one
 MAX_HINTS = 40  # tooltips per line
 GUTTER, ROOM, THICK = 27.0, 62.0, 12.0  # grouped bars: names' and bars' share of the width in per cent, pixels a bar
 
@@ -53,9 +53,8 @@ def line_chart(
     body = axes(frame, x_ticks, y_ticks, x_label)
     if reference:
         y = frame.y(reference.value)
-        rule = tag(
-            "line", hint(f"{reference.name}: {number(reference.value)}"), x1=LEFT, x2=WIDTH - frame.right, y1=y, y2=y
-        )
+        words = hint(f"{reference.name}: {number(reference.value)}")
+        rule = tag("line", words, x1=LEFT, x2=WIDTH - frame.right, y1=y, y2=y)
         body += tag("g", rule, class_="reference")
     for line in lines:
         body += curve(frame, line, x_label)
@@ -121,7 +120,7 @@ def curve(frame: Frame, line: Line, x_label: str) -> str:
 
 def room_for(names: Sequence[str]) -> float:
     """The right margin that holds the names of lines."""
-    return max(RIGHT, 7 + LETTER * min(LONGEST, max(map(len, names), default=0)))
+    return max(RIGHT, AWAY + LETTER * min(LONGEST, max(map(len, names), default=0)))
 
 
 def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None = None) -> str:
@@ -131,15 +130,9 @@ def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None =
         names.append((reference.name, "reference", reference.value))
     heights = spread([frame.y(value) for _, _, value in names], 13, low=TOP, high=HEIGHT - BOTTOM)
     return "".join(
-        tag(
-            "text",
-            escape(shorten(name, LONGEST)) + hint(f"{name}: {number(value)}"),
-            class_=f"name {css}",
-            x=x,
-            y=y + 3.5,
-        )
+        tag("text", escape(shorten(name, LONGEST)) + tip, class_=f"name {css}", x=WIDTH - frame.right + AWAY, y=y + 3.5)
         for (name, css, value), y in zip(names, heights, strict=True)
-        for x in [WIDTH - frame.right + 7]
+        for tip in [hint(f"{name}: {number(value)}")]
     )
 
 

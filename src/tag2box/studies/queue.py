@@ -22,7 +22,7 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
     spent: list[float] = []
     for name, cell in queue.items():
         began = time.monotonic()
-        place = place_of(open_, name, spent)
+        place = standing(open_, name, spent)
         try:
             results[name] = finish(cell, folder, progress=_titled(progress, place))
         except (Interrupted, KeyboardInterrupt):
@@ -32,7 +32,7 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
     return results
 
 
-def place_of(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
+def standing(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
     """Where the queue stands, in words; the time left is taken from the cells this call has finished.
 
     The first of them often makes what the others share, proposals and maps; it is left out once there is another.
