@@ -1,14 +1,16 @@
 """The paper's recipes at full size: two real steps of each on generated photos, and what a whole run would cost.
 
     python benchmarks/paper_steps.py                     # hours; every step that ends is kept, the same command goes on
+    python benchmarks/paper_steps.py --photos 1          # a photo in a step instead of 8
     python benchmarks/paper_steps.py --only voc07-ss-vgg16
     python benchmarks/paper_steps.py --small             # tiny sizes; nothing lands in docs/
 
-Weights are random, photos are drawn, all else is the recipe's: batch, scales (short sides of 480 to 1,200 pixels),
-2,000 proposals a photo, optimiser, objective; memory is ``exact``. Recipes that differ in the source of proposals, in
-the number of photos or in length do the same work in a step, so it is measured once for all of them. Each measurement
-has a process of its own, whose peak is Linux's high-water mark: weights, gradients, momentum, pixels and libraries are
-all in it.
+Weights are random, photos are drawn, all else is the recipe's: batch, 2,000 proposals a photo, optimiser, objective;
+memory is ``exact``. The first step is at the recipe's smallest scale (short sides of 480 pixels), the second at its
+largest (1,200). A whole run's cost is read off the line in pixels through both, at the mean size to which its batches
+of 8 are padded. Recipes that differ in the source of proposals, in the number of photos or in length do the same work
+in a step, so it is measured once for all of them. Each measurement has a process of its own, whose peak is Linux's
+high-water mark: weights, gradients, momentum, pixels and libraries are all in it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -30,9 +34,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
 from objective import HEIGHT, WIDTH, proposals_around, some_boxes
-from tag2box.data.transforms import Resize
+from tag2box.data.transforms import Resize, seen_size
 from tag2box.engine.optim import set_lr
-from tag2box.engine.source import PhotoSource
+from tag2box.engine.source import Feed, PhotoSource
 from tag2box.engine.step import Step
 from tag2box.files import read_json, write_json
 from tag2box.model.backbone import Backbone
@@ -49,7 +53,8 @@ from vgg_world import LEARNT, VIEWS
 
 DOCS = Path(__file__).parents[1] / "docs" / "results" / "paper-steps.json"
 STEPS = 2
-PHOTO = {"voc": (500, 375), "coco": (640, 480)}  # the commonest size of each; every fourth photo stands upright
+PHOTO = {"voc": (375, 500), "coco": (480, 640)}  # the commonest height and width of each
+UPRIGHT = 4  # every fourth photo stands upright
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,50 @@ def sized(config: Config, sizes: Sizes) -> Config:
     return replace(config, feed=replace(config.feed, batch=sizes.batch, resize=resize, workers=0))
 
 
+def at_scale(feed: Feed, iteration: int) -> Feed:
+    """The first step sees photos at the smallest scale, the second at the largest."""
+    scale = (min, max)[iteration](feed.resize.scales)
+    return replace(feed, resize=replace(feed.resize, scales=(scale,)))
+
+
+def photo_size(name: str, number: int) -> tuple[int, int]:
+    """Height and width of a drawn photo."""
+    wide = PHOTO[PAPER_RUNS[name].dataset[:-2]]
+    return wide[::-1] if number % UPRIGHT == UPRIGHT - 1 else wide
+
+
+def usual_pixels(name: str, feed: Feed, batches: int = 1000) -> float:
+    """What a batch of a run is padded to, in the mean: every photo draws its scale, the largest sides count."""
+    areas = []
+    for first in range(0, batches * feed.batch, feed.batch):
+        numbers = np.random.default_rng(first).permutation(UPRIGHT * feed.batch)[: feed.batch]
+        sizes = [seen_size(feed.resize.view(0, first, int(n)), photo_size(name, n)) for n in numbers]
+        areas.append(max(h for h, _ in sizes) * max(w for _, w in sizes))
+    return sum(areas) / len(areas)
+
+
+def seconds_a_photo(row: Row, pixels: float) -> float:
+    """The line through both steps, at a size."""
+    (small, large), (fast, slow) = (h * w for h, w in row["padded"]), row["seconds"]
+    return (fast + (slow - fast) * (pixels - small) / (large - small)) / row["batch"]
+
+
 # ---------------------------------------------------------------- what is trained on
 
 
-def make_source(config: Config, name: str, sizes: Sizes, folder: Path, pad: tuple[float, float, float]) -> PhotoSource:
+def make_photos(name: str, sizes: Sizes, folder: Path) -> tuple[TaggedPhotos, ProposalStore]:
     """Drawn photos on disk with tags and proposals: as many as the steps take, so that none comes twice."""
-    run = PAPER_RUNS[name]
-    width, height = PHOTO[run.dataset[:-2]]
     count = STEPS * sizes.batch
-    photos = [_photo(folder, i, (height, width) if i % 4 == 3 else (width, height)) for i in range(count)]
-    classes = DATASETS[run.dataset].classes
+    photos = [_photo(folder, i, photo_size(name, i)) for i in range(count)]
+    classes = DATASETS[PAPER_RUNS[name].dataset].classes
     tags = torch.stack([_tags(classes, i) for i in range(count)])
     write_store(folder / "proposals", {"kind": "drawn"}, photos, [_boxes(p, i, sizes) for i, p in enumerate(photos)])
     tagged = TaggedPhotos(tuple(f"class{c}" for c in range(classes)), tuple(photos), tags)
-    return PhotoSource(tagged, ProposalStore.open(folder / "proposals"), config.feed, config.plan.seed, pad)
+    return tagged, ProposalStore.open(folder / "proposals")
 
 
 def _photo(folder: Path, number: int, size: tuple[int, int]) -> Photo:
-    width, height = size
+    height, width = size
     coarse = 255 * torch.rand(1, 3, height // 25, width // 25, generator=torch.Generator().manual_seed(number))
     pixels = functional.interpolate(coarse, (height, width), mode="bilinear")[0].permute(1, 2, 0).byte()
     path = folder / f"photo{number}.jpg"
@@ -138,12 +169,14 @@ class Trained:
     padded: list[list[int]]  # height and width of each batch
 
 
-def iterate(config: Config, detector: Detector, source: PhotoSource) -> Trained:
+def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore) -> Trained:
     """What the training loop does, twice; reading photos, which it has done ahead, is not timed."""
+    neutral = detector.backbone.preprocess.neutral()
     step = Step(detector, config.objective, config.drop_block, config.augment, "exact")
     plan, optimiser = config.plan, config.plan.optimiser.build(detector)
     done = Trained([], [], [])
     for iteration in range(STEPS):
+        source = PhotoSource(photos, store, at_scale(config.feed, iteration), plan.seed, neutral)
         batch = source.batch(iteration)
         assert batch.images is not None
         begin = time.perf_counter()
@@ -165,15 +198,13 @@ def case(name: str, sizes: Sizes, threads: int) -> Row:
     classes = DATASETS[PAPER_RUNS[name].dataset].classes
     detector = Detector(make_backbone(config.backbone, sizes), classes, config.heads).train()
     with tempfile.TemporaryDirectory() as folder:
-        source = make_source(config, name, sizes, Path(folder), detector.backbone.preprocess.neutral())
-        done = iterate(config, detector, source)
+        done = iterate(config, detector, *make_photos(name, sizes, Path(folder)))
     return {
         "family": family(name),
         "batch": sizes.batch,
         "proposals": sizes.proposals,
         "parameters": sum(p.numel() for p in detector.parameters()),
         **vars(done),
-        "seconds_a_photo": round(sum(done.seconds) / (STEPS * sizes.batch), 3),
         "peak_mb": round(status_mb("VmHWM"), 1),
         "fits": True,
     }
@@ -196,22 +227,23 @@ def expected_seconds(name: str, sizes: Sizes, gflops: float) -> float:
 
 
 def whole_runs(rows: Sequence[Row]) -> list[Row]:
-    """What a full run of every recipe would take, from the steps of its family."""
-    found = {row["family"]: row for row in rows if row["fits"]}
+    """What a full run of every recipe would take, from the steps of its family; the larger batch counts."""
+    found = {row["family"]: row for row in sorted(rows, key=itemgetter("batch")) if row["fits"]}
     runs = []
     for name in PAPER_RUNS:
         config, row = RECIPES[name](), found.get(family(name))
         days = None
         if row is not None:
-            days = round(config.plan.iterations * config.feed.batch * row["seconds_a_photo"] / 86_400, 1)
+            photo = seconds_a_photo(row, usual_pixels(name, config.feed))
+            days = round(config.plan.iterations * config.feed.batch * photo / 86_400, 1)
         runs.append({"recipe": name, "family": family(name), "iterations": config.plan.iterations, "days": days})
     return runs
 
 
 def kept_rows(out: Path, sizes: Sizes, threads: int) -> list[Row]:
-    """The steps of an earlier call of the same size on the same number of threads."""
+    """The steps of earlier calls with as many proposals, on the same number of threads."""
     known: Any = read_json(out, "steps of the paper's recipes") if out.exists() else {}
-    same = known.get("sizes") == vars(sizes) and known.get("machine", {}).get("threads") == threads
+    same = known.get("proposals") == sizes.proposals and known.get("machine", {}).get("threads") == threads
     return [row for row in known.get("steps", []) if row["fits"]] if same else []
 
 
@@ -219,16 +251,17 @@ def run(wanted: Sequence[str], sizes: Sizes, threads: int, out: Path) -> None:
     """Every family of the wanted recipes once; the file is written after each."""
     facts, rows = machine(), kept_rows(out, sizes, threads)
     first = {family(name): name for name in reversed(wanted)}
-    todo = {kin: name for kin, name in reversed(first.items()) if kin not in {row["family"] for row in rows}}
+    done = {row["family"] for row in rows if row["batch"] == sizes.batch}
+    todo = {kin: name for kin, name in reversed(first.items()) if kin not in done}
     guess = {kin: expected_seconds(name, sizes, facts["gemm_gflops"]) for kin, name in todo.items()}
     for turn, (kin, name) in enumerate(todo.items()):
         left = sum(list(guess.values())[turn:])
         print(f"[{turn + 1}/{len(todo)}] {kin}: about {in_words(guess[kin])}; left: {in_words(left)}", flush=True)
-        row = if_it_fits(case, name, sizes, threads) or {"family": kin, "fits": False}
+        row = if_it_fits(case, name, sizes, threads) or {"family": kin, "batch": sizes.batch, "fits": False}
         rows.append(row)
         told = f"{row['seconds']} s, {row['peak_mb']:,.0f} MB" if row["fits"] else "needs more memory than is free"
         print(f"{kin}: {told}", flush=True)
-        write_json(out, {"machine": facts, "sizes": vars(sizes), "steps": rows, "runs": whole_runs(rows)})
+        write_json(out, {"machine": facts, "proposals": sizes.proposals, "steps": rows, "runs": whole_runs(rows)})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -237,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--photos",
         type=int,
-        help="in a batch; default: 8. Fewer are padded less",
+        help="in a batch; default: 8",
     )
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tag2box.commands.recipes import Row, list_recipes
 from tag2box.paper import DATASETS, PAPER_RUNS
@@ -58,9 +59,11 @@ Figures are the paper's, in per cent; a dash is what it does not report.
 COST = """\
 ## What a run costs
 
-Two real steps of every backbone at full size: drawn photos with short sides of 480 to 1,200 pixels, 2,000 proposals
-each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`). Recipes that differ in proposals or
-length share a step. Days are those of the whole run on this machine, from the mean of the two steps.
+Two real steps of every backbone at full size: drawn photos, one step with short sides of 480 pixels and one of 1,200,
+2,000 proposals each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`; with `--photos 1`, of
+one photo). Recipes that differ in proposals or length share a step. Days are those of the whole run on this machine:
+8 photos an iteration, each at the line in pixels through both steps, for the size that batches are padded to in the
+mean.
 """
 
 
@@ -110,25 +113,24 @@ def _cost() -> Iterator[str]:
         yield "Not measured yet.\n"
         return
     found = json.loads(STEPS.read_text(encoding="utf-8"))
-    steps = {row["family"]: row for row in found["steps"]}
-    machine, sizes = found["machine"], found["sizes"]
+    machine = found["machine"]
     yield (
         f"Measured on {machine['cpu']}, {machine['threads']} threads, {machine['memory_gb']:.0f} GB, "
-        f"{machine['gemm_gflops']:.0f} GFLOP/s; {sizes['batch']} photos a step.\n"
+        f"{machine['gemm_gflops']:.0f} GFLOP/s.\n"
     )
-    header = ("step", "seconds", "a photo", "peak memory", "photos padded to")
-    yield _table(header, [_step(name, row) for name, row in steps.items()])
+    header = ("step", "photos", "padded to", "seconds", "peak memory")
+    yield _table(header, [_step(row) for row in found["steps"]])
     runs = [(f"`{run['recipe']}`", f"{run['iterations']:,}", _days(run["days"])) for run in found["runs"]]
     yield _table(("recipe", "iterations", "whole run"), runs)
 
 
-def _step(name: str, row: dict[str, object]) -> list[str]:
+def _step(row: dict[str, Any]) -> list[str]:
+    name, batch = row["family"], str(row["batch"])
     if not row["fits"]:
-        return [name, "-", "-", "more than there was", "-"]
-    seconds, padded, peak = row["seconds"], row["padded"], row["peak_mb"]
-    assert isinstance(seconds, list) and isinstance(padded, list) and isinstance(peak, float)
-    sizes = ", ".join(f"{height} x {width}" for height, width in padded)
-    return [name, " and ".join(f"{s:,.0f}" for s in seconds), f"{row['seconds_a_photo']} s", f"{peak:,.0f} MB", sizes]
+        return [name, batch, "-", "-", "more than there was"]
+    padded = " and ".join(f"{height} x {width}" for height, width in row["padded"])
+    seconds = " and ".join(f"{s:,.0f}" for s in row["seconds"])
+    return [name, batch, padded, seconds, f"{row['peak_mb']:,.0f} MB"]
 
 
 def _days(days: float | None) -> str:

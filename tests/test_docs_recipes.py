@@ -34,12 +34,11 @@ def test_the_cost_is_told_where_it_was_measured(
 ) -> None:
     monkeypatch.setattr(recipes, "STEPS", tmp_path / "none.json")
     assert list(recipes._cost()) == ["Not measured yet.\n"]
-    done = {"family": "voc-vgg16", "seconds": [100.4, 99.6], "seconds_a_photo": 12.5, "peak_mb": 4321.5, "fits": True}
-    done["padded"] = [[1200, 1600], [1000, 1333]]
+    done = {"family": "voc-vgg16", "batch": 8, "seconds": [30.4, 99.6], "peak_mb": 4321.5, "fits": True}
+    done["padded"] = [[480, 640], [1200, 1600]]
     measured = {
         "machine": {"cpu": "a CPU", "threads": 2, "memory_gb": 23.5, "gemm_gflops": 66.0},
-        "sizes": {"batch": 8},
-        "steps": [done, {"family": "voc-r101-ws", "fits": False}],
+        "steps": [done, {"family": "voc-r101-ws", "batch": 8, "fits": False}],
         "runs": [
             {"recipe": "voc07-ss-vgg16", "iterations": 30_000, "days": 34.7},
             {"recipe": "voc07-ss-r101-ws", "iterations": 30_000, "days": None},
@@ -48,8 +47,8 @@ def test_the_cost_is_told_where_it_was_measured(
     (tmp_path / "steps.json").write_text(json.dumps(measured))
     monkeypatch.setattr(recipes, "STEPS", tmp_path / "steps.json")
     text = "\n".join(recipes._cost())
-    assert "| voc-vgg16 | 100 and 100 | 12.5 s | 4,322 MB | 1200 x 1600, 1000 x 1333 |" in text
-    assert "more than there was" in text
+    assert "| voc-vgg16 | 8 | 480 x 640 and 1200 x 1600 | 30 and 100 | 4,322 MB |" in text
+    assert "| voc-r101-ws | 8 | - | - | more than there was |" in text
     assert "| `voc07-ss-vgg16` | 30,000 | 35 days |" in text and "not measured" in text
 
 

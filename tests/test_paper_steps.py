@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from tag2box.data.transforms import Resize
+from tag2box.engine.source import Feed
 from tag2box.paper import PAPER_RUNS
+from tag2box.recipes import RECIPES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -44,8 +47,23 @@ def test_two_steps_and_what_a_run_would_cost(bench: ModuleType, tmp_path: Path) 
     assert (row["batch"], row["proposals"], row["fits"]) == (2, 24, True) and row["peak_mb"] > 0
     runs = {run["recipe"]: run for run in found["runs"]}
     assert len(runs) == 36 and runs["voc07-ss-vgg16"]["days"] is None
-    days = 130_000 * 8 * row["seconds_a_photo"] / 86_400
-    assert runs["coco14-mcg-r50-ws"]["days"] == pytest.approx(days, abs=0.06)
+    assert [max(size) for size in row["padded"]] == [85, 107]  # short sides of 64, the smallest scale, then of 80
+    config = RECIPES["coco14-mcg-r50-ws"]()
+    photo = bench.seconds_a_photo(row, bench.usual_pixels("coco14-mcg-r50-ws", config.feed))
+    assert runs["coco14-mcg-r50-ws"]["days"] == pytest.approx(130_000 * 8 * photo / 86_400, abs=0.06)
+
+
+@pytest.mark.parametrize(("pixels", "seconds"), [(300, 0.5), (1200, 2.0), (750, 1.25)])
+def test_a_photo_s_time_is_on_the_line_through_both_steps(bench: ModuleType, pixels: int, seconds: float) -> None:
+    row = {"batch": 2, "padded": [[15, 20], [30, 40]], "seconds": [1.0, 4.0]}
+    assert bench.seconds_a_photo(row, pixels) == pytest.approx(seconds)
+
+
+def test_batches_are_padded_to_their_largest_sides(bench: ModuleType) -> None:
+    feed = Feed(batch=1, resize=Resize(scales=(480,)))
+    assert bench.usual_pixels("voc07-ss-vgg16", feed, batches=20) == 480 * 640
+    feed = Feed(batch=8, resize=Resize(scales=(480, 1200)))
+    assert 0.9 * 1200 * 1600 < bench.usual_pixels("voc07-ss-vgg16", feed, batches=200) < 1600 * 1600
 
 
 def test_what_is_measured_is_not_measured_again(
@@ -53,12 +71,12 @@ def test_what_is_measured_is_not_measured_again(
 ) -> None:
     asked: list[str] = []
 
-    def case(name: str, sizes: object, threads: int) -> dict[str, object] | None:
+    def case(name: str, sizes: Any, threads: int) -> dict[str, object] | None:
         asked.append(name)
         if "r101" in name:
             return None
-        facts = {"family": bench.family(name), "fits": True}
-        return facts | {"seconds": [1.0, 1.0], "seconds_a_photo": 0.5, "peak_mb": 1.0}
+        facts = {"family": bench.family(name), "batch": sizes.batch, "fits": True}
+        return facts | {"seconds": [1.0, 1.0], "padded": [[4, 5], [8, 10]], "peak_mb": 1.0}
 
     monkeypatch.setattr(bench, "case", case)
     monkeypatch.setattr(bench, "expected_seconds", lambda *_: 1.0)
@@ -72,9 +90,9 @@ def test_what_is_measured_is_not_measured_again(
     bench.main(options)
     assert asked == ["voc07-ss-r101-ws", "coco14-ss-r101-ws"]  # did not fit: tried again
     bench.main([*options, "--photos", "3", "--only", "voc07-ss-vgg16"])
-    assert asked[2:] == ["voc07-ss-vgg16"]  # of another size
+    assert asked[2:] == ["voc07-ss-vgg16"]  # of another size: stands beside the first
     found = json.loads((tmp_path / "steps.json").read_text())
-    assert [row["family"] for row in found["steps"]] == ["voc-vgg16"]
+    assert [row["batch"] for row in found["steps"] if row["family"] == "voc-vgg16"] == [2, 3]
 
 
 def test_the_guess_grows_with_the_work(bench: ModuleType) -> None:
