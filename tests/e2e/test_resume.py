@@ -21,6 +21,7 @@ from tag2box import settings
 from tag2box.commands.train import resume, train
 from tag2box.data.batch import Sample
 from tag2box.errors import Interrupted, UserError
+from tag2box.lock import locked
 from tag2box.recipes import Config
 from tag2box.reporting import read_run
 from tag2box.types import Batch, Clues, Objects, Scene, TaggedPhotos, Truth
@@ -196,6 +197,20 @@ def test_a_finished_run_is_left_alone(small):
     before = tree(small)
     resume(small / "run")
     assert tree(small) == before
+
+
+def test_a_run_that_another_process_trains_is_left_alone(small):
+    with pytest.raises(Interrupted):
+        train(small_config(small), small / "run", progress=stopping_at(3, ctrl_c))
+    before = tree(small)
+    with (
+        locked(small / "run" / ".lock", "trains"),
+        pytest.raises(UserError, match="run: another process trains here; wait until it is done"),
+    ):
+        resume(small / "run")
+    assert tree(small) == before
+    resume(small / "run")
+    assert story(small / "run")[-1]["event"] == "end"
 
 
 def test_a_run_broken_after_its_last_checkpoint_gets_its_end(small):

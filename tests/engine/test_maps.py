@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+from tag2box import lock
 from tag2box.data.photos import read_photo
 from tag2box.data.transforms import View, place, show
 from tag2box.engine.maps import CachedMaps, LiveMaps
-from tag2box.engine.progress import Bar
+from tag2box.engine.progress import Bar, silent
 from tag2box.errors import UserError
+from tag2box.lock import locked
 from tag2box.model.lite0 import Lite0
 from tag2box.types import Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
@@ -122,6 +126,42 @@ def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest
             CachedMaps(live, tmp_path / "maps").maps(0, VIEW)
     assert list((tmp_path / "maps").iterdir()) == []
     assert torch.equal(CachedMaps(live, tmp_path / "maps").maps(0, VIEW), live.maps(0, VIEW).half().float())
+
+
+def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    name = name_of(live, tmp_path / "maps")
+    (tmp_path / "maps" / name).unlink()
+    (tmp_path / "maps" / f".{name}.left").write_bytes(b"half")
+    (tmp_path / "maps" / ".another.f16.left").write_bytes(b"half")
+    assert name_of(live, tmp_path / "maps") == name
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, ".another.f16.left"}
+
+
+def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    live, told = live_world(tmp_path), []
+    name = name_of(live, tmp_path / "maps")
+    made = (tmp_path / "maps" / name).read_bytes()
+    (tmp_path / "maps" / name).unlink()
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        told.append(title)
+        with silent(title, total, done) as bar:
+            yield bar
+
+    second = CachedMaps(live, tmp_path / "maps")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / "maps" / f"{Path(name).stem}.lock", "makes maps"):
+            waiting = pool.submit(second.make, [VIEW], progress)
+            while not told:
+                assert not waiting.done()
+                time.sleep(0.01)
+            (tmp_path / "maps" / name).write_bytes(made)
+        waiting.result()
+    assert told == ["RoI maps at 32: another process makes them; waiting"]
+    assert torch.equal(second.maps(0, VIEW), live.maps(0, VIEW))
 
 
 def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:

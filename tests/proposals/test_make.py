@@ -59,7 +59,7 @@ def test_a_store_that_may_only_be_read_serves(photos: list[Photo], out: Path, mo
     def forbidden(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("tag2box.proposals.make.locked", forbidden)
+    monkeypatch.setattr("tag2box.proposals.make.writing", forbidden)
     assert len(make(photos, out)) == 6
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from corners import COUNTS, Corner, Seen, content, counts, make, paint
+import torch
+from corners import CORNER, COUNTS, Corner, Seen, content, counts, make, paint
 
+from tag2box import lock
 from tag2box.errors import Interrupted, UserError
 from tag2box.proposals import parts
-from tag2box.proposals.lock import locked
-from tag2box.proposals.store import ProposalStore
+from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.store import Entry, ProposalStore, write_entries, writing
 from tag2box.types import Photo
 
 
@@ -121,10 +126,22 @@ def test_a_damaged_part_is_made_again(many: list[Photo], out: Path, tmp_path: Pa
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_a_second_writer_is_refused(photos: list[Photo], out: Path) -> None:
-    with locked(out), pytest.raises(UserError, match="another process writes proposals here; wait until it is done"):
-        make(photos, out)
-    assert len(make(photos, out)) == 6
+def test_a_second_writer_waits_and_finds_the_work_done(
+    photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    seen = Seen()
+    with ThreadPoolExecutor(1) as other:
+        with writing(out):
+            waiting = other.submit(make, photos, out, progress=seen)
+            while not seen.opened:
+                assert not waiting.done()
+                time.sleep(0.01)
+            boxes = [Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]]))] * len(photos)
+            entries = [Entry(photo.id, photo.width, photo.height) for photo in photos]
+            write_entries(out, json.loads(json.dumps(CORNER.source())), entries, boxes)
+        assert len(waiting.result()) == 6
+    assert seen.opened == [(1, 0)]  # nothing was searched
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])

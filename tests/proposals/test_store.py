@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import mmap
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 
 from tag2box.errors import UserError
 from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.lock import locked
-from tag2box.proposals.store import ProposalStore, write_store
+from tag2box.proposals.store import ProposalStore, write_store, writing
 from tag2box.types import Photo
 
 SOURCE = {"kind": "test", "level": 3}
@@ -178,25 +175,10 @@ def test_photos_and_boxes_must_be_as_many(tmp_path: Path, counts: int) -> None:
 
 
 def test_two_do_not_write_at_once(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(UserError, match="another process writes proposals here"):
+    with writing(tmp_path), pytest.raises(UserError, match="another process writes proposals here"):
         write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     assert ".lock" not in _content(tmp_path)
-
-
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    script = f"""
-import os
-from pathlib import Path
-from tag2box.proposals.lock import locked
-with locked(Path({str(tmp_path)!r})):
-    os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
-    assert (tmp_path / ".lock").exists()  # as after a kill; and yet
-    with locked(tmp_path):
-        assert (tmp_path / ".lock").exists()
-    assert not (tmp_path / ".lock").exists()
 
 
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +14,14 @@ import torch
 from study_world import WORLD, Killed, Mortal, study
 
 from tag2box import settings
-from tag2box.errors import Interrupted, UserError
+from tag2box.errors import Busy, Interrupted, UserError
+from tag2box.lock import locked
 from tag2box.proposals.candidates import Candidates
 from tag2box.proposals.imported import Imported
 from tag2box.proposals.store import write_store
 from tag2box.recipes import Config, scenes
-from tag2box.studies.cells import Cell, Result, finish, is_finished, pathless
+from tag2box.studies import queue
+from tag2box.studies.cells import LOCK, Cell, Result, finish, is_finished, is_taken, pathless
 from tag2box.studies.datasets import Boxes, StudyData, open_data
 from tag2box.studies.queue import finish_all
 from tiny import tiny_boxes
@@ -147,6 +151,25 @@ def test_the_queue_says_where_it_stands(data: StudyData, tmp_path: Path) -> None
     assert trained[0] == "cell 1 of 2: training"
     assert trained[1].startswith("cell 2 of 2, about ") and " left: training" in trained[1]
     assert len(trained) == 2
+
+
+def test_a_cell_that_another_is_at_comes_last(data: StudyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "PAUSE", 0.01)
+    first, second = (Cell(changed(f"plan.seed={seed}"), data) for seed in (0, 1))
+    watch = Mortal()
+    with ThreadPoolExecutor(1) as other:
+        with locked(tmp_path / first.name / LOCK, "finishes a cell"):
+            assert is_taken(first, tmp_path) and not is_taken(second, tmp_path)
+            with pytest.raises(Busy, match="another process finishes a cell here"):
+                finish(first, tmp_path)
+            running = other.submit(finish_all, [first, second], tmp_path, progress=watch)
+            while not watch.titles or "waiting" not in watch.titles[-1]:
+                assert not running.done()
+                time.sleep(0.01)
+            assert is_finished(second, tmp_path) and not is_finished(first, tmp_path)
+        assert list(running.result()) == [first.name, second.name]
+    assert "waiting for another command, cells left: 1" in watch.titles
+    assert not is_taken(first, tmp_path)
 
 
 def test_killed_at_any_moment_a_queue_goes_on_to_the_same_figures(data: StudyData, tmp_path: Path) -> None:

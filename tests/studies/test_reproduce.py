@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from tag2box.studies.experiments import EXPERIMENTS
 from tag2box.studies.experiments.shared import KINDS
 from tag2box.studies.listing import table
 from tag2box.studies.reproduce import UNASKED, distinct, find, only, reproduce, settle
-from tiny_world import TINY, call, tree
+from tiny_world import TINY, call, environment, tree
 
 pytestmark = pytest.mark.usefixtures("tiny_study")
 
@@ -54,6 +57,32 @@ def test_a_study_leaves_page_numbers_and_table_and_a_second_call_runs_nothing(na
     study(name, out, seeds=(0,), progress=watch)
     assert tree(out / "cells") == before
     assert [title for title in watch.titles if "training" in title or "detecting" in title] == []
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+import pytest
+from study_world import Mortal, study
+from tiny_world import small_network
+small_network(pytest.MonkeyPatch())
+watch = Mortal()
+study("table3a", Path(sys.argv[1]), seeds=(0, 1), progress=watch)
+print(*watch.titles, sep="\\n")
+"""
+
+
+def test_two_commands_at_once_share_the_work(tmp_path: Path) -> None:
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    words = [sys.executable, "-c", COMMAND, str(tmp_path / "shared")]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment() | paths) for _ in range(2)]
+    titles = [title for one in both for title in one.communicate(timeout=300)[0].splitlines()]
+    assert [one.returncode for one in both] == [0, 0]
+    assert sum(title.endswith("training") for title in titles) == 8  # 4 rows of 2 seeds, once each
+    study("table3a", tmp_path / "alone", seeds=(0, 1))
+    rows = [numbers(tmp_path / where, "table3a")["rows"] for where in ("shared", "alone")]
+    assert rows[0] == rows[1]
+    assert not list((tmp_path / "shared").rglob("*.lock"))
 
 
 def test_the_table_has_mean_and_spread_and_the_papers_figures(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from tag2box.engine.source import MapSource, PhotoSource
 from tag2box.engine.step import Step
 from tag2box.engine.trunk_source import TrunkSource
 from tag2box.errors import UserError
+from tag2box.lock import LOCK, locked
 from tag2box.model.detector import Detector
 from tag2box.model.mask_net import MaskNet
 from tag2box.model.regularise import Regulariser
@@ -141,7 +143,8 @@ def _fit(
     memory = compute.memory_for(keeps_maps=isinstance(source, MapSource))
     regularise = regulariser(config, detector)
     step = Step(detector, config.objective, regularise, config.augment, memory, compute.precision, processes)
-    fit(step, source, config.plan, run=out, progress=progress)
+    with locked(out / LOCK, "trains") if processes.leads else nullcontext():
+        fit(step, source, config.plan, run=out, progress=progress)
 
 
 def regulariser(config: Config, detector: Detector) -> Regulariser:

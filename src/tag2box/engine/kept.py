@@ -19,6 +19,7 @@ from tag2box.data.transforms import View
 from tag2box.engine.progress import Bar, Progress, silent
 from tag2box.errors import UserError
 from tag2box.files import replacing
+from tag2box.lock import in_turn
 from tag2box.types import Photo
 
 Compute = Callable[[int, View], Float[Tensor, "a b c d"]]
@@ -34,8 +35,9 @@ class KeptViews:
     """One tensor for each photo and view, computed once; a file holds all photos in one view.
 
     A file is named by a digest of all its tensors depend on, and a change of any gives another name: a stale file is
-    never read. It is written beside its place and renamed, so that one is whole or not there. It is read with plain
-    reads at an offset: the process does not grow with what is kept.
+    never read. It is written beside its place and renamed, so that one is whole or not there; of several processes that
+    want it, one makes it, and the others wait. It is read with plain reads at an offset: the process does not grow with
+    what is kept.
 
     Layout, little-endian: a magic number, the number of photos, four sides for each photo's tensor (all int64), then
     the values.
@@ -70,12 +72,18 @@ class KeptViews:
         if before is not None:
             return before
         title = f"{self._title} at {view.short or 'full size'}{' mirrored' if view.flip else ''}"
-        with replacing(path) as temporary, temporary.open("wb") as file, progress(title, self._count) as bar:
-            self._write(file, view, bar)
-        made = _opened(path, self._count)
+        with in_turn(path.with_suffix(".lock"), lambda: progress(f"{title}: another process makes them; waiting", 1)):
+            made = _opened(path, self._count) or self._make(path, view, title, progress)
         if made is None:
             raise UserError(f"{path}: changed while it was made; is another program writing here? try again")
         return made
+
+    def _make(self, path: Path, view: View, title: str, progress: Progress) -> _File | None:
+        for left in path.parent.glob(f".{path.name}.*"):  # what a killed process was writing
+            left.unlink()
+        with replacing(path) as temporary, temporary.open("wb") as file, progress(title, self._count) as bar:
+            self._write(file, view, bar)
+        return _opened(path, self._count)
 
     def _write(self, file: BinaryIO, view: View, bar: Bar) -> None:
         shapes = np.zeros((self._count, _SIDES), _NUMBER)

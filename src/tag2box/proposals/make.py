@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tag2box.errors import Interrupted, UserError
+from tag2box.lock import LOCK, in_turn
 from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.lock import LOCK, locked
 from tag2box.proposals.parts import Parts, difference
 from tag2box.proposals.policy import ProposalMethod, Source
 from tag2box.proposals.pool import LocalPool, Pool
 from tag2box.proposals.search import ReadPhoto, Searched, crashed, search_photo
-from tag2box.proposals.store import INDEX, ROWS, Entry, ProposalStore, remove_older, write_entries
+from tag2box.proposals.store import INDEX, ROWS, Entry, ProposalStore, remove_older, write_entries, writing
 from tag2box.types import Photo
 
 PARTS = "parts"
@@ -68,7 +68,7 @@ def make_proposals(
     """The store of some photos' proposals: what is missing of it is made, what is there is kept.
 
     Broken off at any moment, the same call goes on. Photos that are new or changed their size since are added to a
-    store that is there; one of other settings is refused. Only one process at a time writes to a folder.
+    store that is there; one of other settings is refused. Of several processes, one writes, and the others wait.
 
     Args:
         read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
@@ -85,7 +85,7 @@ def make_proposals(
             _tidy(out, source)
         return store
     method.ready()
-    with _spaced(out), locked(out):
+    with _spaced(out), in_turn(out / LOCK, lambda: progress("proposals: another process makes them; waiting", 1)):
         work = _Work(out, source, tuple(photos), _stored(out, source), Parts.open(out / PARTS, source))
         _sweep(out, work.store)
         with work.interruptible():
@@ -203,7 +203,7 @@ def _tidy(out: Path, source: Source) -> None:
     """Sweep up after work that was killed when its store was ready already."""
     names = {path.name for path in out.iterdir()}
     if names & {PARTS, LOCK} or any(map(_TEMPORARY.fullmatch, names)):
-        with locked(out):
+        with writing(out):
             _sweep(out, _stored(out, source))
             Parts.open(out / PARTS, source).remove()
 

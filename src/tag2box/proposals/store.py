@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from tag2box.errors import UserError
 from tag2box.files import read_json, replacing, write_text
+from tag2box.lock import LOCK, locked
 from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.lock import locked
 from tag2box.proposals.policy import Source
 from tag2box.proposals.rows import Rows, write_header
 from tag2box.types import Photo
@@ -138,6 +139,11 @@ def file_name(what: str, generation: int) -> str:
     return f"{what}.npy" if generation == 1 else f"{what}-{generation}.npy"
 
 
+def writing(path: Path) -> AbstractContextManager[None]:
+    """Hold a folder against other writers of proposals."""
+    return locked(path / LOCK, "writes proposals")
+
+
 def write_store(path: Path, source: Source, photos: Sequence[Photo], candidates: Iterable[Candidates]) -> None:
     """Write a store: the candidates of each photo, in the photos' order.
 
@@ -145,7 +151,7 @@ def write_store(path: Path, source: Source, photos: Sequence[Photo], candidates:
     whole.
     """
     entries = [Entry(photo.id, photo.width, photo.height) for photo in photos]
-    with locked(path):
+    with writing(path):
         write_entries(path, source, entries, candidates)
 
 

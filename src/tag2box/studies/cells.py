@@ -20,6 +20,7 @@ from tag2box.engine.events import read_events
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
 from tag2box.files import read_json, write_json, write_text
+from tag2box.lock import is_locked, locked
 from tag2box.metrics.detections import read_detections
 from tag2box.recipes import Config, Data
 from tag2box.reporting import RunRecord, read_run
@@ -31,6 +32,7 @@ FORMAT = 1
 """Raise when the same settings would give other figures: cells of before are then trained anew."""
 
 QUALITY = "quality.json"
+LOCK = "cell.lock"
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,30 @@ def is_finished(cell: Cell, cells: Path) -> bool:
     return all((cells / cell.name / file).exists() for file in (METRICS, QUALITY))
 
 
+def is_taken(cell: Cell, cells: Path) -> bool:
+    """Whether another process is at a cell."""
+    return is_locked(cells / cell.name / LOCK)
+
+
 def finish(cell: Cell, cells: Path, *, progress: Progress = silent) -> Result:
-    """Train a cell or go on training it, measure it, and give its figures. What is done already is not done again."""
+    """Train a cell or go on training it, measure it, and give its figures. What is done already is not done again.
+
+    Raises ``Busy`` where another process is at it.
+    """
     folder = cells / cell.name
     config = with_paths(cell.data.placed(cell.config), folder)
     _check_same(config, folder)
     if not is_finished(cell, cells):
-        _train(config, folder, progress)
-        if not (folder / METRICS).exists():
-            data = cell.data
-            assess(folder, test=data.exam(config), train=data.train_exam(config), progress=progress)
-        write_json(folder / QUALITY, quality_json(quality(read_run(folder), cell.data.train)))
+        with locked(folder / LOCK, "finishes a cell"):
+            _finish(config, folder, cell.data, progress)
     return read_result(folder)
+
+
+def _finish(config: Config, folder: Path, data: StudyData, progress: Progress) -> None:
+    _train(config, folder, progress)
+    if not (folder / METRICS).exists():
+        assess(folder, test=data.exam(config), train=data.train_exam(config), progress=progress)
+    write_json(folder / QUALITY, quality_json(quality(read_run(folder), data.train)))
 
 
 def read_result(folder: Path) -> Result:

@@ -16,6 +16,7 @@ from tag2box.data.scenes import Scenes
 from tag2box.data.voc_tags import voc_root
 from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
+from tag2box.lock import in_turn
 from tag2box.proposals.imported import Imported
 from tag2box.proposals.store import INDEX, ProposalStore
 from tag2box.recipes import Config, Data
@@ -145,7 +146,11 @@ def _check(source: DataSource) -> None:
 
 def _open_scenes(world: Scenes, home: Path, progress: Progress) -> StudyData:
     folder = home / SCENES / f"seed{world.seed}"
-    with progress(f"scenes of seed {world.seed}", world.train + world.test) as bar:
+    title = f"scenes of seed {world.seed}"
+    with (
+        in_turn(folder.with_suffix(".lock"), lambda: progress(f"{title}: another process draws them; waiting", 1)),
+        progress(title, world.train + world.test) as bar,
+    ):
         world.write(folder, on_progress=lambda *_: bar.advance())
     learn, test = folder / "train", folder / "test"
     source = Data(tags=learn / "tags.csv", photos=learn / "photos", classes=world.classes)

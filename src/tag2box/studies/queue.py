@@ -1,17 +1,22 @@
-"""Cells in a queue: finished one after the other, with the time that is left; broken off, the same call goes on."""
+"""Cells in a queue: finished one after the other, with the time that is left; broken off, the same call goes on.
+
+Several commands may share the cells of a folder: each takes those that no other is at, and has the results of all.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
 
 from tag2box.engine.progress import Bar, Progress, silent
-from tag2box.errors import Interrupted
+from tag2box.errors import Busy, Interrupted
 from tag2box.reporting.text import duration
-from tag2box.studies.cells import Cell, Result, finish, is_finished
+from tag2box.studies.cells import Cell, Result, finish, is_finished, is_taken
+
+PAUSE = 1.0  # seconds between two looks at cells that others are at
 
 
 def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = silent) -> dict[str, Result]:
@@ -20,20 +25,24 @@ def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = sile
     open_ = [name for name, cell in queue.items() if not is_finished(cell, folder)]
     results: dict[str, Result] = {}
     spent: list[float] = []
-    for name, cell in queue.items():
-        began = time.monotonic()
-        place = standing(open_, name, spent)
-        try:
-            results[name] = finish(cell, folder, progress=_titled(progress, place))
-        except (Interrupted, KeyboardInterrupt):
-            raise Interrupted(f"stopped in {place}; what is done is kept, and the same command goes on") from None
-        if name in open_:
-            spent.append(time.monotonic() - began)
-    return results
+    left = dict(queue)
+    while left:
+        for name, cell in list(left.items()):
+            began, ahead = time.monotonic(), [name for name in open_ if not is_finished(queue[name], folder)]
+            place = standing(open_, name, len(ahead), spent)
+            with suppress(Busy), _kept(place):
+                results[name] = finish(cell, folder, progress=_titled(progress, place))
+                del left[name]
+                if name in ahead:
+                    spent.append(time.monotonic() - began)
+        if left:
+            with _kept("waiting for another command"):
+                _wait(left.values(), folder, progress)
+    return {name: results[name] for name in queue}
 
 
-def standing(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
-    """Where the queue stands, in words; the time left is taken from the cells this call has finished.
+def standing(open_: Sequence[str], name: str, ahead: int, spent: Sequence[float]) -> str:
+    """Where the queue stands, in words; the time for the ``ahead`` cells is taken from those this call has finished.
 
     The first of them often makes what the others share, proposals and maps; it is left out once there is another.
     """
@@ -42,8 +51,23 @@ def standing(open_: Sequence[str], name: str, spent: Sequence[float]) -> str:
     words = f"cell {open_.index(name) + 1} of {len(open_)}"
     if not spent:
         return words
-    left = (len(open_) - len(spent)) * mean(spent[1:] or spent)
-    return f"{words}, about {duration(left)} left"
+    return f"{words}, about {duration(ahead * mean(spent[1:] or spent))} left"
+
+
+def _wait(cells: Collection[Cell], folder: Path, progress: Progress) -> None:
+    """Until a cell is nobody's, or done."""
+    with progress(f"waiting for another command, cells left: {len(cells)}", 1):
+        while all(is_taken(cell, folder) for cell in cells):
+            time.sleep(PAUSE)
+
+
+@contextmanager
+def _kept(place: str) -> Iterator[None]:
+    """Say where Ctrl-C ended the block."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(f"stopped in {place}; what is done is kept, and the same command goes on") from None
 
 
 def _titled(progress: Progress, place: str) -> Progress:
