@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -92,6 +93,17 @@ def test_one_waits_for_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             order.append(("first", waiting.ended))
         later.result()
     assert order == [("first", 0), ("second", 1)]  # the wait is over before the work begins
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    waiting = Waiting()
+    with locked(tmp_path / "x.lock", "cooks"), in_turn(tmp_path / "x.lock", waiting):
+        assert not waiting.began
 
 
 @pytest.mark.parametrize("hold", [lambda p: locked(p, "cooks"), lambda p: in_turn(p, Waiting())])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from tag2box.errors import Busy, UserError
 
 LOCK = ".lock"
+_WITHOUT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 PAUSE = 0.5  # seconds between two looks at a lock that another holds
 
 
@@ -70,7 +72,7 @@ def _hold(path: Path) -> int | None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(handle)
-        except OSError:
+        except BlockingIOError:
             os.close(handle)
             return None
         if _is_named(handle, path):
@@ -87,7 +89,13 @@ def _is_named(handle: int, path: Path) -> bool:
 
 
 def _lock(handle: int) -> None:
-    if sys.platform != "win32":
-        import fcntl
+    """Raises ``BlockingIOError`` where another holds it. Systems and disks without such locks keep nobody out."""
+    if sys.platform == "win32":
+        return
+    import fcntl
 
+    try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _WITHOUT:
+            raise

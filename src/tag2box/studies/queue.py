@@ -57,6 +57,7 @@ def standing(open_: Sequence[str], name: str, ahead: int, spent: Sequence[float]
 def _wait(cells: Collection[Cell], folder: Path, progress: Progress) -> None:
     """Until a cell is nobody's, or done."""
     with progress(f"waiting for another command, cells left: {len(cells)}", 1):
+        time.sleep(PAUSE)
         while all(is_taken(cell, folder) for cell in cells):
             time.sleep(PAUSE)
 
