@@ -132,7 +132,7 @@ def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
     load_into(backbone, {**own, **weights.tensors, PIXELS_BUFFER: to_numbers(weights.preprocess)}, where)
     if own:
         warnings.warn(
-            f"{where}: holds the convolutions alone, so fc6 and fc7 start random; a trunk without a pretrained neck "
-            "needs far more photos, and tends to find parts of objects; prefer weights with fc6 and fc7",
+            f"{where}: holds the convolutions alone, so fc6 and fc7 start random and have but your photos to learn "
+            "from; prefer weights with fc6 and fc7",
             stacklevel=2,
         )
