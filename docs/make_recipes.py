@@ -63,8 +63,8 @@ Two real steps of every backbone at full size: drawn photos, one step with short
 2,000 proposals each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`; with `--photos 1`, of
 one photo). Recipes that differ in proposals or length share a step. Days are those of the whole run on this machine:
 8 photos an iteration, each at the line in pixels through both steps, for the size that batches are padded to in the
-mean. Where a step had one photo, what it does once (the optimiser, say) counts for every photo, so its days are too many
-rather than too few. Either way these recipes want a GPU; on a CPU take `photos`.
+mean. Where a step had one photo, what it does once (the optimiser, say) counts for every photo, so its days are too
+many rather than too few. Either way these recipes want a GPU; on a CPU take `photos`.
 """
 
 
