@@ -83,13 +83,14 @@ def inputs(shown: StudyTable | None, **more: object) -> StudyInputs:
 
 def test_rows_that_were_not_run_are_apart_with_their_reason():
     theirs = [row(name, paper=(3.0, None), missing="no weights") for name in ("theirs", "others'")]
-    page = build_study_page(inputs(table(row("base", 1.0), *theirs)))
+    nobody = row("nobody's", paper=(None, None), missing="no weights")
+    page = build_study_page(inputs(table(row("base", 1.0), *theirs, nobody)))
     main, absent = page.sections[0].tables
     assert [line.name for line in main.rows] == ["base"]
     assert [(line.name, line.cells) for line in absent.rows] == [
         (name, ("3.0", UNKNOWN)) for name in ("theirs", "others'")
     ]
-    assert page.sections[0].warnings == ("theirs; others': no weights",)
+    assert page.sections[0].warnings == ("theirs; others'; nobody's: no weights",)
 
 
 def test_differences_are_taken_seed_by_seed():

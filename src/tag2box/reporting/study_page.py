@@ -189,8 +189,8 @@ def _difference_table(table: StudyTable) -> list[Table]:
 
 
 def _absent_table(table: StudyTable) -> list[Table]:
-    """Rows that were not run here, with the paper's figures."""
-    rows = [row for row in table.rows if not row.runs]
+    """Rows that were not run here, with the paper's figures; those it has none of are left to the notes."""
+    rows = [row for row in table.rows if not row.runs and any(value is not None for value in row.paper)]
     shown = tuple(Row(row.name, tuple(_reported(value) for value in row.paper)) for row in rows)
     return [Table("Reported in the paper, not run here", table.paper, shown)] if shown else []
 
