@@ -126,6 +126,24 @@ def test_a_damaged_part_is_made_again(many: list[Photo], out: Path, tmp_path: Pa
     assert content(out) == content(tmp_path / "whole")
 
 
+def test_ctrl_c_waits_until_a_part_is_written(photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, whole = parts._write, []
+
+    def pressed(*args: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(*args)  # type: ignore[arg-type]
+        whole.append(True)
+
+    monkeypatch.setattr(parts, "_PHOTOS", 2)
+    monkeypatch.setattr(parts, "_write", pressed)
+    with pytest.raises(Interrupted, match="2 of 6 photos are done"):
+        make(photos, out)
+    assert whole == [True]
+    assert [path.name for path in sorted((out / "parts").iterdir())] == ["000001.npz", "source.json"]
+    monkeypatch.setattr(parts, "_write", write)
+    assert len(make(photos, out)) == 6
+
+
 def test_a_second_writer_waits_and_finds_the_work_done(
     photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -75,15 +78,16 @@ class Parts:
         self.begun = time.monotonic()
         if not self.fresh:
             return
-        if not (self.folder / SOURCE).exists():
-            write_json(self.folder / SOURCE, dict(self.source))
         last = max((int(path.stem) for path in self.files.values()), default=0)
         path = self.folder / f"{last + 1:06}.npz"
         entries = [Entry(name, *self.sizes[name]) for name in self.fresh]
-        with replacing(path) as temporary:
-            _write(temporary, entries, list(self.fresh.values()))
-        self.files |= dict.fromkeys(self.fresh, path)
-        self.fresh.clear()
+        with _undisturbed():
+            if not (self.folder / SOURCE).exists():
+                write_json(self.folder / SOURCE, dict(self.source))
+            with replacing(path) as temporary:
+                _write(temporary, entries, list(self.fresh.values()))
+            self.files |= dict.fromkeys(self.fresh, path)
+            self.fresh.clear()
 
     def candidates(self, photo_id: str) -> Candidates:
         """The candidates of a finished photo."""
@@ -105,6 +109,23 @@ def difference(there: object, wanted: Source) -> str:
         return "its settings are unreadable"
     key = next(key for key in [*wanted, *there] if there.get(key) != wanted.get(key))
     return f"made with {key} {json.dumps(there.get(key))}, not {json.dumps(wanted.get(key))}"
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: in the midst of an archive it leaves one that cannot be closed."""
+    pressed: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    except ValueError:  # not the main thread: Ctrl-C does not come here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _write(path: Path, entries: list[Entry], found: list[Candidates]) -> None:
