@@ -267,11 +267,7 @@ def run(wanted: Sequence[str], sizes: Sizes, threads: int, out: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(PAPER_RUNS), metavar="RECIPE", help="may be repeated")
-    parser.add_argument(
-        "--photos",
-        type=int,
-        help="in a batch; default: 8",
-    )
+    parser.add_argument("--photos", type=int, help="in a batch; default: 8")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--out", type=Path, help="default: docs/results/paper-steps.json")

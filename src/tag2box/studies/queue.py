@@ -6,7 +6,7 @@ Several commands may share the cells of a folder: each takes those that no other
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
@@ -22,23 +22,25 @@ PAUSE = 1.0  # seconds between two looks at cells that others are at
 def finish_all(cells: Sequence[Cell], folder: Path, *, progress: Progress = silent) -> dict[str, Result]:
     """The results of cells by name; of cells that are the same, one is run."""
     queue = {cell.name: cell for cell in cells}
-    open_ = [name for name, cell in queue.items() if not is_finished(cell, folder)]
+    open_ = _open(queue, folder)
     results: dict[str, Result] = {}
     spent: list[float] = []
-    left = dict(queue)
-    while left:
-        for name, cell in list(left.items()):
-            began, ahead = time.monotonic(), [name for name in open_ if not is_finished(queue[name], folder)]
+    while left := [name for name in queue if name not in results]:
+        for name in left:
+            ahead, began = _open(queue, folder), time.monotonic()
             place = standing(open_, name, len(ahead), spent)
             with suppress(Busy), _kept(place):
-                results[name] = finish(cell, folder, progress=_titled(progress, place))
-                del left[name]
+                results[name] = finish(queue[name], folder, progress=_titled(progress, place))
                 if name in ahead:
                     spent.append(time.monotonic() - began)
-        if left:
-            with _kept("waiting for another command"):
-                _wait(left.values(), folder, progress)
+        others = [queue[name] for name in left if name not in results]
+        if others:
+            _wait(others, folder, progress)
     return {name: results[name] for name in queue}
+
+
+def _open(queue: Mapping[str, Cell], folder: Path) -> list[str]:
+    return [name for name, cell in queue.items() if not is_finished(cell, folder)]
 
 
 def standing(open_: Sequence[str], name: str, ahead: int, spent: Sequence[float]) -> str:
@@ -54,9 +56,10 @@ def standing(open_: Sequence[str], name: str, ahead: int, spent: Sequence[float]
     return f"{words}, about {duration(ahead * mean(spent[1:] or spent))} left"
 
 
-def _wait(cells: Collection[Cell], folder: Path, progress: Progress) -> None:
+def _wait(cells: Sequence[Cell], folder: Path, progress: Progress) -> None:
     """Until a cell is nobody's, or done."""
-    with progress(f"waiting for another command, cells left: {len(cells)}", 1):
+    place = "waiting for another command"
+    with _kept(place), progress(f"{place}, cells left: {len(cells)}", 1):
         time.sleep(PAUSE)
         while all(is_taken(cell, folder) for cell in cells):
             time.sleep(PAUSE)
