@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tag2box.files import read_json, write_json
+from tag2box.io import read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "tag2box"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench_verdicts import Figures
-from tag2box.reporting.charts import HEIGHT, WIDTH, Line, line_chart
-from tag2box.reporting.svg import escape, tag
+from tag2box.reporting.charts import HEIGHT, WIDTH, Line, escape, line_chart, svg_tag
 
 GAP, HEAD = 24.0, 34.0  # between panels, and above them for their titles
 STYLE = """
@@ -71,14 +70,14 @@ def long_run(points: Sequence[dict[str, Any]]) -> list[Panel]:
 
 def side_by_side(panels: Sequence[Panel]) -> str:
     """Panels in a row, as a file of its own."""
-    body = tag("style", STYLE) + tag("rect", class_="paper", width="100%", height="100%")
+    body = svg_tag("style", STYLE) + svg_tag("rect", class_="paper", width="100%", height="100%")
     for index, panel in enumerate(panels):
         left = GAP / 2 + index * (WIDTH + GAP)
-        body += tag("text", escape(panel.title), class_="title", x=left + 4, y=22)
+        body += svg_tag("text", escape(panel.title), class_="title", x=left + 4, y=22)
         chart = line_chart(panel.lines, label=panel.title, x_label=panel.x_label)
         place = f'<svg x="{left:g}" y="{HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" '
         body += chart.replace("<svg ", place, 1)
     width, height = len(panels) * (WIDTH + GAP), HEAD + HEIGHT + 8
     label = "; ".join(panel.title for panel in panels)
     outer = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:g} {height:g}", "role": "img"}
-    return tag("svg", body, **outer, width=width, height=height, aria_label=label) + "\n"
+    return svg_tag("svg", body, **outer, width=width, height=height, aria_label=label) + "\n"

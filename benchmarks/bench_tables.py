@@ -11,7 +11,7 @@ from typing import Any
 from bench_verdicts import Figures, Verdict, verdicts
 from measuring import in_words
 from tag2box.errors import UserError
-from tag2box.reporting.text import plural
+from tag2box.reporting.charts import plural
 
 Found = dict[str, Any]  # by part: key, commit, seconds, when, figures
 

@@ -25,19 +25,18 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from measuring import Row, machine, measure, spread_of
+from tag2box.annotations import BoxSource, Photo
 from tag2box.commands.runs import build_detector
-from tag2box.data.batch import BoxSource
-from tag2box.data.look import look, see
-from tag2box.data.photos import find_photos, read_photo
-from tag2box.data.transforms import View, place
-from tag2box.engine.infer import Inference, detect
-from tag2box.engine.maps import LiveMaps
-from tag2box.files import write_json
-from tag2box.model.detector import Detector
-from tag2box.model.lite0 import Lite0
-from tag2box.model.vgg16 import Vgg16
+from tag2box.data.images import find_photos, load_image, load_view, read_photo
+from tag2box.data.transforms import View, boxes_in_view
+from tag2box.inference.predict import Inference, detect_photos_with
+from tag2box.io import write_json
+from tag2box.models.detector import Detector
+from tag2box.models.lite0 import Lite0
+from tag2box.models.vgg16 import Vgg16
 from tag2box.recipes import Config, photos
-from tag2box.types import Photo, Proposals
+from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.types import Proposals
 
 BACKBONES = {"lite0": Lite0(), "lite0-8": Lite0(pool_size=8), "vgg16": Vgg16()}
 
@@ -58,19 +57,19 @@ class RandomBoxes(BoxSource):
         return torch.cat([corner, corner + extent], dim=1)
 
 
-class EveryView(LiveMaps):
+class EveryView(LiveRoiMaps):
     """Decode, resize, trunk and pool for each view, one after the other."""
 
     def passes(self, index: int, views: Sequence[View]) -> Iterator[Float[Tensor, "P ch h w"]]:
         return (self._one(self.photos[index], view) for view in views)
 
     def _one(self, photo: Photo, view: View) -> Float[Tensor, "P ch h w"]:
-        boxes = place(view, self.store.boxes(photo.id), (photo.height, photo.width))
-        trunk = self.backbone.trunk(see(photo, view)[None])
+        boxes = boxes_in_view(view, self.store.boxes(photo.id), (photo.height, photo.width))
+        trunk = self.backbone.trunk(load_view(photo, view)[None])
         return self.backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))
 
 
-WAYS = {"every view": EveryView, "once": LiveMaps}
+WAYS = {"every view": EveryView, "once": LiveRoiMaps}
 
 
 def side_by_side(detector: Detector, found: Sequence[Photo], store: BoxSource, inference: Inference, n: int) -> Row:
@@ -79,7 +78,7 @@ def side_by_side(detector: Detector, found: Sequence[Photo], store: BoxSource, i
     laps: dict[str, list[Row]] = {name: [] for name in ways}
     for lap in range(n + 1):
         for name, maps in ways.items():
-            work = partial(detect, detector, found, store, maps=maps, inference=inference)
+            work = partial(detect_photos_with, detector, found, store, maps=maps, inference=inference)
             row = measure(work, 1, warm=False)
             laps[name] += [row] if lap else []  # the first warms up
     rows: Row = {"photos": len(found), "views": len(inference.views()), "repeats": n}
@@ -94,9 +93,9 @@ def side_by_side(detector: Detector, found: Sequence[Photo], store: BoxSource, i
 def parts(detector: Detector, photo: Photo, store: BoxSource, scale: int, n: int) -> Row:
     """Where the time of a photo goes, at one scale."""
     backbone, view = detector.backbone, View(scale, long_max=2000)
-    read = look(photo, [view])
+    read = load_image(photo, [view])
     seen = read.seen(view)
-    boxes = place(view, store.boxes(photo.id), (photo.height, photo.width))
+    boxes = boxes_in_view(view, store.boxes(photo.id), (photo.height, photo.width))
     with torch.no_grad():
         trunk = backbone.trunk(seen[None])
         maps = backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))
@@ -115,7 +114,7 @@ def pairs(detector: Detector, photo: Photo, scales: Sequence[int], n: int) -> Ro
     trunk, rows = detector.backbone.trunk, {}
     with torch.no_grad():
         for scale in scales:
-            seen = see(photo, View(scale, long_max=2000))
+            seen = load_view(photo, View(scale, long_max=2000))
             both = torch.stack([seen, seen.flip(2)])
             apart = measure(lambda b=both: [trunk(x[None]) for x in b], n)  # type: ignore[misc]
             together = measure(lambda b=both: trunk(b), n)  # type: ignore[misc]

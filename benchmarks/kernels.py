@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
-from tag2box.files import write_json
-from tag2box.maths import window_max
-from tag2box.maths.boxes import iou
-from tag2box.maths.contrast import wscl
-from tag2box.maths.nms import class_nms
-from tag2box.maths.roi import roi_align, roi_pool
+from tag2box.io import write_json
+from tag2box.methods.wscl import wscl
+from tag2box.ops import roi as window_max
+from tag2box.ops.boxes import iou
+from tag2box.ops.nms import class_nms
+from tag2box.ops.roi import roi_align, roi_pool
 
 WIDTH, HEIGHT = 1000, 688  # of the photo; the map is 125 x 86
 
@@ -145,12 +145,12 @@ def time_roi_pool(repeats: int, rois: int, channels: int) -> list[Row]:
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """No compiled kernel within."""
-    worth = window_max._WORTH_COMPILING
-    window_max._WORTH_COMPILING = 1 << 62
+    worth = window_max._MIN_COMPILED_WINDOWS
+    window_max._MIN_COMPILED_WINDOWS = 1 << 62
     try:
         yield
     finally:
-        window_max._WORTH_COMPILING = worth
+        window_max._MIN_COMPILED_WINDOWS = worth
 
 
 def time_roi_align(repeats: int, rois: int) -> Row:

@@ -23,7 +23,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tag2box.data.scenes import Scenes
-from tag2box.files import write_json
+from tag2box.io import write_json
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tag2box")
 SCENES = Scenes(train=12, test=1, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)

@@ -16,12 +16,12 @@ import torch
 
 from measuring import Row, arguments, machine, measure, set_threads
 from objective import FEATURES, Size, StubNeck, World, make_world
-from tag2box.files import write_json
-from tag2box.model.detector import Detector
-from tag2box.objective import Objective
+from tag2box.io import write_json
+from tag2box.models.detector import Detector
 from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
-from tag2box.types import Clues, Facts, Needs, Outputs
+from tag2box.training.criterion import Criterion
+from tag2box.types import BatchMeta, Outputs, Requirements, SideInfo
 from vgg_world import SMALL, Shape, make_training
 
 MOMENTS = (0.0, 0.5, 1.0)  # of the training: some labelers do other things at other times
@@ -35,7 +35,7 @@ class Timed:
     seconds: float = 0.0
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.labeler.needs
 
     def __call__(self, scene: Any) -> Any:
@@ -57,11 +57,11 @@ def detector_of(config: Config, world: World) -> Detector:
     return detector
 
 
-def clues_of(world: World) -> Clues:
+def clues_of(world: World) -> SideInfo:
     """Counts of two a tag, and any evidence."""
     g, rows = torch.Generator().manual_seed(0), len(world.proposals.boxes)
     evidence, objectness = torch.rand(2, rows, generator=g)
-    return Clues(2 * world.tags.long(), evidence, objectness)
+    return SideInfo(2 * world.tags.long(), evidence, objectness)
 
 
 def cost_of(config: Config, world: World, repeats: int) -> Row:
@@ -69,8 +69,8 @@ def cost_of(config: Config, world: World, repeats: int) -> Row:
     dressed = replace(world, detector=detector_of(config, world))
     timed = Timed(config.objective.labeler)
     off = replace(config.objective.attention, input_weight=0.0, layer_weight=0.0)  # looks are the network's work
-    objective: Objective = replace(config.objective, labeler=timed, attention=off)
-    facts = Facts(world.proposals, world.tags, clues=clues_of(world))
+    objective: Criterion = replace(config.objective, labeler=timed, attention=off)
+    facts = BatchMeta(world.proposals, world.tags, clues=clues_of(world))
     labels: list[float] = []
 
     def work(progress: float) -> None:

@@ -23,17 +23,18 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from tag2box.annotations import BoxSource, Photo, TaggedPhotos
 from tag2box.commands.runs import build_detector, machine, versions
-from tag2box.data.batch import BoxSource
-from tag2box.data.datasets import DataSource, class_names, read_tagged
-from tag2box.engine.maps import CachedMaps, LiveMaps
-from tag2box.engine.progress import Terminal
-from tag2box.engine.source import MapSource, PhotoSource, Source
-from tag2box.engine.step import Step
-from tag2box.files import write_json
-from tag2box.model.luck import Luck
+from tag2box.formats.datasets import class_names, read_tagged
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
+from tag2box.models.rng import StepRng
+from tag2box.progress import TerminalProgress
 from tag2box.recipes import Config, od_wscl
-from tag2box.types import Batch, Photo, TaggedPhotos
+from tag2box.training.batches import BatchSource, ImageBatches, RoiMapBatches
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.training.step import Step
+from tag2box.types import Batch
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ class Trainer:
 
     def __call__(self, batch: Batch) -> None:
         """Forward, backward, update."""
-        self._step(batch, Luck(0, 0))
+        self._step(batch, StepRng(0, 0))
         self._optimiser.step()
 
 
-def loader_speed(source: Source, batch: int, iterations: int) -> float:
+def loader_speed(source: BatchSource, batch: int, iterations: int) -> float:
     """Images/s of the loader alone, its start not counted."""
     with source.batches(range(iterations + 1)) as batches:
         next(batches)
@@ -89,7 +90,7 @@ def loader_speed(source: Source, batch: int, iterations: int) -> float:
     return batch * iterations / (time.perf_counter() - began)
 
 
-def step_speed(trainer: Trainer, source: Source, batch: int, iterations: int) -> float:
+def step_speed(trainer: Trainer, source: BatchSource, batch: int, iterations: int) -> float:
     """Images/s of the step alone, on batches that are there."""
     trainer(source.batch(0))
     spent = 0.0
@@ -101,7 +102,7 @@ def step_speed(trainer: Trainer, source: Source, batch: int, iterations: int) ->
     return batch * iterations / spent
 
 
-def waiting_share(trainer: Trainer, source: Source, iterations: int) -> float:
+def waiting_share(trainer: Trainer, source: BatchSource, iterations: int) -> float:
     """The part of training's time that passes between asking for a batch and having it, but for the first."""
     waited, began = 0.0, 0.0
     with source.batches(range(iterations + 1)) as batches:
@@ -116,7 +117,7 @@ def waiting_share(trainer: Trainer, source: Source, iterations: int) -> float:
     return waited / (time.perf_counter() - began)
 
 
-def measure(name: str, trainer: Trainer, source: PhotoSource | MapSource, args: argparse.Namespace) -> list[Row]:
+def measure(name: str, trainer: Trainer, source: ImageBatches | RoiMapBatches, args: argparse.Namespace) -> list[Row]:
     """All rows of one way to feed training."""
     demand = step_speed(trainer, source, source.feed.batch, args.iterations)
     rows = []
@@ -166,13 +167,13 @@ def main() -> None:
     feed = replace(config.feed, batch=args.batch)
     trainer = Trainer(config, photos)
     backbone = trainer.detector.backbone
-    pixels = PhotoSource(photos, store, feed, 0, backbone.preprocess.neutral())
+    pixels = ImageBatches(photos, store, feed, 0, backbone.preprocess.neutral())
     rows = measure("pixels", trainer, pixels, args)
     with tempfile.TemporaryDirectory() as folder:
-        kept = CachedMaps(LiveMaps(backbone, photos.photos, store), Path(folder))
+        kept = CachedRoiMaps(LiveRoiMaps(backbone, photos.photos, store), Path(folder))
         few = replace(feed, resize=replace(feed.resize, scales=tuple(args.map_scales), flip=0.0))
-        kept.make(few.resize.views(), Terminal())
-        rows += measure("kept maps", trainer, MapSource(photos, store, few, 0, kept), args)
+        kept.make(few.resize.views(), TerminalProgress())
+        rows += measure("kept maps", trainer, RoiMapBatches(photos, store, few, 0, kept), args)
         kept.close()
     figures = [asdict(row) for row in rows]
     settings = {"photos": len(photos), "boxes": args.boxes, "batch": args.batch, "map_scales": args.map_scales}

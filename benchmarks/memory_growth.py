@@ -18,12 +18,12 @@ import numpy as np
 from measuring import Row, arguments, in_fresh_process, machine, set_threads, status_mb
 from tag2box import settings
 from tag2box.commands.train import train
-from tag2box.data.photos import read_photo
+from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
-from tag2box.data.tags import read_tags
-from tag2box.engine.progress import Bar
-from tag2box.files import write_json
-from tag2box.proposals.make import make_proposals
+from tag2box.formats.csv_tags import read_tags
+from tag2box.io import write_json
+from tag2box.progress import Bar
+from tag2box.proposals.build import build_proposals
 from tag2box.recipes import Config, scenes
 
 SCENES = Scenes(train=16, test=1, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)
@@ -74,7 +74,7 @@ def watched_run(steps: int, every: int, threads: int) -> list[Row]:
         photos, tags, store = home / "scenes/train/photos", home / "scenes/train/tags.csv", home / "proposals"
         where = (f"data.photos={photos}", f"data.tags={tags}", f"data.proposals={store}")
         config = settings.load(Config, [], [*where, *TINY, f"plan.iterations={steps}"], base=scenes())
-        make_proposals(read_tags(tags, photos).photos, config.proposals, store, read=read_photo, workers=1)
+        build_proposals(read_tags(tags, photos).photos, config.proposals, store, read=read_photo, workers=1)
         train(config, home / "run", progress=progress)
     return watch.points
 

@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
 from objective_twin import total_loss
-from tag2box.files import write_json
-from tag2box.maths.boxes import iou
-from tag2box.maths.mil import mil_partition, mil_scores
-from tag2box.model.backbone import Backbone
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Dice, Luck
-from tag2box.model.views import Augment, Chosen, Rois, make_views
-from tag2box.objective import Objective, Outcome, Sampling, grown, no_exemplars, teachers
-from tag2box.types import Facts, Outputs, Proposals, Scene, StageScores, ViewMaker, Views
+from tag2box.io import write_json
+from tag2box.methods.wscl import Sampling, no_exemplars, with_discovered
+from tag2box.models.augment import Augment, Chosen, Rois, make_views
+from tag2box.models.backbone import Backbone
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.rng import RowRng, StepRng
+from tag2box.ops.boxes import iou
+from tag2box.ops.mil import mil_partition, mil_scores
+from tag2box.training.criterion import Criterion, LossOutput, teachers
+from tag2box.types import AugmentedRois, AugmentRois, BatchMeta, LabelerInput, Outputs, Proposals, StageScores
 
 WIDTH, HEIGHT, FEATURES = 1000, 688, 64
 
@@ -38,7 +39,7 @@ class StubNeck(Backbone):
         super().__init__()
         self.fc = nn.Linear(FEATURES, FEATURES)
 
-    def neck(self, maps: Tensor, dice: Dice | None = None) -> Tensor:
+    def neck(self, maps: Tensor, dice: RowRng | None = None) -> Tensor:
         return torch.relu(self.fc(maps.flatten(1)))
 
 
@@ -64,12 +65,12 @@ class World:
         vector = self.detector.neck(self.maps)
         return self.detector.score(vector), self.detector.embed(vector)
 
-    def views(self, scores: StageScores) -> ViewMaker:
+    def views(self, scores: StageScores) -> AugmentRois:
         """The same random copies at every call."""
-        image_ids, luck, augment = self.proposals.image_ids(), Luck(0, 0), Augment()
+        image_ids, luck, augment = self.proposals.image_ids(), StepRng(0, 0), Augment()
         partition = mil_partition(scores.mil_det.detach(), self.proposals.sizes)
 
-        def make(rows: Tensor) -> Views:
+        def make(rows: Tensor) -> AugmentedRois:
             images = image_ids[rows]
             chosen = Chosen(rows, images, augment.masks(luck, images, StubNeck.map_size))
             rois = Rois(self.maps[rows], self.detector.backbone.enter(self.maps[rows]))
@@ -133,9 +134,9 @@ def our_step(world: World) -> Tensor:
     return back(world, judged(world, scores, embed).total)
 
 
-def judged(world: World, scores: StageScores, embed: Tensor) -> Outcome:
+def judged(world: World, scores: StageScores, embed: Tensor) -> LossOutput:
     outputs = Outputs(scores, embed, embed[:, :0])
-    return Objective()(outputs, Facts(world.proposals, world.tags), world.views(scores))
+    return Criterion()(outputs, BatchMeta(world.proposals, world.tags), world.views(scores))
 
 
 def twin_step(world: World) -> Tensor:
@@ -156,9 +157,9 @@ def contrastive_rows(world: World) -> int:
         scores, embed = world.outputs()
         mil = mil_scores(scores.mil_cls, scores.mil_det, world.proposals.sizes)
         probs = teachers(mil, scores, world.tags.shape[1])
-        bare = Scene(world.proposals, world.tags, probs, embed, no_exemplars(embed))
+        bare = LabelerInput(world.proposals, world.tags, probs, embed, no_exemplars(embed))
         scene = replace(bare, exemplars=Sampling()(bare, world.views(scores)))
-        return len(grown(scene, Objective().labeler(scene)))
+        return len(with_discovered(scene, Criterion().labeler(scene)))
 
 
 def peak_of_step(size: Size) -> float:

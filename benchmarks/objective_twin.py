@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tag2box.types import Proposals, StageScores, ViewMaker
+from tag2box.types import AugmentRois, Proposals, StageScores
 
 Tops = dict[tuple[int, int, int], int]  # (image, stage, class) -> row
 
@@ -46,7 +46,13 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def total_loss(
-    scores: StageScores, z: Tensor, *, proposals: Proposals, tags: Tensor, views: ViewMaker, positives: str = "outside"
+    scores: StageScores,
+    z: Tensor,
+    *,
+    proposals: Proposals,
+    tags: Tensor,
+    views: AugmentRois,
+    positives: str = "outside",
 ) -> Tensor:
     """L = L_mil + L_cls + L_reg + 0.03 L_wscl, with the settings of ``Objective()``."""
     boxes = proposals.boxes.tolist()
@@ -113,7 +119,7 @@ def sample(
     *,
     proposals: Proposals,
     tags: Tensor,
-    views: ViewMaker,
+    views: AugmentRois,
 ) -> list[Exemplar]:
     """S: proposals that overlap a teacher's top by half or more, each with its augmented copies."""
     rows, classes, weights = [], [], []

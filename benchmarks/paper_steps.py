@@ -34,21 +34,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
 from objective import HEIGHT, WIDTH, proposals_around, some_boxes
-from tag2box.data.transforms import Resize, seen_size
-from tag2box.engine.optim import set_lr
-from tag2box.engine.source import Feed, PhotoSource
-from tag2box.engine.step import Step
-from tag2box.files import read_json, write_json
-from tag2box.model.backbone import Backbone
-from tag2box.model.detector import Detector
-from tag2box.model.luck import Luck
-from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
-from tag2box.paper import DATASETS, PAPER_RUNS
-from tag2box.proposals.candidates import Candidates
+from tag2box.annotations import Photo, TaggedPhotos
+from tag2box.data.transforms import Resize, view_size
+from tag2box.io import read_json, write_json
+from tag2box.models.backbone import Backbone
+from tag2box.models.detector import Detector
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.models.rng import StepRng
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.paper_runs import PAPER_DATASETS, PAPER_RUNS
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import RECIPES, Config
-from tag2box.types import Photo, TaggedPhotos
+from tag2box.training.batches import ImageBatches, Loader
+from tag2box.training.optim import set_lr
+from tag2box.training.step import Step
 from vgg_world import LEARNT, VIEWS
 
 DOCS = Path(__file__).parents[1] / "docs" / "results" / "paper-steps.json"
@@ -81,7 +81,7 @@ def sized(config: Config, sizes: Sizes) -> Config:
     return replace(config, feed=replace(config.feed, batch=sizes.batch, resize=resize, workers=0))
 
 
-def at_scale(feed: Feed, iteration: int) -> Feed:
+def at_scale(feed: Loader, iteration: int) -> Loader:
     """The first step sees photos at the smallest scale, the second at the largest."""
     scale = (min, max)[iteration](feed.resize.scales)
     return replace(feed, resize=replace(feed.resize, scales=(scale,)))
@@ -93,12 +93,12 @@ def photo_size(name: str, number: int) -> tuple[int, int]:
     return wide[::-1] if number % UPRIGHT == UPRIGHT - 1 else wide
 
 
-def usual_pixels(name: str, feed: Feed, batches: int = 1000) -> float:
+def usual_pixels(name: str, feed: Loader, batches: int = 1000) -> float:
     """What a batch of a run is padded to, in the mean: every photo draws its scale, the largest sides count."""
     areas = []
     for first in range(0, batches * feed.batch, feed.batch):
         numbers = np.random.default_rng(first).permutation(UPRIGHT * feed.batch)[: feed.batch]
-        sizes = [seen_size(feed.resize.view(0, first, int(n)), photo_size(name, n)) for n in numbers]
+        sizes = [view_size(feed.resize.view(0, first, int(n)), photo_size(name, n)) for n in numbers]
         areas.append(max(h for h, _ in sizes) * max(w for _, w in sizes))
     return sum(areas) / len(areas)
 
@@ -116,7 +116,7 @@ def make_photos(name: str, sizes: Sizes, folder: Path) -> tuple[TaggedPhotos, Pr
     """Drawn photos on disk with tags and proposals: as many as the steps take, so that none comes twice."""
     count = STEPS * sizes.batch
     photos = [_photo(folder, i, photo_size(name, i)) for i in range(count)]
-    classes = DATASETS[PAPER_RUNS[name].dataset].classes
+    classes = PAPER_DATASETS[PAPER_RUNS[name].dataset].classes
     tags = torch.stack([_tags(classes, i) for i in range(count)])
     write_store(folder / "proposals", {"kind": "drawn"}, photos, [_boxes(p, i, sizes) for i, p in enumerate(photos)])
     tagged = TaggedPhotos(tuple(f"class{c}" for c in range(classes)), tuple(photos), tags)
@@ -176,12 +176,12 @@ def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: Pro
     plan, optimiser = config.plan, config.plan.optimiser.build(detector)
     done = Trained([], [], [])
     for iteration in range(STEPS):
-        source = PhotoSource(photos, store, at_scale(config.feed, iteration), plan.seed, neutral)
+        source = ImageBatches(photos, store, at_scale(config.feed, iteration), plan.seed, neutral)
         batch = source.batch(iteration)
         assert batch.images is not None
         begin = time.perf_counter()
         set_lr(optimiser, plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations))
-        outcome = step(batch, Luck(plan.seed, iteration))
+        outcome = step(batch, StepRng(plan.seed, iteration))
         optimiser.step()
         done.seconds.append(round(time.perf_counter() - begin, 2))
         done.losses.append(round(outcome.total.item(), 4))
@@ -195,7 +195,7 @@ def case(name: str, sizes: Sizes, threads: int) -> Row:
     set_threads(threads)
     config = sized(RECIPES[name](), sizes)
     torch.manual_seed(config.plan.seed)
-    classes = DATASETS[PAPER_RUNS[name].dataset].classes
+    classes = PAPER_DATASETS[PAPER_RUNS[name].dataset].classes
     detector = Detector(make_backbone(config.backbone, sizes), classes, config.heads).train()
     with tempfile.TemporaryDirectory() as folder:
         done = iterate(config, detector, *make_photos(name, sizes, Path(folder)))

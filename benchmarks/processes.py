@@ -31,14 +31,14 @@ from measuring import (
     set_threads,
     status_mb,
 )
-from tag2box.engine.processes import Processes, joined
-from tag2box.files import read_json, write_json
+from tag2box.io import read_json, write_json
+from tag2box.training.dist import DistContext, init_distributed
 from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
 TOGETHER = 2
 
 
-def share_of_step(shape: Shape, processes: Processes, repeats: int, folder: Path) -> Row:
+def share_of_step(shape: Shape, processes: DistContext, repeats: int, folder: Path) -> Row:
     """This process's part of some iterations; the leader leaves the gradient in ``folder``."""
     training = make_training(shape, processes.share(shape.images), memory="exact", processes=processes)
     warm = replace(WARM, classes=shape.classes)
@@ -59,12 +59,12 @@ def share_of_step(shape: Shape, processes: Processes, repeats: int, folder: Path
 def alone(shape: Shape, repeats: int, threads: int, folder: Path) -> Row:
     """One process with everything."""
     set_threads(threads)
-    return share_of_step(shape, Processes(), repeats, folder)
+    return share_of_step(shape, DistContext(), repeats, folder)
 
 
 def worker(shape: Shape, repeats: int, folder: Path) -> None:
     """What torchrun starts."""
-    with joined() as processes:
+    with init_distributed() as processes:
         set_threads(int(os.environ["OMP_NUM_THREADS"]))
         row = share_of_step(shape, processes, repeats, folder)
         write_json(folder / f"rank{processes.rank}.json", row)

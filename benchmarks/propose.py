@@ -19,13 +19,14 @@ from pathlib import Path
 import cv2
 import torch
 
+from tag2box.annotations import Photo
 from tag2box.commands.propose import METHODS
-from tag2box.data.datasets import DataSource, read_photos
-from tag2box.data.photos import read_photo
-from tag2box.files import write_json
-from tag2box.proposals.make import make_proposals
-from tag2box.proposals.policy import ProposalMethod
-from tag2box.types import Photo
+from tag2box.data.images import read_photo
+from tag2box.formats.datasets import read_photos
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
+from tag2box.proposals.base import ProposalMethod
+from tag2box.proposals.build import build_proposals
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def spread(photos: Sequence[Photo], count: int) -> list[Photo]:
 def turn(photos: Sequence[Photo], method: ProposalMethod, workers: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        make_proposals(photos, method, Path(folder) / "store", read=read_photo, workers=workers)
+        build_proposals(photos, method, Path(folder) / "store", read=read_photo, workers=workers)
         return time.perf_counter() - begin
 
 

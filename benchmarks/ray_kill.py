@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from tag2box.data.datasets import DataSource, read_photos
-from tag2box.files import write_json
+from tag2box.formats.datasets import read_photos
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
 
 COMMAND = (sys.executable, "-c", "from tag2box.cli import main; main()")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, linear
 
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, place, show
-from tag2box.data.voc import read_voc_truth, voc_root
-from tag2box.files import write_json
-from tag2box.model.lite0 import Lite0, Lite0Backbone
-from tag2box.model.weights import lite0_weights
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, boxes_in_view, render_view
+from tag2box.formats.voc_boxes import read_voc_truth
+from tag2box.formats.voc_tags import voc_root
+from tag2box.io import write_json
+from tag2box.models.lite0 import Lite0, Lite0Backbone
+from tag2box.models.weights.zoo import lite0_weights
 from tag2box.types import Proposals
 
 POOLINGS = ("align", "max")
@@ -50,7 +51,7 @@ def main() -> None:
         with torch.no_grad():
             crops = [_class_of_crop(networks["align"], classifier, image, box) for box in boxes.round().long().tolist()]
             view, size = View(args.short), (image.shape[1], image.shape[2])
-            seen, placed = show(view, image, size), place(view, boxes, size)
+            seen, placed = render_view(view, image, size), boxes_in_view(view, boxes, size)
             for pooling, network in networks.items():
                 maps = network.roi_maps(network.trunk(seen[None]), Proposals(placed, (len(placed),)))
                 agree[pooling] += sum(a == b for a, b in zip(crops, _classes(network, classifier, maps), strict=True))

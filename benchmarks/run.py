@@ -23,7 +23,7 @@ from bench_parts import HERE, PARTS, Part, Settings, Shelf, commit_of, measured
 from bench_plots import plots
 from bench_tables import filled, page
 from measuring import in_words
-from tag2box.files import write_json, write_text
+from tag2box.io import write_json, write_text
 
 DOCS = HERE.parent / "docs"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tag2box.commands.demo import TABLE_3A, open_studio
 from tag2box.data.scenes import Scenes
-from tag2box.engine.progress import Terminal
-from tag2box.files import write_json
+from tag2box.io import write_json
+from tag2box.progress import TerminalProgress
 
 NAMES = {"oicr-plus": "OICR+", "od": "+ OD", "wscl": "+ WSCL", "od-wscl": "+ both (OD-WSCL)"}
 COLUMNS = {
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
     args = parser.parse_args()
-    progress = Terminal()
+    progress = TerminalProgress()
     cells: dict[str, dict[str, Any]] = {method: {} for method in TABLE_3A}
     for seed in args.seeds:
         home = args.out / f"seed{seed}"

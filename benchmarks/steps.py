@@ -26,7 +26,7 @@ from measuring import (
     set_threads,
     status_mb,
 )
-from tag2box.files import write_json
+from tag2box.io import write_json
 from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
 FITS = (1.0, 0.5, 0.25, 0.125)  # shares of the proposals at which plain is tried

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tag2box.files import write_json
-from tag2box.proposals.candidates import Candidates
+from tag2box.annotations import Photo
+from tag2box.io import write_json
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
-from tag2box.types import Photo
 
 WIDTH, HEIGHT = 640, 480
 

@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from objective import HEIGHT, WIDTH, proposals_around, some_boxes
-from tag2box.engine.optim import Sgd
-from tag2box.engine.step import Step
-from tag2box.model.detector import Detector
-from tag2box.model.luck import Luck
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
-from tag2box.objective import Objective, Outcome
+from tag2box.models.detector import Detector
+from tag2box.models.rng import StepRng
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.recipes import od_wscl
-from tag2box.types import Batch, Facts, Outputs, Proposals
+from tag2box.training.criterion import Criterion, LossOutput
+from tag2box.training.optim import Sgd
+from tag2box.training.step import Step
+from tag2box.types import Batch, BatchMeta, Outputs, Proposals
 
 LEARNT, VIEWS = 0.7, 0.7  # for estimates: share of the convolutions that learn, copies of proposals in S to proposals
 
@@ -75,7 +75,7 @@ def _tags(shape: Shape, slot: int) -> Tensor:
 class Watched:
     """The objective, which also counts the proposals whose copies it asks for."""
 
-    def __init__(self, objective: Objective, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, objective: Criterion, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         self.sampled = 0
         self._objective = objective
         self._around = around
@@ -83,12 +83,12 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objective, name)
 
-    def __call__(self, outputs: Outputs, facts: Facts, views: Callable[[Tensor], Any], **others: Any) -> Outcome:
+    def __call__(self, outputs: Outputs, facts: BatchMeta, views: Callable[[Tensor], Any], **others: Any) -> LossOutput:
         def counted(rows: Tensor) -> Any:
             self.sampled = len(rows)
             return self._around("network", views)(rows)
 
-        outcome: Outcome = self._around("objective", self._objective)(outputs, facts, counted, **others)
+        outcome: LossOutput = self._around("objective", self._objective)(outputs, facts, counted, **others)
         return outcome
 
 
@@ -109,7 +109,7 @@ class Training:
 
     def iterate(self, batch: Batch | None = None) -> None:
         """What the training loop does with a batch: the same numbers are drawn at every call."""
-        self.step(batch or self.batch, Luck(0, 0))
+        self.step(batch or self.batch, StepRng(0, 0))
         self.optimiser.step()
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from tag2box.commands.runs import build_detector, load_run, read_config, roi_maps
 from tag2box.commands.train import prepared
-from tag2box.engine.maps import CachedMaps
-from tag2box.engine.progress import Terminal
-from tag2box.engine.source import MapSource, PhotoSource, Source
-from tag2box.engine.step import Step
-from tag2box.files import write_json
-from tag2box.model.detector import Detector
-from tag2box.model.lite0 import Lite0Backbone
-from tag2box.model.luck import Luck
+from tag2box.io import write_json
+from tag2box.models.detector import Detector
+from tag2box.models.lite0 import Lite0Backbone
+from tag2box.models.rng import StepRng
+from tag2box.progress import TerminalProgress
 from tag2box.recipes import Config
+from tag2box.training.batches import BatchSource, ImageBatches, RoiMapBatches
+from tag2box.training.feature_cache import CachedRoiMaps
+from tag2box.training.step import Step
 from tag2box.types import Batch
 
 
@@ -55,19 +55,19 @@ def share(config: Config, detector: Detector, batch: Batch) -> float:
     without = replace(config.objective, contrast=replace(config.objective.contrast, weight=0.0))
     grads = []
     for objective in (config.objective, without):
-        Step(detector, objective, config.drop_block, config.augment)(batch, Luck(0, 0))
+        Step(detector, objective, config.drop_block, config.augment)(batch, StepRng(0, 0))
         assert neck.grad is not None
         grads.append(neck.grad.double())
     return float((grads[0] - grads[1]).norm() / grads[1].norm())
 
 
-def _source(config: Config, detector: Detector) -> Source:
+def _source(config: Config, detector: Detector) -> BatchSource:
     photos, store = prepared(config)
     views = config.feed.resize.views()
-    maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=Terminal())
-    if isinstance(maps, CachedMaps):
-        return MapSource(photos, store, config.feed, config.plan.seed, maps)
-    return PhotoSource(photos, store, config.feed, config.plan.seed)
+    maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=TerminalProgress())
+    if isinstance(maps, CachedRoiMaps):
+        return RoiMapBatches(photos, store, config.feed, config.plan.seed, maps)
+    return ImageBatches(photos, store, config.feed, config.plan.seed)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tag2box.commands.recipes import Row, list_recipes
-from tag2box.paper import DATASETS, PAPER_RUNS
+from tag2box.paper_runs import PAPER_DATASETS, PAPER_RUNS
 from tag2box.recipes import RECIPES
 
 PAGE = Path(__file__).parent / "recipes.md"
@@ -88,7 +88,7 @@ def _ours(rows: dict[str, Row]) -> Iterator[str]:
 
 
 def _settings(row: Row) -> list[str]:
-    steps = DATASETS[PAPER_RUNS[row.name].dataset].steps
+    steps = PAPER_DATASETS[PAPER_RUNS[row.name].dataset].steps
     cuts = " and ".join(f"{round(share * row.iterations):,}" for share in steps)
     return [f"`{row.name}`", f"{row.lr:g}", f"{row.iterations:,}", cuts, f"{row.contrast_weight:g}"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tag2box import settings
-from tag2box.paper import PAPER_RUNS
+from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES, Config
-from tag2box.settings.write import toml
+from tag2box.settings.schema import toml
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """\

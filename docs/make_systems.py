@@ -16,16 +16,16 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from tag2box.annotations import Objects
 from tag2box.data.scenes import Scenes
-from tag2box.engine.progress import Terminal
-from tag2box.files import read_json, replacing, write_text
-from tag2box.reporting.data import GalleryPhoto, RunRecord
-from tag2box.reporting.text import plural
-from tag2box.studies.compare import finish_contests, open_contests
-from tag2box.studies.experiment import Findings
-from tag2box.studies.side_by_side import last_look, same_photos
+from tag2box.experiments.compare import finish_contests, open_contests
+from tag2box.experiments.experiment import Findings
+from tag2box.experiments.pictures import last_look, same_photos
+from tag2box.io import read_json, replacing, write_text
+from tag2box.progress import TerminalProgress
+from tag2box.reporting.charts import plural
+from tag2box.reporting.records import GalleryPhoto, RunRecord
 from tag2box.systems import SYSTEMS
-from tag2box.types import Objects
 
 DOCS = Path(__file__).parent
 IMAGES, PAGES, LABELERS = DOCS / "images" / "systems", DOCS / "systems", DOCS / "results" / "labelers.json"
@@ -41,8 +41,8 @@ def main(
 ) -> list[Path]:
     """Train what is not there yet under seed 0, write a picture a system, and fill the pages; gives the pictures."""
     where = [world or Scenes()]
-    contests = open_contests((), where, out, seeds=(0,), overrides=overrides, progress=Terminal())
-    (findings,) = finish_contests(contests, out, progress=Terminal())
+    contests = open_contests((), where, out, seeds=(0,), overrides=overrides, progress=TerminalProgress())
+    (findings,) = finish_contests(contests, out, progress=TerminalProgress())
     if pages is not None:
         fill_pages(findings, pages)
     return draw(findings, images)

@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from tag2box import RECIPES, train
+from tag2box.commands.train import train
 from tag2box.data.scenes import Scenes
-from tag2box.engine.events import read_events
-from tag2box.maths.nms import nms
-from tag2box.maths.refine import assign
-from tag2box.types import Labeling, Needs, Scene, Seeds
+from tag2box.ops.nms import nms
+from tag2box.ops.refine import assign
+from tag2box.recipes import RECIPES
+from tag2box.training.events import read_events
+from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +24,13 @@ class TopApart:
 
     kind: Literal["top_apart"] = "top_apart"
     count: int = 2
-    needs: ClassVar[Needs] = Needs()  # it looks at scores alone
+    needs: ClassVar[Requirements] = Requirements()  # it looks at scores alone
 
-    def __call__(self, scene: Scene) -> Labeling:
+    def __call__(self, scene: LabelerInput) -> Labeling:
         """Pseudo labels of every stage."""
         return Labeling(tuple(assign(scene.proposals, self.find(scene, p), scene.tags.shape[1]) for p in scene.probs))
 
-    def find(self, scene: Scene, probs: torch.Tensor) -> Seeds:
+    def find(self, scene: LabelerInput, probs: torch.Tensor) -> PseudoBoxes:
         """The seeds one teacher gives, image after image, class after class."""
         picks = [torch.zeros(0, 2, dtype=torch.long)]
         for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
@@ -38,7 +39,7 @@ class TopApart:
                 best = nms(scene.proposals.boxes[inside], probs[inside, c], 0.1)[: self.count] + span.start
                 picks.append(torch.stack([best, torch.full_like(best, c)], dim=1))
         rows, cls = torch.cat(picks).T
-        return Seeds(rows, cls, probs[rows, cls])
+        return PseudoBoxes(rows, cls, probs[rows, cls])
 
 
 def main(out: Path, iterations: int = 20) -> None:

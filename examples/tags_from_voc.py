@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tag2box.data.datasets import DataSource, read_tagged
-from tag2box.data.tags import write_tags
+from tag2box.formats.csv_tags import write_tags
+from tag2box.formats.datasets import read_tagged
+from tag2box.formats.listing import DataSource
 
 
 def main(data: Path, split: str, out: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tag2box.model.weights import architectures
-from tag2box.model.weights.architectures import shapes_of
+from tag2box.models.weights import architectures
+from tag2box.models.weights.architectures import shapes_of
 
 CONVOLUTIONS = {
     "1_1": 0, "1_2": 2, "2_1": 5, "2_2": 7, "3_1": 10, "3_2": 12, "3_3": 14,

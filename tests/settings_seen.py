@@ -9,26 +9,28 @@ import pytest
 import torch
 
 from strategies import make_scene, random_boxes
+from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.commands.train import read_training
-from tag2box.engine.loader import count_workers
-from tag2box.engine.optim import Rival
-from tag2box.engine.source import PhotoSource
-from tag2box.engine.step import Step
 from tag2box.errors import UserError
-from tag2box.labelers import Oicr
-from tag2box.model.luck import Dice, Luck, Purpose
-from tag2box.model.mask_net import ConcreteDropBlock
-from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
-from tag2box.model.views import Augment
-from tag2box.objective import Contrast, Objective
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.models.augment import Augment
+from tag2box.models.drop_block import ConcreteDropBlock
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.models.rng import RowRng, StepRng, Stream
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.recipes import Config
-from tag2box.types import Batch, Clues, Facts, Photo, Proposals, StageScores, TaggedPhotos
+from tag2box.training.batches import ImageBatches
+from tag2box.training.criterion import Criterion
+from tag2box.training.loader import count_workers
+from tag2box.training.optim import AdversaryOptimizer
+from tag2box.training.step import Step
+from tag2box.types import Batch, BatchMeta, Proposals, SideInfo, StageScores
 from tiny import tiny_detector
 
 
-def dice() -> Dice:
-    return Luck(0, 0).dice(Purpose.NECK, torch.zeros(1, dtype=torch.long))
+def dice() -> RowRng:
+    return StepRng(0, 0).dice(Stream.NECK, torch.zeros(1, dtype=torch.long))
 
 
 def computed(config: Config) -> object:
@@ -117,7 +119,7 @@ def orders(config: Config) -> object:
     photos = TaggedPhotos(
         (), tuple(Photo(f"{i}", Path(), 9 + i % 2, 10 - i % 2) for i in range(8)), torch.ones(8, 0) > 0
     )
-    source = PhotoSource(photos, NoBoxes(), config.feed, seed=0)
+    source = ImageBatches(photos, NoBoxes(), config.feed, seed=0)
     return [[turn.index for turn in source.turns(iteration)] for iteration in range(4)]
 
 
@@ -149,7 +151,7 @@ def photos_read(config: Config) -> object:
 def labels_of_a_scene(config: Config) -> object:
     """What the labeler makes of many random proposals, whose objects somebody counted."""
     scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
-    labels = config.objective.labeler(replace(scene, clues=Clues(counts=torch.full((2, 3), 3)))).stages
+    labels = config.objective.labeler(replace(scene, clues=SideInfo(counts=torch.full((2, 3), 3)))).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
 
 
@@ -157,7 +159,7 @@ def labels_on_the_way(config: Config) -> object:
     """What the labeler makes of random proposals with feature vectors and evidence, early and late in training."""
     scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
     evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
-    scene = replace(scene, vectors=scene.embed, clues=Clues(evidence=evidence))
+    scene = replace(scene, vectors=scene.embed, clues=SideInfo(evidence=evidence))
     stages = [x for p in (0.3, 0.9) for x in config.objective.labeler(replace(scene, progress=p)).stages]
     seeds = [x.seeds.placed(scene.proposals).tolist() for x in stages]
     return seeds, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
@@ -168,7 +170,7 @@ def scored_scene(config: Config) -> object:
     scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    result = config.objective.mil(scores, Facts(scene.proposals, scene.tags), 0.01)
+    result = config.objective.mil(scores, BatchMeta(scene.proposals, scene.tags), 0.01)
     return result.scores.tolist(), None if result.second is None else result.second.tolist()
 
 
@@ -182,12 +184,12 @@ def coupled_scene(config: Config) -> object:
 def opposed(config: Config) -> object:
     """What a mask net drops, and where a step against the detector takes it."""
     assert isinstance(config.drop_block, ConcreteDropBlock)
-    net, luck, g = config.drop_block.build(5, 0), Luck(0, 0), torch.Generator().manual_seed(0)
+    net, luck, g = config.drop_block.build(5, 0), StepRng(0, 0), torch.Generator().manual_seed(0)
     images, maps = torch.zeros(60, dtype=torch.long), torch.rand(60, 5, 3, 3, generator=g)
     factors = net.factors(net.draw(luck, images, 3), maps, images)
     boxes = random_boxes(60, g)
     batch = Batch(("a",), torch.ones(1, 3, dtype=torch.bool), Proposals(boxes, (60,)), maps=maps)
-    plain = Objective(labeler=Oicr(), contrast=Contrast(enabled=False))
+    plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
     Step(tiny_detector(3), plain, net, Augment()).oppose(batch, luck)
-    Rival.of(net).learn(cuts=1)
+    AdversaryOptimizer.of(net).learn(cuts=1)
     return factors.tolist(), [p.tolist() for p in net.parameters()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from tag2box.types import Exemplars, Proposals, Scene, Views
+from tag2box.types import AugmentedRois, Exemplars, LabelerInput, Proposals
 
 OBJECTIVE_WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((0,), [[0, 0]]),  # no proposals, no tags
@@ -40,21 +40,23 @@ def no_exemplars(dim: int, stages: int = 3) -> Exemplars:
     return Exemplars(torch.zeros(0, dim), none, torch.zeros(0), none, tuple(torch.zeros(0) for _ in range(stages)))
 
 
-def make_scene(sizes: tuple[int, ...], tags: list[list[int]], *, dim: int = 8, stages: int = 3, seed: int = 0) -> Scene:
+def make_scene(
+    sizes: tuple[int, ...], tags: list[list[int]], *, dim: int = 8, stages: int = 3, seed: int = 0
+) -> LabelerInput:
     """A scene of random boxes, scores and embeddings."""
     g = torch.Generator().manual_seed(seed)
     total, classes = sum(sizes), len(tags[0]) if tags else 1
     probs = tuple(torch.rand(total, classes, generator=g) for _ in range(stages))
     embed = torch.nn.functional.normalize(torch.randn(total, dim, generator=g), dim=1)
     wanted = torch.tensor(tags, dtype=torch.bool).reshape(len(sizes), classes)
-    return Scene(Proposals(random_boxes(total, g), sizes), wanted, probs, embed, no_exemplars(dim, stages))
+    return LabelerInput(Proposals(random_boxes(total, g), sizes), wanted, probs, embed, no_exemplars(dim, stages))
 
 
-def plain_views(scene: Scene, kinds: int = 2) -> object:
+def plain_views(scene: LabelerInput, kinds: int = 2) -> object:
     """A view maker that returns each proposal's own embedding, ``kinds`` times."""
 
-    def make(rows: torch.Tensor) -> Views:
+    def make(rows: torch.Tensor) -> AugmentedRois:
         embed = scene.embed[rows].expand(kinds, -1, -1)
-        return Views(embed, tuple(p[rows].expand(kinds, -1, -1) for p in scene.probs))
+        return AugmentedRois(embed, tuple(p[rows].expand(kinds, -1, -1) for p in scene.probs))
 
     return make

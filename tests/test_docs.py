@@ -22,10 +22,10 @@ from strategies import make_scene
 from tag2box import settings
 from tag2box.cli import app
 from tag2box.errors import UserError
-from tag2box.labelers import BuiltIn
+from tag2box.methods import BuiltInLabeler
 from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
-from tag2box.types import Needs
+from tag2box.types import Requirements
 
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
 PROGRAM = typer.main.get_command(app)
@@ -252,13 +252,13 @@ def test_the_labeler_of_the_docs_passes_its_own_test_and_survives_nothing(doubt:
     for sizes, tags in (((), []), ((0,), [[1]]), ((3,), [[0]]), ((1,), [[1]])):
         labeling = doubt.Doubt()(make_scene(sizes, tags))
         assert [len(stage.cls) for stage in labeling.stages] == [sum(sizes)] * 3
-    assert doubt.Doubt().needs == Needs()
+    assert doubt.Doubt().needs == Requirements()
 
 
 def test_the_labeler_of_the_docs_is_known_to_settings_by_its_line_in_the_union(doubt: ModuleType) -> None:
     line = next(text for text in blocks(TUTORIAL, "") if "BuiltIn = " in text).splitlines()[1]
-    assert line == f"BuiltIn = {' | '.join(member.__name__ for member in get_args(BuiltIn))} | Doubt"
-    own = make_dataclass("Own", [("labeler", BuiltIn | doubt.Doubt, doubt.Doubt())], frozen=True)
+    assert line == f"BuiltIn = {' | '.join(member.__name__ for member in get_args(BuiltInLabeler))} | Doubt"
+    own = make_dataclass("Own", [("labeler", BuiltInLabeler | doubt.Doubt, doubt.Doubt())], frozen=True)
     read = settings.load(own, [], ["labeler.kind=doubt", "labeler.background=0.25"])
     assert read.labeler == doubt.Doubt(background=0.25)
     with pytest.raises(UserError, match="background"):

@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 
 from pages import DOCS, ROOT, blocks, load, prose
-from tag2box.data.datasets import DataSource, has_boxes, read_tagged
-from tag2box.data.findings import ADVICE, SEVERITIES
-from tag2box.data.formats import FORMATS
-from tag2box.model.weights.provenance import Provenance
-from tag2box.model.weights.zoo import ZOO
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.readers.formats import FORMATS as PROPOSAL_FORMATS
+from tag2box.annotations import Photo
+from tag2box.data.check import ADVICE, SEVERITIES
+from tag2box.formats.datasets import DATASET_FORMATS, has_boxes, read_tagged
+from tag2box.formats.listing import DataSource
+from tag2box.models.weights.weight_cache import Provenance
+from tag2box.models.weights.zoo import ZOO
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS
 from tag2box.proposals.store import ProposalStore, write_store
-from tag2box.types import Photo
 
 
 def rows(page: Path, first: str) -> list[list[str]]:
@@ -75,7 +75,7 @@ def test_folders_in_the_docs_are_recognised(start: str, form: str, tmp_path: Pat
     for line in text.splitlines():
         photo((tmp_path / line.split()[0]).with_suffix(".jpg"))
     root = tmp_path / start.partition("/")[0]
-    assert next(key for key, known in FORMATS.items() if known.recognises(root)) == form
+    assert next(key for key, known in DATASET_FORMATS.items() if known.recognises(root)) == form
     if form == "class-folders":
         wanted = {"garden": {"dog"}, "park": {"dog"}, "beach": {"ball"}, "empty-street": set()}
         assert {key: sure for key, (sure, _) in tags_of(root).items()} == wanted

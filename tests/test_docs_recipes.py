@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pages import DOCS, blocks, load
-from tag2box.engine.step import Step
 from tag2box.errors import UserError
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment
-from tag2box.objective import Objective
+from tag2box.models.augment import Augment
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.rng import StepRng
+from tag2box.training.criterion import Criterion
+from tag2box.training.step import Step
 from tag2box.types import Batch, Proposals
 
 
@@ -82,7 +82,7 @@ def test_the_backbone_of_the_guide_learns_in_an_exact_step(plain: ModuleType) ->
     boxes = torch.tensor([[0.0, 0, 30, 30], [4, 4, 28, 30], [20, 20, 40, 40]]).repeat(2, 1)
     images = torch.rand(2, 3, 40, 48) * 255
     batch = Batch(("a", "b"), torch.eye(2, dtype=torch.bool), Proposals(boxes, (3, 3)), images=images)
-    Step(detector, Objective(), DropBlock(), Augment(), "exact")(batch, Luck(0, 0))
+    Step(detector, Criterion(), DropBlock(), Augment(), "exact")(batch, StepRng(0, 0))
     assert detector.backbone.tail.weight.grad.any()  # type: ignore[union-attr]
     assert detector.backbone.body[0].weight.grad is None  # type: ignore[index, union-attr]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.errors import UserError
-from tag2box.files import read_json, replacing, write_json, write_text
+from tag2box.io import read_json, replacing, write_json, write_text
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):

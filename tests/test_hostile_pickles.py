@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.errors import UserError
-from tag2box.pickles import read_pickle
+from tag2box.safe_pickle import read_pickle
 
 PROTOCOLS = range(6)
 

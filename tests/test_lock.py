@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tag2box import lock
+from tag2box import io as lock
 from tag2box.errors import Busy, UserError
-from tag2box.lock import in_turn, is_locked, locked
+from tag2box.io import is_locked, locked, wait_for_lock
 
 
 class Waiting:
@@ -47,7 +47,7 @@ def test_a_lock_ends_with_a_block_that_fails(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(KeyError), locked(tmp_path / "x.lock", "cooks"):
             raise KeyError
-    with pytest.raises(KeyError), in_turn(tmp_path / "x.lock", Waiting()):
+    with pytest.raises(KeyError), wait_for_lock(tmp_path / "x.lock", Waiting()):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
@@ -57,7 +57,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = f"""
 import os
 from pathlib import Path
-from tag2box.lock import locked
+from tag2box.io import locked
 with locked(Path({str(path)!r}), "cooks"):
     os._exit(9)
 """
@@ -72,7 +72,7 @@ with locked(Path({str(path)!r}), "cooks"):
 
 def test_nobody_waits_for_a_free_lock(tmp_path: Path) -> None:
     waiting = Waiting()
-    with in_turn(tmp_path / "x.lock", waiting):
+    with wait_for_lock(tmp_path / "x.lock", waiting):
         assert is_locked(tmp_path / "x.lock")
     assert waiting.began == 0
 
@@ -82,7 +82,7 @@ def test_one_waits_for_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path, waiting, order = tmp_path / "x.lock", Waiting(), []
 
     def second() -> None:
-        with in_turn(path, waiting):
+        with wait_for_lock(path, waiting):
             order.append(("second", waiting.ended))
 
     with ThreadPoolExecutor(1) as pool:
@@ -102,11 +102,11 @@ def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("fcntl.flock", flock)
     waiting = Waiting()
-    with locked(tmp_path / "x.lock", "cooks"), in_turn(tmp_path / "x.lock", waiting):
+    with locked(tmp_path / "x.lock", "cooks"), wait_for_lock(tmp_path / "x.lock", waiting):
         assert not waiting.began
 
 
-@pytest.mark.parametrize("hold", [lambda p: locked(p, "cooks"), lambda p: in_turn(p, Waiting())])
+@pytest.mark.parametrize("hold", [lambda p: locked(p, "cooks"), lambda p: wait_for_lock(p, Waiting())])
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path, hold: type[Waiting]) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises(UserError, match="s: is a file"), hold(tmp_path / "s" / "x.lock"):

@@ -16,11 +16,24 @@ from torch.nn import functional
 
 from conftest import background_last, golden_names, load_golden
 from strategies import OBJECTIVE_WORLDS, make_scene, plain_views
-from tag2box.labelers import Discovery, Oicr
-from tag2box.maths.mil import mil_scores
-from tag2box.maths.refine import assign
-from tag2box.objective import Contrast, Objective, Refine, Sampling, first_seen, grown, instance_difficulty, teachers
-from tag2box.types import Facts, Labeling, Needs, Outputs, Proposals, Scene, Seeds, StageScores, ViewMaker, Views
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast, Sampling, first_occurrence, instance_difficulty, with_discovered
+from tag2box.ops.mil import mil_scores
+from tag2box.ops.refine import assign
+from tag2box.training.criterion import Criterion, Refine, teachers
+from tag2box.types import (
+    AugmentedRois,
+    AugmentRois,
+    BatchMeta,
+    LabelerInput,
+    Labeling,
+    Outputs,
+    Proposals,
+    PseudoBoxes,
+    Requirements,
+    StageScores,
+)
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 CASES = golden_names("odwscl_loss_*.npz")
@@ -55,7 +68,7 @@ class Golden:
         )
         self.embed = torch.as_tensor(g["in_z"]).requires_grad_()
 
-    def views(self, rows: Tensor) -> Views:
+    def views(self, rows: Tensor) -> AugmentedRois:
         """The reference's own masks and noise, through its own neck and similarity head."""
         g, pooled = self.g, torch.as_tensor(self.g["in_pooled"])
         copies = [
@@ -68,13 +81,13 @@ class Golden:
             embeds.append(
                 functional.normalize(v @ torch.as_tensor(g["in_sim_W"]).T + torch.as_tensor(g["in_sim_b"]), dim=1)
             )
-        return Views(torch.stack(embeds), tuple(torch.zeros(2, len(rows), self.classes) for _ in range(3)))
+        return AugmentedRois(torch.stack(embeds), tuple(torch.zeros(2, len(rows), self.classes) for _ in range(3)))
 
-    def scene(self) -> Scene:
+    def scene(self) -> LabelerInput:
         mil = mil_scores(self.scores.mil_cls, self.scores.mil_det, self.sizes)
         bare = make_scene((0,), [[0]], dim=self.embed.shape[1]).exemplars
         probs = teachers(mil, self.scores, self.classes)
-        scene = Scene(self.proposals, self.tags, probs, self.embed, bare)
+        scene = LabelerInput(self.proposals, self.tags, probs, self.embed, bare)
         sampling = Sampling(iou_threshold=float(self.g["cfg_thres"]))
         return replace(scene, exemplars=sampling(scene, self.views))
 
@@ -95,13 +108,13 @@ class Given:
     """A labeler that repeats the pseudo ground truth it was given."""
 
     golden: Golden
-    needs: Needs = Needs(exemplars=True)
+    needs: Requirements = Requirements(exemplars=True)
 
-    def __call__(self, scene: Scene) -> Labeling:
+    def __call__(self, scene: LabelerInput) -> Labeling:
         stages = []
         for k, probs in enumerate(scene.probs):
             rows, cls = self.golden.pseudo_boxes(k)
-            seeds = Seeds(torch.tensor(rows), torch.tensor(cls), probs[rows, cls])
+            seeds = PseudoBoxes(torch.tensor(rows), torch.tensor(cls), probs[rows, cls])
             stages.append(assign(scene.proposals, seeds, self.golden.classes))
         return Labeling(tuple(stages))
 
@@ -161,12 +174,12 @@ def test_losses_labels_and_gradients_match_the_reference(name: str) -> None:
     """Each loss to 1e-5 relative, gradients to 1e-6 absolute, with the reference's pseudo boxes fed in."""
     golden = Golden(name)
     g = golden.g
-    objective = Objective(
+    objective = Criterion(
         labeler=Given(golden),  # type: ignore[arg-type]
         sampling=Sampling(iou_threshold=float(g["cfg_thres"])),
         contrast=Contrast(weight=float(g["cfg_lmda"]), temperature=float(g["cfg_temp"]), positives="inside"),
     )
-    out = objective(outputs(golden.scores, golden.embed), Facts(golden.proposals, golden.tags), golden.views)
+    out = objective(outputs(golden.scores, golden.embed), BatchMeta(golden.proposals, golden.tags), golden.views)
 
     def reference(term: str) -> float:
         return sum(float(g[f"out_supconv2_{term}{k}"]) for k in range(3))
@@ -201,20 +214,20 @@ def _roi_ends(golden: Golden) -> np.ndarray:
 
 
 OBJECTIVES = {
-    "oicr+": Objective(labeler=Oicr(), contrast=Contrast(enabled=False)),
-    "+od": Objective(contrast=Contrast(enabled=False)),
-    "+wscl": Objective(labeler=Oicr()),
-    "+both": Objective(),
-    "score fixed": Objective(labeler=Discovery(criterion="score_fixed")),
-    "score adaptive": Objective(labeler=Discovery(criterion="score_adaptive")),
-    "no neighbours": Objective(sampling=Sampling(iou=False)),
-    "pseudo-box divisor": Objective(refine=Refine(box_divisor="pseudo_boxes")),
+    "oicr+": Criterion(labeler=Oicr(), contrast=Contrast(enabled=False)),
+    "+od": Criterion(contrast=Contrast(enabled=False)),
+    "+wscl": Criterion(labeler=Oicr()),
+    "+both": Criterion(),
+    "score fixed": Criterion(labeler=Discovery(criterion="score_fixed")),
+    "score adaptive": Criterion(labeler=Discovery(criterion="score_adaptive")),
+    "no neighbours": Criterion(sampling=Sampling(iou=False)),
+    "pseudo-box divisor": Criterion(refine=Refine(box_divisor="pseudo_boxes")),
 }
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 @pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
-def test_every_objective_survives_and_back_propagates(objective: Objective, sizes: tuple, tags: list) -> None:
+def test_every_objective_survives_and_back_propagates(objective: Criterion, sizes: tuple, tags: list) -> None:
     scene = make_scene(sizes, tags)
     total, classes = sum(sizes), len(tags[0])
     leaves = [
@@ -223,7 +236,7 @@ def test_every_objective_survives_and_back_propagates(objective: Objective, size
     embed = functional.normalize(torch.randn(total, 8, requires_grad=True), dim=1)
     scores = StageScores(leaves[0], leaves[1], tuple(leaves[2:5]), tuple(leaves[5:]))
     views = plain_views(replace(scene, embed=embed))
-    out = objective(outputs(scores, embed), Facts(scene.proposals, scene.tags), views)  # type: ignore[arg-type]
+    out = objective(outputs(scores, embed), BatchMeta(scene.proposals, scene.tags), views)  # type: ignore[arg-type]
     out.total.backward()
     assert out.total.isfinite()
     assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves)
@@ -233,8 +246,8 @@ def test_every_objective_survives_and_back_propagates(objective: Objective, size
 def test_without_box_regression_there_is_no_box_loss() -> None:
     scene = make_scene((4,), [[1, 0]])
     scores = StageScores(torch.randn(4, 2), torch.randn(4, 2), tuple(torch.randn(4, 3) for _ in range(3)), ())
-    views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
-    out = Objective()(outputs(scores, scene.embed), Facts(scene.proposals, scene.tags), views)
+    views: AugmentRois = plain_views(scene)  # type: ignore[assignment]
+    out = Criterion()(outputs(scores, scene.embed), BatchMeta(scene.proposals, scene.tags), views)
     assert out.losses.box.item() == 0
 
 
@@ -248,10 +261,10 @@ def test_oicr_plus_and_the_rows_of_table_3a_are_only_settings() -> None:
         tuple(torch.randn(22, 4, generator=g) for _ in range(3)),
         (),
     )
-    views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
+    views: AugmentRois = plain_views(scene)  # type: ignore[assignment]
 
     def run(name: str) -> object:
-        return OBJECTIVES[name](outputs(scores, scene.embed), Facts(scene.proposals, scene.tags), views)
+        return OBJECTIVES[name](outputs(scores, scene.embed), BatchMeta(scene.proposals, scene.tags), views)
 
     base, od, wscl, both = (run(name) for name in ("oicr+", "+od", "+wscl", "+both"))
     assert torch.equal(base.labeling.stages[0].cls, wscl.labeling.stages[0].cls)
@@ -266,7 +279,7 @@ def test_grown_exemplars_hold_each_discovered_pair_once() -> None:
     scene = replace(scene, exemplars=Sampling(iou=False)(scene, plain_views(scene, kinds=0)))  # type: ignore[arg-type]
     held = set(zip(scene.exemplars.rows.tolist(), scene.exemplars.cls.tolist(), strict=True))
     labeling = Discovery(nms_iou=1.0, exclusive=False)(scene)
-    got = grown(scene, labeling)
+    got = with_discovered(scene, labeling)
     pairs = list(zip(got.rows.tolist(), got.cls.tolist(), strict=True))
     found = {p for s in labeling.stages for p in zip(s.seeds.rows.tolist(), s.seeds.cls.tolist(), strict=True)}
     assert len(pairs) == len(set(pairs)) and set(pairs) == held | found
@@ -278,7 +291,7 @@ def test_grown_exemplars_hold_each_discovered_pair_once() -> None:
 def test_first_seen(pairs: list[tuple[int, int]], expected: list[int]) -> None:
     rows = torch.tensor([p[0] for p in pairs], dtype=torch.long)
     cls = torch.tensor([p[1] for p in pairs], dtype=torch.long)
-    assert first_seen(rows, cls, num_classes=2).tolist() == expected
+    assert first_occurrence(rows, cls, num_classes=2).tolist() == expected
 
 
 def test_instance_difficulty_is_a_share_of_the_image() -> None:
@@ -303,7 +316,7 @@ def test_loss_and_gradients_are_those_of_the_specification_written_with_loops(
 ) -> None:
     """1e-10 relative in double precision, through heads, views, sampling, discovery and all four losses."""
     world = bench.make_world(bench.Size(images, proposals, classes), torch.float64, seed)
-    facts, objective = Facts(world.proposals, world.tags), Objective(contrast=Contrast(positives=positives))
+    facts, objective = BatchMeta(world.proposals, world.tags), Criterion(contrast=Contrast(positives=positives))
     twin_of = partial(bench.total_loss, proposals=world.proposals, tags=world.tags, positives=positives)
     results = []
     for loss in (

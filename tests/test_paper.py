@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from tag2box.commands.train import train
-from tag2box.engine.optim import Sgd
 from tag2box.errors import UserError
-from tag2box.labelers import Discovery
-from tag2box.metrics.coco import CocoScores
-from tag2box.model.detector import Detector
-from tag2box.model.resnet_ws import ResNetWs
-from tag2box.model.vgg16 import Vgg16
-from tag2box.paper import BACKBONES, DATASETS, NOTHING, PAPER_RUNS, PROPOSALS, Figures
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.imported import Imported
+from tag2box.methods.discovery import Discovery
+from tag2box.metrics.coco_ap import CocoScores
+from tag2box.models.detector import Detector
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.models.vgg16 import Vgg16
+from tag2box.paper_runs import BACKBONES, NOTHING, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperFigures
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import write_store
 from tag2box.recipes import RECIPES, Config, Data
+from tag2box.training.optim import Sgd
 from tiny import tiny_boxes, tiny_photos
 from tiny_world import small_data
 
@@ -58,7 +58,7 @@ def test_the_papers_numbers_are_in_it(name: str) -> None:
     assert isinstance(objective.labeler, Discovery) and objective.labeler.nms_iou == 0.1
     assert (objective.sampling.iou_threshold, config.augment.drop, config.inference.predict.nms_iou) == (0.5, 0.3, 0.4)
     assert config.heads.mil_background and config.heads.regress
-    assert (DATASETS[run.dataset].classes, DATASETS[run.dataset].photos) == (classes, photos)
+    assert (PAPER_DATASETS[run.dataset].classes, PAPER_DATASETS[run.dataset].photos) == (classes, photos)
     assert config.data == Data(split="trainval" if classes == 20 else None)
     assert config.compute.memory_for(keeps_maps=False) == "exact"
 
@@ -88,7 +88,7 @@ def test_every_network_builds_at_full_size(name: str, channels: int) -> None:
 
 
 def test_figures_are_named_as_the_metrics_are() -> None:
-    names = [field.name for field in fields(Figures)]
+    names = [field.name for field in fields(PaperFigures)]
     assert names == ["source", "mAP50", "CorLoc", *(field.name for field in fields(CocoScores))]
     assert NOTHING.reported() == {}
 
@@ -147,6 +147,6 @@ def test_with_a_store_it_goes_on_to_ask_for_weights(tmp_path: Path, monkeypatch:
 
 
 def test_the_parts_are_named_as_people_know_them() -> None:
-    assert list(DATASETS) == ["voc07", "voc12", "coco14", "coco17"]
+    assert list(PAPER_DATASETS) == ["voc07", "voc12", "coco14", "coco17"]
     assert list(PROPOSALS) == ["ss", "mcg", "cob"]
     assert list(BACKBONES) == ["vgg16", "r50-ws", "r101-ws"]

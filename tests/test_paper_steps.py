@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tag2box.data.transforms import Resize
-from tag2box.engine.source import Feed
-from tag2box.paper import PAPER_RUNS
+from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES
+from tag2box.training.batches import Loader
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -60,9 +60,9 @@ def test_a_photo_s_time_is_on_the_line_through_both_steps(bench: ModuleType, pix
 
 
 def test_batches_are_padded_to_their_largest_sides(bench: ModuleType) -> None:
-    feed = Feed(batch=1, resize=Resize(scales=(480,)))
+    feed = Loader(batch=1, resize=Resize(scales=(480,)))
     assert bench.usual_pixels("voc07-ss-vgg16", feed, batches=20) == 480 * 640
-    feed = Feed(batch=8, resize=Resize(scales=(480, 1200)))
+    feed = Loader(batch=8, resize=Resize(scales=(480, 1200)))
     assert 0.9 * 1200 * 1600 < bench.usual_pixels("voc07-ss-vgg16", feed, batches=200) < 1600 * 1600
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from settings_examples import Colour, Discovery, Mist, Needy, Nothing, Oicr, Settings, Train
 from tag2box.errors import UserError
-from tag2box.settings import load
+from tag2box.settings.parse import load
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from settings_examples import Colour, Discovery, Mist, Nothing, Oicr, Settings, Train
-from tag2box.settings import describe, dump, load
-from tag2box.settings.write import toml
+from tag2box.settings.parse import load
+from tag2box.settings.schema import describe, dump, toml
 
 # ---------------------------------------------------------------- what is written
 

@@ -11,13 +11,12 @@ from rich.console import Console
 from tag2box import settings
 from tag2box.commands.systems import as_words, table
 from tag2box.errors import UserError
-from tag2box.labelers import Discovery
-from tag2box.model.mask_net import ConcreteDropBlock
-from tag2box.model.regularise import DropBlock
-from tag2box.model.vgg16 import Vgg16
-from tag2box.model.wsrpn import Wsrpn
-from tag2box.paper import PAPER_RUNS
-from tag2box.proposals.imported import Imported
+from tag2box.methods.discovery import Discovery
+from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.vgg16 import Vgg16
+from tag2box.paper_runs import PAPER_RUNS
+from tag2box.proposals.early_responses import Wsrpn
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.recipes import RECIPES, Config, table_3a
 from tag2box.systems import SYSTEMS, System, changes, find_system
 from tiny_world import call

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.types import Batch, Detections, Exemplars, Objects, Photo, Proposals, Seeds, TaggedPhotos, Truth
+from tag2box.annotations import Detections, Objects, Photo, TaggedPhotos, Truth
+from tag2box.types import Batch, Exemplars, Proposals, PseudoBoxes
 
 PHOTO = Photo("a", Path("a.jpg"), 4, 3)
 
@@ -102,7 +103,7 @@ def test_plain_objects_are_neither_difficult_nor_crowds(boxes, labels):
 def test_lengths():
     none = torch.zeros(0, dtype=torch.long)
     assert len(Exemplars(torch.zeros(0, 3), none, torch.zeros(0), none)) == 0
-    assert len(Seeds(torch.tensor([4, 7]), torch.tensor([0, 1]), torch.rand(2))) == 2
+    assert len(PseudoBoxes(torch.tensor([4, 7]), torch.tensor([0, 1]), torch.rand(2))) == 2
     assert len(Truth(("cat",), ("a", "b"), ((1, 1), (2, 2)), (Objects.of([], []), Objects.of([], [])))) == 2
 
 

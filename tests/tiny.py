@@ -15,14 +15,15 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tag2box.maths.roi import roi_align
-from tag2box.model.backbone import Backbone, Preprocess
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Dice
-from tag2box.model.regularise import dropout
-from tag2box.proposals.candidates import Candidates
+from tag2box.annotations import Photo, TaggedPhotos
+from tag2box.models.backbone import Backbone, Preprocess
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.drop_block import dropout
+from tag2box.models.rng import RowRng
+from tag2box.ops.roi import roi_align
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
-from tag2box.types import Photo, Proposals, TaggedPhotos
+from tag2box.types import Proposals
 
 CLASSES = ("disc", "box", "bar", "cross", "ring")
 COLOURS = ("crimson", "royalblue", "gold", "seagreen", "purple")
@@ -52,7 +53,7 @@ class TinyBackbone(Backbone):
         scale = 1 / self.stride
         return roi_align(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Tensor, dice: Dice | None = None) -> Tensor:
+    def neck(self, maps: Tensor, dice: RowRng | None = None) -> Tensor:
         return dropout(torch.relu(self.fc(maps.flatten(1))), self.dropout, dice)
 
     def map_parts(self) -> tuple[nn.Module, ...]:

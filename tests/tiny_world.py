@@ -24,12 +24,12 @@ from torch import Tensor
 from tag2box import settings
 from tag2box.cli import main
 from tag2box.commands.train import train
-from tag2box.data.photos import read_photo
+from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
-from tag2box.data.tags import read_tags, write_tags
-from tag2box.engine.events import read_events
-from tag2box.proposals.make import make_proposals
+from tag2box.formats.csv_tags import read_tags, write_tags
+from tag2box.proposals.build import build_proposals
 from tag2box.recipes import Config, scenes
+from tag2box.training.events import read_events
 from tiny import tiny_detector, tiny_photos
 
 SCENES = Scenes(train=8, test=4, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)
@@ -87,7 +87,7 @@ def make_world(base: Path) -> World:
     world = World(base / "world")
     SCENES.write(world.folder / "scenes")
     photos = read_tags(world.tags, world.photos).photos
-    make_proposals(photos, world.config().proposals, world.folder / "proposals", read=read_photo, workers=1)
+    build_proposals(photos, world.config().proposals, world.folder / "proposals", read=read_photo, workers=1)
     return world
 
 

@@ -15,20 +15,20 @@ from typing import TypeVar
 
 from torch import distributed
 
-from tag2box.engine.processes import Processes
+from tag2box.training.dist import DistContext
 
 T = TypeVar("T")
 PATIENCE = 60  # seconds; a hang is a failure
 
 
-def together(count: int, work: Callable[[Processes], T]) -> list[T]:
+def together(count: int, work: Callable[[DistContext], T]) -> list[T]:
     """What the work of each process returned, by rank; raises where one failed or hung."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         started = [
             context.Process(
-                target=_run, args=(Processes(rank, count, count), Path(folder) / "meet", work, pipes[rank][1])
+                target=_run, args=(DistContext(rank, count, count), Path(folder) / "meet", work, pipes[rank][1])
             )
             for rank in range(count)
         ]
@@ -49,7 +49,7 @@ def _load(pipe: Connection) -> tuple[bool, object]:
     return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child
 
 
-def _run(processes: Processes, meeting: Path, work: Callable[[Processes], T], answer: Connection) -> None:
+def _run(processes: DistContext, meeting: Path, work: Callable[[DistContext], T], answer: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         store = distributed.FileStore(str(meeting), processes.size)

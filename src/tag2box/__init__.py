@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tag2box.commands.recall import recall
     from tag2box.commands.report import report
     from tag2box.commands.train import resume, train
-    from tag2box.data.datasets import DataSource
     from tag2box.doctor import diagnose
+    from tag2box.formats.listing import DataSource
     from tag2box.recipes import RECIPES, Config
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
     "import_proposals": "tag2box.commands.import_proposals",
     "propose": "tag2box.commands.propose",
     "recall": "tag2box.commands.recall",
-    "DataSource": "tag2box.data.datasets",
+    "DataSource": "tag2box.formats.datasets",
     "demo": "tag2box.commands.demo",
     "detect": "tag2box.commands.detect",
     "evaluate": "tag2box.commands.evaluate",

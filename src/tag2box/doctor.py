@@ -128,7 +128,7 @@ def _opencv() -> Check:
 
 def _stored_weights() -> Check:
     """Whether what ``tag2box weights`` stored is still what it was."""
-    cache, problem = _import("tag2box.model.weights.cache")
+    cache, problem = _import("tag2box.models.weights.weight_cache")
     if cache is None:
         return Check("stored weights", False, problem, "mend the lines above first", required=False)
     names = cache.stored_names()

@@ -10,30 +10,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tag2box.data.datasets import DataSource
 from tag2box.data.transforms import Resize
-from tag2box.engine.compute import Compute
-from tag2box.engine.infer import Inference
-from tag2box.engine.loop import Plan
-from tag2box.engine.optim import Adam, Schedule
-from tag2box.engine.source import Feed
 from tag2box.errors import UserError
-from tag2box.labelers import Discovery, Oicr
-from tag2box.mil import Wsddn
-from tag2box.model.detector import Heads
-from tag2box.model.lite0 import Lite0
-from tag2box.model.mask_net import ConcreteDropBlock
-from tag2box.model.regularise import DropBlock
-from tag2box.model.resnet_ws import ResNetWs
-from tag2box.model.vgg16 import Vgg16
-from tag2box.model.views import Augment
-from tag2box.model.wsrpn import Wsrpn
-from tag2box.objective import Contrast, Objective
-from tag2box.paper import BACKBONES, DATASETS, FEED, INFERENCE, PAPER_RUNS, PROPOSALS, PaperRun
+from tag2box.formats.listing import DataSource
+from tag2box.inference.predict import Inference
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsddn import Wsddn
+from tag2box.models.augment import Augment
+from tag2box.models.detector import Heads
+from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.lite0 import Lite0
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.models.vgg16 import Vgg16
+from tag2box.ops.superpixels import Superpixels
+from tag2box.paper_runs import BACKBONES, FEED, INFERENCE, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperRun
+from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.edge_boxes import EdgeBoxes
-from tag2box.proposals.imported import Imported
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
-from tag2box.proposals.superpixels import Superpixels
+from tag2box.training.batches import Loader
+from tag2box.training.criterion import Criterion
+from tag2box.training.dist import Compute
+from tag2box.training.loop import Plan
+from tag2box.training.optim import Adam, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,8 @@ class Config:
     heads: Heads = Heads()
     drop_block: DropBlock | ConcreteDropBlock = DropBlock()
     augment: Augment = Augment()
-    objective: Objective = Objective()
-    feed: Feed = Feed()
+    objective: Criterion = Criterion()
+    feed: Loader = Loader()
     plan: Plan = Plan()
     compute: Compute = Compute()
     inference: Inference = Inference()
@@ -115,7 +116,7 @@ def scenes() -> Config:
     return Config(
         proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
-        feed=Feed(batch=8, resize=Resize(scales=(384,), flip=0.0)),
+        feed=Loader(batch=8, resize=Resize(scales=(384,), flip=0.0)),
         plan=Plan(
             iterations=150,
             optimiser=Adam(lr=3e-4),
@@ -137,8 +138,8 @@ def photos() -> Config:
     return Config(
         proposals=SelectiveSearch(short_side=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
-        objective=Objective(mil=Wsddn(over_classes="sum")),
-        feed=Feed(batch=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
+        objective=Criterion(mil=Wsddn(over_classes="sum")),
+        feed=Loader(batch=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
         plan=Plan(
             iterations=400,
             optimiser=Adam(lr=3e-4),
@@ -151,15 +152,15 @@ def photos() -> Config:
 
 
 def paper(run: PaperRun) -> Config:
-    """OD-WSCL as the paper trained it; ``tag2box.paper`` says what of it the paper tells, and what it does not."""
-    data = DATASETS[run.dataset]
+    """OD-WSCL as the paper trained it; ``tag2box.paper_runs`` says what of it the paper tells, and what it does not."""
+    data = PAPER_DATASETS[run.dataset]
     return Config(
         name=f"OD-WSCL, {run.title}",
         data=Data(split=data.split),
         proposals=PROPOSALS[run.proposals],
         backbone=BACKBONES[run.backbone],
         heads=Heads(mil_background=True),
-        objective=Objective(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
+        objective=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
         feed=FEED,
         plan=run.plan,
         inference=INFERENCE,

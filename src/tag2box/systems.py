@@ -13,17 +13,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from tag2box.errors import UserError
-from tag2box.labelers import BuiltIn, CMidnLabeler, CMilLabeler, CWsl, Mist, Oicr, Oim, Pcl, Slv, Wsod2
-from tag2box.mil import CMidn, CMil, Rescore
-from tag2box.model.lite0 import Lite0
-from tag2box.model.mask_net import ConcreteDropBlock
-from tag2box.model.regularise import DropBlock
-from tag2box.model.wsrpn import Wsrpn
-from tag2box.objective import Attention, Spatial
-from tag2box.paper import NOTHING, PAPER_RUNS, Figures
-from tag2box.proposals.imported import Imported
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.c_midn import CMidn, CMidnLabeler
+from tag2box.methods.c_mil import CMil, CMilLabeler
+from tag2box.methods.c_wsl import CWsl
+from tag2box.methods.casd import Attention
+from tag2box.methods.mist import Mist
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.oim import Oim
+from tag2box.methods.pcl import Pcl
+from tag2box.methods.slv import Slv
+from tag2box.methods.wsddn import Spatial
+from tag2box.methods.wsod2 import Wsod2
+from tag2box.methods.wsrpn import Rescore
+from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.lite0 import Lite0
+from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
+from tag2box.proposals.early_responses import Wsrpn
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.recipes import Config, table_3a
-from tag2box.settings.write import toml
+from tag2box.settings.schema import toml
 
 Change = Callable[[Config], Config]
 
@@ -38,7 +47,7 @@ class System:
     idea: str
     """What it does that those before it did not, in a few words."""
     change: Change
-    figures: Mapping[str, Figures] = field(default_factory=dict)
+    figures: Mapping[str, PaperFigures] = field(default_factory=dict)
     """What the paper reports, by the names of ``paper.DATASETS``: VGG16, the proposals its source names."""
 
     def reported(self, dataset: str) -> float | None:
@@ -54,19 +63,19 @@ class System:
 # ---------------------------------------------------------------- the changes
 
 
-def oicr_plus(config: Config) -> Config:
+def to_oicr_plus(config: Config) -> Config:
     """OICR with box regression and DropBlock, as the paper's table 3a has it."""
     return table_3a(config, discovery=False, contrast=False)
 
 
-def od_wscl(config: Config) -> Config:
+def to_od_wscl(config: Config) -> Config:
     """Discovery and the contrastive loss on top of OICR+."""
     return table_3a(config, discovery=True, contrast=True)
 
 
-def labelled(config: Config, labeler: BuiltIn) -> Config:
+def labelled(config: Config, labeler: BuiltInLabeler) -> Config:
     """OICR+ with another labeler, without DropBlock."""
-    plus = oicr_plus(config)
+    plus = to_oicr_plus(config)
     objective = replace(plus.objective, labeler=labeler)
     return replace(plus, objective=objective, drop_block=DropBlock(drop=0.0))
 
@@ -78,7 +87,7 @@ def unregressed(config: Config) -> Config:
 
 def oicr(config: Config) -> Config:
     """The top proposal of each tag is its object; no box regression."""
-    plus = oicr_plus(config)
+    plus = to_oicr_plus(config)
     return unregressed(replace(plus, drop_block=DropBlock(drop=0.0)))
 
 
@@ -168,17 +177,17 @@ def _refining(config: Config, **changes: str | bool) -> Config:
 # ---------------------------------------------------------------- what the paper reports (tables 1 and 2)
 
 
-def _reported(voc07: float, voc12: float | None = None, coco14: Figures | None = None) -> dict[str, Figures]:
+def _reported(voc07: float, voc12: float | None = None, coco14: PaperFigures | None = None) -> dict[str, PaperFigures]:
     voc = {"voc07": voc07, "voc12": voc12}
-    found = {name: Figures(source="table 2", mAP50=value) for name, value in voc.items() if value is not None}
+    found = {name: PaperFigures(source="table 2", mAP50=value) for name, value in voc.items() if value is not None}
     return found | ({} if coco14 is None else {"coco14": coco14})
 
 
-def _coco(ap: float, ap50: float) -> Figures:
-    return Figures(source="table 1", AP=ap, AP50=ap50)
+def _coco(ap: float, ap50: float) -> PaperFigures:
+    return PaperFigures(source="table 1", AP=ap, AP50=ap50)
 
 
-_MIST_COCO = Figures(
+_MIST_COCO = PaperFigures(
     source="table 1", AP=11.4, AP50=24.3, AP75=9.4, APs=3.6, APm=12.2, APl=17.6,
     AR1=13.5, AR10=22.6, AR100=23.9, ARs=8.5, ARm=25.4, ARl=38.3,
 )  # fmt: skip
@@ -234,12 +243,12 @@ _ALL = (
         idea="several looks at a photo learn to look where any of them does",
     ),
     System(
-        name="oicr-plus", title="OICR+", year=2022, change=oicr_plus,
-        figures={"voc07": Figures(source="table 3", mAP50=52.3)},
+        name="oicr-plus", title="OICR+", year=2022, change=to_oicr_plus,
+        figures={"voc07": PaperFigures(source="table 3", mAP50=52.3)},
         idea="OICR with box regression and DropBlock: where OD-WSCL starts",
     ),
     System(
-        name="od-wscl", title="OD-WSCL", year=2022, change=od_wscl,
+        name="od-wscl", title="OD-WSCL", year=2022, change=to_od_wscl,
         figures={dataset: PAPER_RUNS[run].figures for dataset, run in _OD_WSCL.items()},
         idea="objects that look like the top one of any photo, in an embedding learnt for it",
     ),

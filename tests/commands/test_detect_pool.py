@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tag2box.annotations import Detections, Photo
 from tag2box.commands.detect import detect, detect_photos
 from tag2box.commands.detect_pool import Looked, detect_on
 from tag2box.commands.runs import TrainedRun, load_run
 from tag2box.commands.train import train
-from tag2box.data.photos import find_photos
+from tag2box.data.images import find_photos
 from tag2box.errors import UserError
 from tag2box.proposals.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
-from tag2box.types import Detections, Photo
 from tiny import tiny_store
 from tiny_world import small_config, small_data, small_network
 

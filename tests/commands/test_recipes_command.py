@@ -9,7 +9,7 @@ from rich.console import Console
 from tag2box import settings
 from tag2box.commands.recipes import HEADER, as_toml, list_recipes, table
 from tag2box.errors import UserError
-from tag2box.paper import PAPER_RUNS
+from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES, Config
 from tiny_world import call
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tag2box.annotations import Objects, Photo, Truth
 from tag2box.commands.evaluate import dataset
 from tag2box.commands.report import exam, in_order, report
 from tag2box.commands.train import train
-from tag2box.data.coco import write_coco_truth
-from tag2box.data.datasets import DataSource
-from tag2box.data.photos import find_photos
+from tag2box.data.images import find_photos
 from tag2box.errors import UserError
-from tag2box.types import Objects, Photo, Truth
+from tag2box.formats.coco_boxes import write_coco_truth
+from tag2box.formats.listing import DataSource
 from tiny_world import small_config, small_data, small_network, tree
 
 CLASSES = ("bar", "box", "disc")

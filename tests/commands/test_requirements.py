@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from tag2box.annotations import TaggedPhotos
 from tag2box.commands.requirements import check_photos, check_store
 from tag2box.commands.train import clues_of, prepared, read_training, train
-from tag2box.data import box_counts
-from tag2box.engine.evidence import Evidence
+from tag2box.data import side_info as box_counts
 from tag2box.errors import UserError
-from tag2box.labelers import Oicr
-from tag2box.model.detector import Heads
-from tag2box.proposals.candidates import Candidates
+from tag2box.methods.oicr import Oicr
+from tag2box.models.detector import Heads
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
-from tag2box.types import Labeling, Needs, Scene, TaggedPhotos
+from tag2box.training.superpixel_cache import SuperpixelCache
+from tag2box.types import LabelerInput, Labeling, Requirements
 from tiny import tiny_photos, tiny_store
 from tiny_world import small_config, small_data, small_network
 
@@ -27,19 +28,19 @@ from tiny_world import small_config, small_data, small_network
 class Asking(Oicr):
     """A labeler that asks for things."""
 
-    asks: Needs = Needs()
+    asks: Requirements = Requirements()
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.asks
 
-    def __call__(self, scene: Scene) -> Labeling:
+    def __call__(self, scene: LabelerInput) -> Labeling:
         for name in ("counts", "evidence", "objectness"):
             assert (getattr(scene.clues, name) is not None) == getattr(self.asks, name)
         return super().__call__(scene)
 
 
-def asking(config: Config, needs: Needs) -> Config:
+def asking(config: Config, needs: Requirements) -> Config:
     return replace(config, objective=replace(config.objective, labeler=Asking(asks=needs)))
 
 
@@ -53,9 +54,15 @@ def scored(folder: Path, photos: TaggedPhotos, *scores: float) -> ProposalStore:
 
 @pytest.mark.parametrize(
     "needs",
-    [Needs(), Needs(exemplars=True, vectors=True), Needs(counts=True), Needs(evidence=True), Needs(mil_heads=1)],
+    [
+        Requirements(),
+        Requirements(exemplars=True, vectors=True),
+        Requirements(counts=True),
+        Requirements(evidence=True),
+        Requirements(mil_heads=1),
+    ],
 )
-def test_what_is_there_is_not_complained_of(tmp_path: Path, needs: Needs) -> None:
+def test_what_is_there_is_not_complained_of(tmp_path: Path, needs: Requirements) -> None:
     photos = tiny_photos(tmp_path, 3)
     counted = replace(photos, counts=torch.where(photos.tags, 1, -1))
     config = asking(Config(), needs)
@@ -70,7 +77,7 @@ COUNTS = {"nobody counted": None, "nothing but unknowns": -1}
 def test_counts_that_no_photo_has(tmp_path: Path, value: int | None) -> None:
     photos = tiny_photos(tmp_path, 2)
     counts = None if value is None else torch.full(photos.tags.shape, value)
-    config = asking(Config(data=Data(tags=Path("tags.csv"))), Needs(counts=True))
+    config = asking(Config(data=Data(tags=Path("tags.csv"))), Requirements(counts=True))
     says = (
         'tags.csv: objective.labeler.kind = "oicr" needs counts of objects, and no photo has any; add a column counts'
     )
@@ -83,7 +90,7 @@ def test_one_count_is_enough(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 2)
     counts = torch.full(photos.tags.shape, -1)
     counts[1, 1] = 2
-    check_photos(asking(Config(), Needs(counts=True)), replace(photos, counts=counts))
+    check_photos(asking(Config(), Requirements(counts=True)), replace(photos, counts=counts))
 
 
 def test_superpixels_of_a_photo_that_is_gone(tmp_path: Path) -> None:
@@ -91,11 +98,11 @@ def test_superpixels_of_a_photo_that_is_gone(tmp_path: Path) -> None:
     photos.photos[1].path.unlink()
     check_photos(Config(), photos)
     with pytest.raises(UserError, match=r"photo1.jpg: no such photo, and .* needs its superpixels; put it back"):
-        check_photos(asking(Config(), Needs(evidence=True)), photos)
+        check_photos(asking(Config(), Requirements(evidence=True)), photos)
 
 
 def test_a_second_head_that_is_not_there(tmp_path: Path) -> None:
-    config, photos = asking(Config(), Needs(mil_heads=2)), tiny_photos(tmp_path, 1)
+    config, photos = asking(Config(), Requirements(mil_heads=2)), tiny_photos(tmp_path, 1)
     with pytest.raises(UserError, match=r"heads.mil_heads: is 1, but .* reads 2; set heads.mil_heads=2"):
         check_photos(config, photos)
     check_photos(replace(config, heads=replace(config.heads, mil_heads=2)), photos)
@@ -116,7 +123,7 @@ def test_scores_of_proposals(tmp_path: Path, scores: tuple[float, ...], says: st
     photos = tiny_photos(tmp_path, 2)
     store = scored(tmp_path / "store", photos, *scores)
     check_store(Config(), photos, store)
-    config = asking(Config(), Needs(objectness=True))
+    config = asking(Config(), Requirements(objectness=True))
     if not says:
         check_store(config, photos, store)
         return
@@ -133,7 +140,7 @@ def test_scores_of_proposals(tmp_path: Path, scores: tuple[float, ...], says: st
 def test_a_lack_leaves_no_run_and_no_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_network(monkeypatch)
     small_data(tmp_path)
-    config = asking(small_config(tmp_path), Needs(counts=True))
+    config = asking(small_config(tmp_path), Requirements(counts=True))
     with pytest.raises(UserError, match="no photo has any"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -149,9 +156,9 @@ def test_a_run_is_given_what_it_asks_for(tmp_path: Path, monkeypatch: pytest.Mon
     table.write_text("\n".join([f"{head},counts", f"{first},{name}:2", *(f"{row}," for row in rows)]) + "\n")
     edges = ("proposals.kind=edge_boxes", "proposals.short_side=48", "proposals.min_side=6", "plan.iterations=2")
     config = small_config(tmp_path, *edges, f"data.proposals={tmp_path / 'store'}")
-    train(asking(config, Needs(counts=True, evidence=True, objectness=True)), tmp_path / "run")
+    train(asking(config, Requirements(counts=True, evidence=True, objectness=True)), tmp_path / "run")
     assert len(list((tmp_path / "run" / "maps").glob("*.npy"))) == 1
-    train(asking(config, Needs()), tmp_path / "plain")
+    train(asking(config, Requirements()), tmp_path / "plain")
     assert not list((tmp_path / "plain" / "maps").glob("*.npy"))
 
 
@@ -163,8 +170,8 @@ def test_clues_are_read_only_where_asked_for(tmp_path: Path, monkeypatch: pytest
     none = clues_of(config, photos, store)
     assert (none.counts, none.evidence, none.objectness) == (None, None, None) and not (tmp_path / "maps").exists()
     counted = replace(photos, counts=torch.where(photos.tags, 2, -1))
-    some = clues_of(asking(config, Needs(counts=True, evidence=True, objectness=True)), counted, store)
-    assert some.counts is counted.counts and isinstance(some.evidence, Evidence) and some.objectness is not None
+    some = clues_of(asking(config, Requirements(counts=True, evidence=True, objectness=True)), counted, store)
+    assert some.counts is counted.counts and isinstance(some.evidence, SuperpixelCache) and some.objectness is not None
     assert torch.equal(some.objectness("photo1"), store.scores("photo1"))
 
 
@@ -183,7 +190,7 @@ def test_boxes_are_read_only_to_be_counted_and_only_where_asked(
     monkeypatch.setattr(box_counts, "read_truth", lambda source: read.append(source) or _stop())
     monkeypatch.setattr(box_counts, "has_boxes", lambda source: True)
     small_data(tmp_path)
-    config = asking(small_config(tmp_path, f"data.counts={counts}"), Needs(counts=needs))
+    config = asking(small_config(tmp_path, f"data.counts={counts}"), Requirements(counts=needs))
     if reads:
         with pytest.raises(UserError, match="truth was read"):
             read_training(config)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tag2box import settings
+from tag2box.annotations import Objects, Truth
 from tag2box.commands.assess import Exam, assess, boxes_per_class
 from tag2box.commands.detect import detect, detect_photos
 from tag2box.commands.evaluate import dataset
@@ -24,16 +25,15 @@ from tag2box.commands.runs import (
     with_paths,
 )
 from tag2box.commands.train import prepared, read_training, resume, train
-from tag2box.data.datasets import read_truth
-from tag2box.data.photos import find_photos
-from tag2box.engine.progress import silent
+from tag2box.data.images import find_photos
 from tag2box.errors import UserError
+from tag2box.formats.datasets import read_truth
+from tag2box.progress import silent
 from tag2box.proposals.edge_boxes import EdgeBoxes
-from tag2box.proposals.imported import Imported
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
-from tag2box.types import Objects, Truth
 from tiny_world import same, small_config, small_data, small_network, story, tree, weights
 
 

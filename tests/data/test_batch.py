@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.batch import Sample, batch_slots, collate, draw_rows, epoch_order, grouped_order, load_sample
+from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.transforms import View
-from tag2box.types import Clues, Photo, TaggedPhotos
+from tag2box.training.batches import Sample, batch_slots, collate, draw_rows, epoch_order, grouped_order, load_sample
+from tag2box.types import SideInfo
 
 
 def _boxes(count: int) -> torch.Tensor:
@@ -160,4 +161,4 @@ def test_a_batch_of_photos_without_any_proposal() -> None:
 
 def test_a_sample_has_no_room_for_truth() -> None:
     assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure", "clues"}
-    assert set(Clues.__slots__) == {"counts", "evidence", "objectness"}
+    assert set(SideInfo.__slots__) == {"counts", "evidence", "objectness"}

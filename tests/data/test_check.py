@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from tag2box.cli.data import app
 from tag2box.commands.data_check import data_check, exit_code, page
-from tag2box.data.check import check, survey
-from tag2box.data.check_photos import look_at_all, odd_size, same_content
-from tag2box.data.datasets import list_dataset
-from tag2box.data.listing import DataSource
+from tag2box.data.check import check_dataset, check_photos, odd_size, same_content, survey
 from tag2box.errors import UserError
+from tag2box.formats.datasets import list_dataset
+from tag2box.formats.listing import DataSource
 
 BOXED = ("<annotation><size><width>{}</width><height>{}</height></size><object><name>dog</name><bndbox><xmin>{}</xmin>"
          "<ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object></annotation>")  # fmt: skip
@@ -57,7 +56,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def found(source: DataSource) -> dict[str, tuple[str, int, tuple[str, ...]]]:
-    return {finding.kind: (finding.severity, finding.count, finding.names) for finding in check(source)}
+    return {finding.kind: (finding.severity, finding.count, finding.names) for finding in check_dataset(source)}
 
 
 def test_nothing_is_wrong_with_a_good_dataset(desk):
@@ -248,7 +247,7 @@ def test_copies_are_those_of_equal_bytes(desk):
     listing = list_dataset(desk.source())
     for number, start in enumerate((b"a", b"b", b"a", b"c", b"b", b"a")):
         (desk.photos / f"{number:02d}.jpg").write_bytes(head + start + tail)
-    looks = [look for look in look_at_all(listing) if look.bytes]
+    looks = [look for look in check_photos(listing) if look.bytes]
     groups = {frozenset(look.entry.file for look in group) for group in same_content(desk.photos, looks)}
     slow: defaultdict[bytes, set[str]] = defaultdict(set)
     for file in desk.photos.iterdir():

@@ -8,12 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tag2box.data.coco import coco_has_boxes, read_coco, read_coco_truth, write_coco_truth
-from tag2box.data.coco_tags import list_coco, list_coco_photos
-from tag2box.data.faults import Fault
-from tag2box.data.listing import DataSource
+from tag2box.annotations import Objects, Truth
 from tag2box.errors import UserError
-from tag2box.types import Objects, Truth
+from tag2box.formats.coco_boxes import coco_has_boxes, read_coco, read_coco_truth, write_coco_truth
+from tag2box.formats.coco_tags import list_coco, list_coco_photos
+from tag2box.formats.listing import DataSource, Fault
 
 IMAGES = [
     {"id": 9, "file_name": "nine.jpg", "width": 60, "height": 40},

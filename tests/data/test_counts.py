@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pages import DOCS, blocks
-from tag2box.data.box_counts import counted_from_boxes
-from tag2box.data.counts import of_tags, parse_counts
-from tag2box.data.datasets import DataSource, read_photos, read_tagged
-from tag2box.data.faults import Fault, refuse
+from tag2box.annotations import Photo, TaggedPhotos
+from tag2box.data.side_info import counts_from_boxes
 from tag2box.errors import UserError
-from tag2box.types import Photo, TaggedPhotos
+from tag2box.formats.datasets import read_photos, read_tagged
+from tag2box.formats.listing import DataSource, Fault, of_tags, parse_counts, refuse
 
 PHOTOS = ("a.jpg", "b.jpg", "c.jpg")
 
@@ -202,7 +201,7 @@ BOXES = [[0.0, 0, 4, 4], [5, 5, 4, 4], [9, 9, 4, 4], [1, 1, 4, 4], [2, 2, 4, 4]]
 
 def test_objects_of_tagged_classes_are_counted(folder: Path) -> None:
     source = boxed(folder, BOXES)
-    data = counted_from_boxes(read_tagged(source), source)
+    data = counts_from_boxes(read_tagged(source), source)
     assert data.counts is not None and data.counts.tolist() == [[2, -1], [-1, -1]]
 
 
@@ -211,7 +210,7 @@ def test_nothing_of_a_box_but_its_being_there_gets_through(folder: Path) -> None
     seen = []
     for boxes in (BOXES, [[7.0, 3, 20, 11], [0, 0, 40, 30], *BOXES[2:]][::-1]):
         source = boxed(folder, boxes)
-        seen.append(counted_from_boxes(read_tagged(source), source))
+        seen.append(counts_from_boxes(read_tagged(source), source))
     for part in fields(TaggedPhotos):
         one, other = (getattr(data, part.name) for data in seen)
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, part.name
@@ -222,21 +221,21 @@ def test_a_class_that_is_not_tagged_is_not_counted(folder: Path) -> None:
     source = boxed(folder, BOXES)
     data = read_tagged(source)
     blind = TaggedPhotos(data.classes, data.photos, torch.zeros_like(data.tags))
-    counts = counted_from_boxes(blind, source).counts
+    counts = counts_from_boxes(blind, source).counts
     assert counts is not None and (counts == -1).all()
 
 
 @pytest.mark.parametrize("photos", [(), (Photo("elsewhere", Path("elsewhere.jpg"), 40, 30),)])
 def test_photos_without_truth_are_not_counted(folder: Path, photos: tuple[Photo, ...]) -> None:
     data = TaggedPhotos(("dog", "car"), photos, torch.ones(len(photos), 2, dtype=torch.bool))
-    counts = counted_from_boxes(data, boxed(folder, BOXES)).counts
+    counts = counts_from_boxes(data, boxed(folder, BOXES)).counts
     assert counts is not None and counts.shape == (len(photos), 2) and (counts == -1).all()
 
 
 def test_a_dataset_without_boxes_is_refused(folder: Path) -> None:
     for source in (table(folder, "image,tags", "a.jpg,dog"), coco(folder)):
         with pytest.raises(UserError, match=r'data.counts = "boxes": .*has no boxes to count; expected') as error:
-            counted_from_boxes(read_tagged(source), source)
+            counts_from_boxes(read_tagged(source), source)
         assert "\n" not in str(error.value)
 
 

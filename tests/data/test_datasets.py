@@ -11,20 +11,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tag2box
-from tag2box.data.datasets import (
-    DataSource,
+from tag2box.errors import UserError
+from tag2box.formats.coco_file import each_row
+from tag2box.formats.datasets import (
+    DATASET_FORMATS,
     class_names,
+    dataset_format,
     everything,
-    format_of,
     has_boxes,
     read_photos,
     read_tagged,
     read_truth,
 )
-from tag2box.data.faults import Fault
-from tag2box.data.formats import FORMATS
-from tag2box.data.json_rows import each_row
-from tag2box.errors import UserError
+from tag2box.formats.listing import DataSource, Fault
 
 XML = (
     "<annotation><size><width>8</width><height>6</height></size><object><name>{}</name><bndbox><xmin>1</xmin>"
@@ -102,7 +101,7 @@ TAGGED = [make for make, kind in KINDS.items() if kind != "photos"]
 @pytest.mark.parametrize("make", KINDS)
 def test_every_format_is_recognised_and_lists_its_photos(make, tmp_path):
     source = DataSource(path=make(tmp_path))
-    assert format_of(source) is FORMATS[KINDS[make]]
+    assert dataset_format(source) is DATASET_FORMATS[KINDS[make]]
     photos = read_photos(source)
     assert {p.id for p in photos} == {"one", "two"} and {(p.width, p.height) for p in photos} == {(8, 6)}
     assert all(p.path.is_file() for p in photos)
@@ -311,7 +310,9 @@ def test_what_training_reads_through_knows_no_boxes():
             if isinstance(node, ast.ImportFrom):
                 imported |= {f"{node.module}.{alias.name}" for alias in node.names}
         assert not {one for one in imported if one.endswith(("types.Truth", "types.Objects"))}
-        assert not {one for one in imported if one.startswith(("tag2box.data.coco.", "tag2box.data.voc."))}
+        assert not {
+            one for one in imported if one.startswith(("tag2box.formats.coco_boxes.", "tag2box.formats.voc_boxes."))
+        }
 
 
 @pytest.mark.parametrize("make", [as_voc, as_coco])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.data.faults import Fault, plain, refuse
-from tag2box.data.findings import ADVICE, FIRST, SEVERITIES, Tally
+from tag2box.data.check import ADVICE, FIRST, SEVERITIES, Tally
 from tag2box.errors import UserError
+from tag2box.formats.listing import Fault, printable, refuse
 
 
 def test_the_strict_answer_is_the_line() -> None:
@@ -25,7 +25,7 @@ def test_whatever_a_file_says_becomes_one_short_printable_line(text: str) -> Non
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"]), max_size=100))
 def test_harmless_text_is_left_alone(text: str) -> None:
-    assert plain(text) == text
+    assert printable(text) == text
 
 
 def test_a_tally_of_nothing_finds_nothing() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.folders import NO_TAGS, is_class_tree, list_class_folders, list_folder, photo_files
-from tag2box.data.listing import DataSource, below
 from tag2box.errors import UserError
+from tag2box.formats.folders import NO_TAGS, is_class_tree, list_class_folders, list_folder, photo_files
+from tag2box.formats.listing import DataSource, below
 
 
 def fill(folder: Path, *names: str) -> Path:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from photo_files import flat_jpeg, png_of
 from PIL import Image
 
-from tag2box.data.photos import MAX_PIXELS, photo_size, read_photo, reduction
+from tag2box.data.images import MAX_PIXELS, photo_size, read_photo, reduction
 from tag2box.errors import UserError
 
 
@@ -67,7 +67,7 @@ def test_a_photo_may_come_reduced_and_still_shows_the_same(
 MEASURE = """
 import json, resource, sys
 from pathlib import Path
-from tag2box.data.photos import photo_size, read_photo
+from tag2box.data.images import photo_size, read_photo
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 read_photo(Path(sys.argv[1]))
 before = peak()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from photo_files import NOISE, formats
 from PIL import Image
 
-from tag2box.data import photos
-from tag2box.data.photos import photo_size, read_photo
+from tag2box.data import images as photos
+from tag2box.data.images import photo_size, read_photo
 from tag2box.errors import UserError
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets
+from tag2box.annotations import Objects, Photo, TaggedPhotos, Truth
 from tag2box.data import stats
 from tag2box.data.stats import SIZE_EDGES, company, count_dataset, count_objects, count_sizes, count_tags, to_json
-from tag2box.types import Objects, Photo, TaggedPhotos, Truth
 
 NAMES = ("ant", "bee", "cow")
 

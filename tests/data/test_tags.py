@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tag2box.data.faults import Fault
-from tag2box.data.tags import TagRow, read_tags, tag_photos, write_tags
 from tag2box.errors import UserError
+from tag2box.formats.csv_tags import read_tags, write_tags
+from tag2box.formats.listing import Fault, TagRow, tag_photos
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.data.transforms import Resize, View, mirror, place, resized, seen_size, show
+from tag2box.data.transforms import Resize, View, boxes_in_view, flip_boxes, render_view, resized, view_size
 
 BOXES = torch.tensor([[0.0, 0.0, 40.0, 30.0], [4.0, 3.0, 12.0, 9.0]])
 
@@ -37,25 +37,25 @@ VIEWS = [View(None), View(None, True), View(45, False, 55), View(17, True), View
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_pixels_and_boxes_agree_on_the_size_that_is_seen(view: View) -> None:
-    height, width = seen_size(view, (30, 40))
-    assert show(view, torch.rand(3, 30, 40), (30, 40)).shape == (3, height, width)
-    whole = place(view, torch.tensor([[0.0, 0.0, 40.0, 30.0]]), (30, 40))
+    height, width = view_size(view, (30, 40))
+    assert render_view(view, torch.rand(3, 30, 40), (30, 40)).shape == (3, height, width)
+    whole = boxes_in_view(view, torch.tensor([[0.0, 0.0, 40.0, 30.0]]), (30, 40))
     assert torch.allclose(whole, torch.tensor([[0.0, 0.0, width, height]]), atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_boxes_follow_their_pixels(rows: int) -> None:
-    assert seen_size(View(45, False, 55), (30, 40)) == (41, 55)
-    boxes = place(View(45, False, 55), BOXES[:rows], (30, 40))
+    assert view_size(View(45, False, 55), (30, 40)) == (41, 55)
+    boxes = boxes_in_view(View(45, False, 55), BOXES[:rows], (30, 40))
     assert boxes.shape == (rows, 4) and torch.allclose(boxes, BOXES[:rows] * torch.tensor([55 / 40, 41 / 30] * 2))
 
 
 def test_a_constant_photo_stays_constant_and_a_resize_to_itself_is_nothing() -> None:
     image = torch.full((3, 30, 40), 200.0)
-    assert torch.allclose(show(View(17), image, (30, 40)), torch.tensor(200.0))
+    assert torch.allclose(render_view(View(17), image, (30, 40)), torch.tensor(200.0))
     for view in (View(None), View(30)):
-        assert show(view, image, (30, 40)) is image
-        assert torch.equal(place(view, BOXES, (30, 40)), BOXES)
+        assert render_view(view, image, (30, 40)) is image
+        assert torch.equal(boxes_in_view(view, BOXES, (30, 40)), BOXES)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -63,23 +63,23 @@ def test_a_reduced_copy_is_shown_in_the_size_of_the_photo(view: View) -> None:
     smooth = torch.linspace(0, 255, 160).expand(3, 120, 160).contiguous()
     reduced = torch.nn.functional.avg_pool2d(smooth, 2)
     size = (120, 160)
-    seen = show(view, reduced, size)
-    assert seen.shape == show(view, smooth, size).shape
-    assert (seen - show(view, smooth, size)).abs().mean() < 1
+    seen = render_view(view, reduced, size)
+    assert seen.shape == render_view(view, smooth, size).shape
+    assert (seen - render_view(view, smooth, size)).abs().mean() < 1
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_mirrored_twice_is_nothing(rows: int) -> None:
     image, view = torch.rand(3, 30, 40), View(None, True)
-    once = show(view, image, (30, 40))
+    once = render_view(view, image, (30, 40))
     assert torch.equal(once[:, :, 0], image[:, :, -1])
-    assert torch.equal(show(view, once, (30, 40)), image)
-    assert torch.equal(mirror(mirror(BOXES[:rows], 40), 40), BOXES[:rows])
+    assert torch.equal(render_view(view, once, (30, 40)), image)
+    assert torch.equal(flip_boxes(flip_boxes(BOXES[:rows], 40), 40), BOXES[:rows])
 
 
 def test_a_mirrored_box_holds_the_same_pixels() -> None:
     image, view = torch.rand(3, 30, 40), View(None, True)
-    mirrored, boxes = show(view, image, (30, 40)), place(view, BOXES, (30, 40))
+    mirrored, boxes = render_view(view, image, (30, 40)), boxes_in_view(view, BOXES, (30, 40))
     for before, after in zip(BOXES.int().tolist(), boxes.int().tolist(), strict=True):
         crop = image[:, before[1] : before[3], before[0] : before[2]]
         assert torch.equal(mirrored[:, after[1] : after[3], after[0] : after[2]], crop.flip(2))
@@ -87,10 +87,10 @@ def test_a_mirrored_box_holds_the_same_pixels() -> None:
 
 def test_a_view_resizes_then_mirrors() -> None:
     image = torch.rand(3, 30, 40)
-    plain = show(View(60, False, 70), image, (30, 40))
-    assert torch.equal(show(View(60, True, 70), image, (30, 40)), plain.flip(2))
-    expected = mirror(place(View(60, False, 70), BOXES, (30, 40)), plain.shape[2])
-    assert torch.equal(place(View(60, True, 70), BOXES, (30, 40)), expected)
+    plain = render_view(View(60, False, 70), image, (30, 40))
+    assert torch.equal(render_view(View(60, True, 70), image, (30, 40)), plain.flip(2))
+    expected = flip_boxes(boxes_in_view(View(60, False, 70), BOXES, (30, 40)), plain.shape[2])
+    assert torch.equal(boxes_in_view(View(60, True, 70), BOXES, (30, 40)), expected)
 
 
 def test_views_depend_on_seed_epoch_and_photo_only() -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tag2box.data.datasets import has_boxes, read_photos, read_tagged, read_truth
-from tag2box.data.faults import Fault
-from tag2box.data.listing import DataSource
-from tag2box.data.voc import read_voc_split, read_voc_truth
-from tag2box.data.voc_tags import list_voc
 from tag2box.errors import UserError
+from tag2box.formats.datasets import has_boxes, read_photos, read_tagged, read_truth
+from tag2box.formats.listing import DataSource, Fault
+from tag2box.formats.voc_boxes import read_voc_truth
+from tag2box.formats.voc_tags import list_voc, read_voc_split
 
 SIZE = "<size><width>60</width><height>40</height><depth>3</depth></size>"
 

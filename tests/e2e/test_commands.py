@@ -20,8 +20,8 @@ from tag2box.commands.demo import demo
 from tag2box.commands.detect import detect
 from tag2box.commands.evaluate import evaluate
 from tag2box.commands.train import train
-from tag2box.data.tags import write_tags
 from tag2box.errors import UserError
+from tag2box.formats.csv_tags import write_tags
 from tag2box.proposals.store import ProposalStore
 from tiny_world import SCENES, TINY, Finished, call, one_worker, process, same, story, tree, weights
 

@@ -10,12 +10,12 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
+from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.cli import data_stats, proposals_recall
-from tag2box.data.tags import write_tags
 from tag2box.errors import UserError
-from tag2box.proposals.candidates import Candidates
+from tag2box.formats.csv_tags import write_tags
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import write_store
-from tag2box.types import Photo, TaggedPhotos
 from tiny import tiny_photos
 
 OBJECT = (

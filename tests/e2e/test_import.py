@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from tag2box.cli.proposals_import import import_
 from tag2box.commands.import_proposals import import_proposals
-from tag2box.data.datasets import DataSource
 from tag2box.errors import UserError
-from tag2box.proposals.readers.conventions import Said
-from tag2box.proposals.readers.fit import Keep
+from tag2box.formats.listing import DataSource
+from tag2box.proposals.importers.validate import Keep, Said
 from tag2box.proposals.store import ProposalStore
 from tiny import tiny_photos
 

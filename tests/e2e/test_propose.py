@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tag2box.annotations import Photo
 from tag2box.cli import main
 from tag2box.proposals.store import ProposalStore
-from tag2box.types import Photo
 from tiny import tiny_photos
 from tiny_world import COMMAND, Finished, call, environment
 

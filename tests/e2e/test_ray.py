@@ -88,7 +88,7 @@ def test_a_listener_that_says_nothing_is_told_of(
     folder: Path, tmp_path: Path, run: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr("tag2box.proposals.ray_cluster._PATIENCE", 0.5)
+    monkeypatch.setattr("tag2box.proposals.ray_pool._PATIENCE", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         done = run("propose", folder, "--out", tmp_path / "s", "--on", "ray", "--address", f"127.0.0.1:{port}")

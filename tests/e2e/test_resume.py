@@ -18,13 +18,14 @@ import pytest
 
 import tag2box
 from tag2box import settings
+from tag2box.annotations import Objects, TaggedPhotos, Truth
 from tag2box.commands.train import resume, train
-from tag2box.data.batch import Sample
 from tag2box.errors import Interrupted, UserError
-from tag2box.lock import locked
+from tag2box.io import locked
 from tag2box.recipes import Config
-from tag2box.reporting import read_run
-from tag2box.types import Batch, Clues, Objects, Scene, TaggedPhotos, Truth
+from tag2box.reporting.records import read_run
+from tag2box.training.batches import Sample
+from tag2box.types import Batch, LabelerInput, SideInfo
 from tiny_world import (
     COMMAND,
     environment,
@@ -275,24 +276,24 @@ def reachable(hint: object, seen: set[object]) -> set[object]:
     return seen
 
 
-@pytest.mark.parametrize("kind", [TaggedPhotos, Batch, Scene, Sample, Config])
+@pytest.mark.parametrize("kind", [TaggedPhotos, Batch, LabelerInput, Sample, Config])
 def test_what_training_sees_has_no_room_for_true_boxes(kind):
     assert not reachable(kind, set()) & {Truth, Objects}
     assert {Truth, Objects} & reachable(Truth, set())  # the walk does find them where they are
 
 
 def test_fields_of_training_types_are_pinned():
-    kinds = (TaggedPhotos, Batch, Scene, Sample, Clues)
+    kinds = (TaggedPhotos, Batch, LabelerInput, Sample, SideInfo)
     names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in kinds}
     assert names[TaggedPhotos] == ["classes", "photos", "tags", "unsure", "counts"]
     assert names[Batch] == [
         "ids", "tags", "proposals", "images", "maps", "unsure", "trunks", "clues", "looks", "mirrored"
     ]  # fmt: skip
-    assert names[Scene] == [
+    assert names[LabelerInput] == [
         "proposals", "tags", "probs", "embed", "exemplars", "vectors", "second", "clues", "progress"
     ]  # fmt: skip
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "clues"]
-    assert names[Clues] == ["counts", "evidence", "objectness"]  # a number a class, or a proposal: no room for boxes
+    assert names[SideInfo] == ["counts", "evidence", "objectness"]  # a number a class, or a proposal: no room for boxes
     assert not [s.key for s in settings.describe(Config) if "truth" in s.key or "annotation" in s.key]
 
 
@@ -311,10 +312,10 @@ def test_training_code_imports_nothing_that_reads_truth():
     folders = ("maths", "labelers", "mil", "objective", "model", "engine")
     files = [root / "recipes.py", root / "systems.py", root / "commands" / "train.py"]
     files += [file for folder in folders for file in (root / folder).glob("*.py")]
-    forbidden = ("tag2box.types.Truth", "tag2box.types.Objects", "tag2box.metrics", "tag2box.data.coco",
-                 "tag2box.data.voc", "tag2box.data.box_counts")  # fmt: skip
+    forbidden = ("tag2box.types.Truth", "tag2box.types.Objects", "tag2box.metrics", "tag2box.formats.coco_boxes",
+                 "tag2box.formats.voc_boxes", "tag2box.data.side_info")  # fmt: skip
     leaks = [(file.name, name) for file in files for name in imports(file) if name.startswith(forbidden)]
-    assert leaks == [("train.py", "tag2box.data.box_counts.counted_from_boxes")]  # the one that is asked for by name
+    assert leaks == [("train.py", "tag2box.data.side_info.counts_from_boxes")]  # the one that is asked for by name
     assert len(files) > 20
 
 

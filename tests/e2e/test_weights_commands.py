@@ -16,8 +16,8 @@ import typer
 import tag2box.cli as cli
 from fake_weights import Trap, foreign, random_weights, save, shrink
 from tag2box.cli import weights
-from tag2box.model.weights import fetch
-from tag2box.model.weights.cache import open_stored
+from tag2box.models.weights import zoo as fetch
+from tag2box.models.weights.weight_cache import open_stored
 from tiny_world import Finished, call, tree
 
 

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 
-from tag2box.engine import checkpoint
-from tag2box.engine.optim import Adam, Sgd, set_lr
 from tag2box.errors import UserError
-from tag2box.model.detector import Detector, Heads
+from tag2box.models.detector import Detector, Heads
+from tag2box.training import checkpoint
+from tag2box.training.optim import Adam, Sgd, set_lr
 from tiny import TinyBackbone, tiny_detector
 
 CLASSES = ("disc", "box")

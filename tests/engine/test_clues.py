@@ -9,22 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.data.clues import NO_CLUES, ClueSource
+from tag2box.data.side_info import NO_SIDE_INFO, SideInfoLoader
 from tag2box.data.transforms import Resize
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.processes import Processes
-from tag2box.engine.source import Feed, MapSource, PhotoSource
-from tag2box.engine.trunk_source import TrunkSource
-from tag2box.engine.trunks import LiveTrunks
-from tag2box.types import Clues, Facts
+from tag2box.training.batches import ImageBatches, Loader, RoiMapBatches, TrunkBatches
+from tag2box.training.dist import DistContext
+from tag2box.training.feature_cache import LiveRoiMaps, LiveTrunks
+from tag2box.types import BatchMeta, SideInfo
 from tiny import tiny_detector, tiny_photos, tiny_store
 
-FEED = Feed(batch=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
+FEED = Loader(batch=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
 COUNTS = (6, 0, 9, 1, 6)
 KINDS = ("pixels", "maps", "trunks")
 
 
-def source_of(kind: str, folder: Path, feed: Feed = FEED) -> PhotoSource | MapSource | TrunkSource:
+def source_of(kind: str, folder: Path, feed: Loader = FEED) -> ImageBatches | RoiMapBatches | TrunkBatches:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     numbers = torch.arange(photos.tags.numel()).reshape(photos.tags.shape)
@@ -33,13 +31,13 @@ def source_of(kind: str, folder: Path, feed: Feed = FEED) -> PhotoSource | MapSo
         """Something that tells which proposal it was made of."""
         return store.boxes(photo_id)[:, 0] / 100
 
-    clues = ClueSource(counts=numbers, evidence=left_edges, objectness=lambda name: left_edges(name) / 2)
+    clues = SideInfoLoader(counts=numbers, evidence=left_edges, objectness=lambda name: left_edges(name) / 2)
     backbone = tiny_detector(3).backbone
     if kind == "pixels":
-        return PhotoSource(photos, store, feed, 0, clues=clues)
+        return ImageBatches(photos, store, feed, 0, clues=clues)
     if kind == "maps":
-        return MapSource(photos, store, feed, 0, LiveMaps(backbone, photos.photos, store), clues=clues)
-    return TrunkSource(photos, store, feed, 0, LiveTrunks(backbone, photos.photos), clues=clues)
+        return RoiMapBatches(photos, store, feed, 0, LiveRoiMaps(backbone, photos.photos, store), clues=clues)
+    return TrunkBatches(photos, store, feed, 0, LiveTrunks(backbone, photos.photos), clues=clues)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +71,7 @@ def test_all_sources_give_the_same(tmp_path: Path) -> None:
     for iteration in range(3):
         first, *others = (source.batch(iteration).clues for source in seen)
         for other in others:
-            for name in Clues.__slots__:
+            for name in SideInfo.__slots__:
                 assert torch.equal(getattr(first, name), getattr(other, name))
 
 
@@ -86,8 +84,8 @@ def test_the_still_photos_have_theirs(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nothing_asks_for_is_not_there(tmp_path: Path, kind: str) -> None:
-    source = replace(source_of(kind, tmp_path), clues=NO_CLUES)
-    assert source.batch(0).clues == Clues() and source.still(2).clues == Clues()
+    source = replace(source_of(kind, tmp_path), clues=NO_SIDE_INFO)
+    assert source.batch(0).clues == SideInfo() and source.still(2).clues == SideInfo()
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -96,9 +94,9 @@ def test_shares_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: 
     """Also where processes outnumber photos, and some have none."""
     source = source_of(kind, tmp_path)
     whole = source.batch(1).facts()
-    shares = [replace(source, processes=Processes(rank, size)).batch(1).facts() for rank in range(size)]
-    joined = Facts.joined(shares)
-    for name in Clues.__slots__:
+    shares = [replace(source, processes=DistContext(rank, size)).batch(1).facts() for rank in range(size)]
+    joined = BatchMeta.joined(shares)
+    for name in SideInfo.__slots__:
         assert torch.equal(getattr(joined.clues, name), getattr(whole.clues, name))
 
 
@@ -107,5 +105,5 @@ def test_worker_processes_hand_them_over(tmp_path: Path) -> None:
     with source.batches(range(2)) as batches:
         for iteration, batch in enumerate(batches):
             wanted = source.batch(iteration).clues
-            for name in Clues.__slots__:
+            for name in SideInfo.__slots__:
                 assert torch.equal(getattr(batch.clues, name), getattr(wanted, name))

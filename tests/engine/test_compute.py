@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tag2box.commands.train import train
-from tag2box.engine import compute
-from tag2box.engine.compute import Compute
 from tag2box.errors import UserError
+from tag2box.training import dist as compute
+from tag2box.training.dist import Compute
 from tiny_world import small_config, small_data, small_network, story, weights
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tag2box.engine.events import FILE, EventLog, read_events
+from tag2box.training.events import EVENTS_FILE, EventLog, read_events
 
 
 def test_events_are_read_in_the_order_they_were_written(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_events_are_read_in_the_order_they_were_written(tmp_path: Path) -> None:
 
 def test_a_run_that_wrote_nothing_has_no_events(tmp_path: Path) -> None:
     EventLog(tmp_path)
-    assert not (tmp_path / FILE).exists()
-    (tmp_path / FILE).touch()
+    assert not (tmp_path / EVENTS_FILE).exists()
+    (tmp_path / EVENTS_FILE).touch()
     EventLog(tmp_path)
     assert list(read_events(tmp_path)) == []
 
@@ -46,16 +46,16 @@ def test_a_log_opened_again_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("half", ['{"eve', "{", '{"event": "step", "time": 1.0}', "é"])
 def test_half_a_line_is_no_event_and_is_cut_before_the_next(tmp_path: Path, kept: int, half: str) -> None:
     whole = "".join(json.dumps({"event": "step", "iteration": i}) + "\n" for i in range(kept))
-    (tmp_path / FILE).write_text(whole + half, encoding="utf-8")
+    (tmp_path / EVENTS_FILE).write_text(whole + half, encoding="utf-8")
     assert [event["iteration"] for event in read_events(tmp_path)] == list(range(kept))
     log = EventLog(tmp_path)
-    assert (tmp_path / FILE).read_text(encoding="utf-8") == whole
+    assert (tmp_path / EVENTS_FILE).read_text(encoding="utf-8") == whole
     log.write("step", {"iteration": kept})
     assert [event["iteration"] for event in read_events(tmp_path)] == list(range(kept + 1))
 
 
 def test_half_a_letter_is_cut_too(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b'{"event": "step"}\n{"x": "' + "é".encode()[:1])
+    (tmp_path / EVENTS_FILE).write_bytes(b'{"event": "step"}\n{"x": "' + "é".encode()[:1])
     EventLog(tmp_path).write("end", {})
     assert [event["event"] for event in read_events(tmp_path)] == ["step", "end"]
 

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tag2box.data.photos import read_photo
-from tag2box.engine import evidence as module
-from tag2box.engine.evidence import Evidence, make_evidence
+from tag2box.data.images import read_photo
 from tag2box.errors import UserError
-from tag2box.maths.straddling import straddling
-from tag2box.proposals.superpixels import Superpixels
+from tag2box.ops.superpixels import Superpixels, straddling
+from tag2box.training import superpixel_cache as module
+from tag2box.training.superpixel_cache import SuperpixelCache, build_superpixel_cache
 from tiny import tiny_photos, tiny_store
 from tiny_world import one_worker
 
@@ -33,7 +32,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_are_those_of_each_photo_in_the_order_of_its_proposals(tmp_path: Path, counts: tuple[int, ...]) -> None:
     photos = tiny_photos(tmp_path, len(counts)).photos
     store = tiny_store(tmp_path, photos, counts=counts)
-    made = make_evidence(photos, store, CUT, tmp_path / "maps")
+    made = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
     for photo in photos:
         boxes = store.boxes(photo.id).numpy()
         assert made(photo.id).tolist() == straddling(CUT(read_photo(photo.path)), boxes).tolist()
@@ -47,7 +46,7 @@ def test_boxes_are_held_against_the_reduced_copy(tmp_path: Path) -> None:
     labels = small(read_photo(photos[0].path))
     wanted = straddling(labels, store.boxes("photo0").numpy() * np.array([38 / 48, 32 / 40] * 2, np.float32))
     assert labels.shape == (32, 38)
-    assert make_evidence(photos, store, small, tmp_path / "maps")("photo0").tolist() == wanted.tolist()
+    assert build_superpixel_cache(photos, store, small, tmp_path / "maps")("photo0").tolist() == wanted.tolist()
 
 
 def test_it_is_made_once_and_again_where_anything_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,18 +60,20 @@ def test_it_is_made_once_and_again_where_anything_changed(tmp_path: Path, monkey
         return weigh(superpixels, order)
 
     monkeypatch.setattr(module, "_weigh", counted)
-    make_evidence(photos, store, CUT, maps)
-    make_evidence(photos, store, CUT, maps)
+    build_superpixel_cache(photos, store, CUT, maps)
+    build_superpixel_cache(photos, store, CUT, maps)
     assert seen == ["photo0", "photo1"] and len(list(maps.iterdir())) == 1
-    make_evidence(photos, store, replace(CUT, scale=99.0), maps)
-    make_evidence(photos, tiny_store(tmp_path / "other", photos, seed=1), CUT, maps)
+    build_superpixel_cache(photos, store, replace(CUT, scale=99.0), maps)
+    build_superpixel_cache(photos, tiny_store(tmp_path / "other", photos, seed=1), CUT, maps)
     os.utime(photos[0].path, ns=(1, 1))
-    make_evidence(photos, store, CUT, maps)
+    build_superpixel_cache(photos, store, CUT, maps)
     assert len(seen) == 8 and len(list(maps.iterdir())) == 4
     cut_short = next(path for path in maps.iterdir())
     for path in maps.iterdir():
         path.write_bytes(path.read_bytes()[:-4])
-    assert make_evidence(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 10 and cut_short.exists()
+    assert (
+        build_superpixel_cache(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 10 and cut_short.exists()
+    )
 
 
 def test_a_photo_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -80,20 +81,20 @@ def test_a_photo_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> No
     store = tiny_store(tmp_path, photos)
     photos[1].path.write_text("no photo")
     with pytest.raises(UserError, match=r"photo1.jpg: not readable as a photo") as error:
-        make_evidence(photos, store, CUT, tmp_path / "maps")
+        build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
     assert "\n" not in str(error.value) and list((tmp_path / "maps").iterdir()) == []
     photos[1].path.unlink()
     with pytest.raises(UserError, match=r"photo1.jpg: no such photo"):
-        make_evidence(photos, store, CUT, tmp_path / "maps")
+        build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
 
 
 def test_what_crosses_to_other_processes_survives(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     store = tiny_store(tmp_path, photos)
-    made = make_evidence(photos, store, CUT, tmp_path / "maps")
+    made = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
     order = module._Order(photos[0], store.boxes("photo0").numpy())
     again, work, crossed = pickle.loads(pickle.dumps((made, partial(module._weigh, CUT), order)))  # noqa: S301 - ours
-    assert isinstance(again, Evidence) and again("photo0").tolist() == made("photo0").tolist()
+    assert isinstance(again, SuperpixelCache) and again("photo0").tolist() == made("photo0").tolist()
     assert pickle.loads(pickle.dumps(work(crossed))).values.tolist() == made("photo0").tolist()  # noqa: S301
 
 

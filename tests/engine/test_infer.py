@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, place, resized, show
-from tag2box.engine.infer import Inference, detect
-from tag2box.engine.maps import CachedMaps, LiveMaps
-from tag2box.engine.progress import Bar
+from tag2box.annotations import Detections, Photo
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, boxes_in_view, render_view, resized
 from tag2box.errors import UserError
-from tag2box.maths.boxes import decode
-from tag2box.mil import Rescore
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.predict import Predict
-from tag2box.types import Detections, Photo, Proposals
+from tag2box.inference.predict import Inference, Predict, detect_photos_with
+from tag2box.methods.wsrpn import Rescore
+from tag2box.models.detector import Detector, Heads
+from tag2box.ops.boxes import decode
+from tag2box.progress import Bar
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.types import Proposals
 from tiny import tiny_detector, tiny_photos, tiny_store
 
 ALL = Predict(nms_iou=1.0, max_detections=10_000)  # keeps every box of every class
@@ -43,11 +43,13 @@ class Boxes:
         return self.thought
 
 
-def run(folder: Path, inference: Inference, detector: Detector | None = None) -> tuple[dict[str, Detections], LiveMaps]:
+def run(
+    folder: Path, inference: Inference, detector: Detector | None = None
+) -> tuple[dict[str, Detections], LiveRoiMaps]:
     photos = tiny_photos(folder, len(COUNTS)).photos
     network = detector or tiny_detector(3)
-    live = LiveMaps(network.backbone, photos, tiny_store(folder, photos, counts=COUNTS))
-    return detect(network, photos, live.store, maps=live, inference=inference), live
+    live = LiveRoiMaps(network.backbone, photos, tiny_store(folder, photos, counts=COUNTS))
+    return detect_photos_with(network, photos, live.store, maps=live, inference=inference), live
 
 
 def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,7 @@ def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[i
     all_probs, all_boxes = [], []
     for short, flip in views:
         view, size = View(short, flip, 2000), (photo.height, photo.width)
-        image, seen = show(view, read_photo(photo.path).float(), size), place(view, boxes, size)
+        image, seen = render_view(view, read_photo(photo.path).float(), size), boxes_in_view(view, boxes, size)
         maps = detector.backbone.roi_maps(detector.backbone.trunk(image[None]), Proposals(seen, (len(seen),)))
         maps = maps.half().float() if detector.backbone.frozen_maps else maps
         out = detector.score(detector.neck(maps))
@@ -114,8 +116,8 @@ def test_a_photo_without_proposals_has_no_detections(tmp_path: Path, heads: Head
 
 
 def test_no_photos_no_detections() -> None:
-    live = LiveMaps(tiny_detector(2).backbone, (), Boxes(torch.zeros(0, 4)))
-    assert detect(tiny_detector(2), (), live.store, maps=live, inference=Inference()) == {}
+    live = LiveRoiMaps(tiny_detector(2).backbone, (), Boxes(torch.zeros(0, 4)))
+    assert detect_photos_with(tiny_detector(2), (), live.store, maps=live, inference=Inference()) == {}
 
 
 def symmetric_photo(folder: Path) -> Photo:
@@ -134,9 +136,9 @@ def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: P
     detector = tiny_detector(2, heads=Heads(regress=False))
 
     def scores(boxes: Tensor) -> Tensor:
-        live = LiveMaps(detector.backbone, (photo,), Boxes(boxes))
+        live = LiveRoiMaps(detector.backbone, (photo,), Boxes(boxes))
         inference = Inference(scales=(32, 40), mirror=mirror, predict=ALL)
-        found = detect(detector, (photo,), live.store, maps=live, inference=inference)["twin"]
+        found = detect_photos_with(detector, (photo,), live.store, maps=live, inference=inference)["twin"]
         return found.scores[found.labels.argsort()]
 
     assert torch.allclose(scores(left), scores(right), atol=1e-4) is mirror
@@ -145,8 +147,10 @@ def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: P
 def test_mirror_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
     photo = symmetric_photo(tmp_path)
     detector = tiny_detector(2)
-    live = LiveMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
-    found = detect(detector, (photo,), live.store, maps=live, inference=Inference(scales=(32,), predict=ALL))["twin"]
+    live = LiveRoiMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
+    found = detect_photos_with(
+        detector, (photo,), live.store, maps=live, inference=Inference(scales=(32,), predict=ALL)
+    )["twin"]
     for label in (0, 1):
         a, b = found.boxes[found.labels == label].tolist()
         assert sorted([48 - b[2], 48 - b[0]]) == pytest.approx([a[0], a[2]], abs=1e-2)
@@ -161,20 +165,20 @@ def test_kept_maps_give_the_same_detections(tmp_path: Path) -> None:
     inference = Inference(scales=(24, 32), predict=ALL)
     detector = tiny_detector(3)
     found, live = run(tmp_path, inference, detector)
-    cached = CachedMaps(live, tmp_path / "maps")
+    cached = CachedRoiMaps(live, tmp_path / "maps")
     cached.make(inference.views())
     for photo in live.photos:
         photo.path.unlink()  # nobody will miss them
-    kept = detect(detector, live.photos, live.store, maps=cached, inference=inference)
+    kept = detect_photos_with(detector, live.photos, live.store, maps=cached, inference=inference)
     assert found.keys() == kept.keys() and all(same(found[name], kept[name]) for name in found)
     cached.close()
 
 
-class ViewByView(LiveMaps):
+class ViewByView(LiveRoiMaps):
     """The photo read anew for every view, as it was once done."""
 
     def passes(self, index: int, views: Sequence[View]) -> Iterator[Tensor]:
-        return (next(LiveMaps.passes(self, index, [view])) for view in views)
+        return (next(LiveRoiMaps.passes(self, index, [view])) for view in views)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -187,7 +191,7 @@ def test_reading_once_detects_what_reading_for_every_view_does(
     detector = tiny_detector(3, frozen)
     found, live = run(tmp_path, inference, detector)
     twin = ViewByView(live.backbone, live.photos, live.store)
-    expected = detect(detector, live.photos, live.store, maps=twin, inference=inference)
+    expected = detect_photos_with(detector, live.photos, live.store, maps=twin, inference=inference)
     assert found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in found)
 
 
@@ -211,10 +215,12 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         yield Counting()
 
-    monkeypatch.setattr("tag2box.data.look.read_photo", counted)
+    monkeypatch.setattr("tag2box.data.images.read_photo", counted)
     photos = tiny_photos(tmp_path, 4).photos
-    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
-    detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)), progress=progress)
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    detect_photos_with(
+        tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)), progress=progress
+    )
     assert [event for event in events if event != "done"] == [f"read photo{i} False" for i in range(4)]
     for i in range(2, 4):
         assert events[: events.index(f"read photo{i} False")].count("done") >= i - 1
@@ -222,19 +228,19 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
 
 def test_a_broken_photo_is_told_in_its_turn(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
     photos[1].path.write_bytes(b"no photo at all")
     before = threading.active_count()
     with pytest.raises(UserError, match=r"photo1\.jpg: not readable as a photo"):
-        detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)))
+        detect_photos_with(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)))
     assert threading.active_count() == before
 
 
 def test_a_photo_without_proposals_is_never_opened(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(2, 0, 2)))
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(2, 0, 2)))
     photos[1].path.unlink()
-    found = detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)))
+    found = detect_photos_with(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)))
     assert len(found["photo1"]) == 0 < len(found["photo2"])
 
 
@@ -272,8 +278,10 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
         yield Counting()
 
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
-    detect(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress)
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    detect_photos_with(
+        tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress
+    )
     assert told == [("detecting", 3), "", "", ""]
 
 
@@ -281,10 +289,12 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
 def test_what_is_not_worth_it_is_not_detected(tmp_path: Path, count: int) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     detector = tiny_detector(3, heads=Heads(regress=False))
-    live = LiveMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))
+    live = LiveRoiMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))
     inference, half = Inference(scales=(24, 32), predict=ALL), Rescore(keep=0.5, nms_iou=1.0)
-    everything = detect(detector, photos, live.store, maps=live, inference=inference)[photos[0].id]
-    better = detect(detector, photos, live.store, maps=live, inference=inference, rescore=half)[photos[0].id]
+    everything = detect_photos_with(detector, photos, live.store, maps=live, inference=inference)[photos[0].id]
+    better = detect_photos_with(detector, photos, live.store, maps=live, inference=inference, rescore=half)[
+        photos[0].id
+    ]
     kept = {tuple(box) for box in better.boxes.tolist()}
     assert kept <= {tuple(box) for box in everything.boxes.tolist()}
     assert len(kept) == min(count, max(1, round(count / 2)))
@@ -304,8 +314,8 @@ def test_a_prior_reads_the_scores_of_proposals(tmp_path: Path) -> None:
 
     def seen(scores: list[float]) -> list[float]:
         store = Boxes(boxes, torch.tensor(scores))
-        live = LiveMaps(detector.backbone, (photo,), store)
-        return detect(detector, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+        live = LiveRoiMaps(detector.backbone, (photo,), store)
+        return detect_photos_with(detector, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
 
     assert seen([0.1, 0.1]) == pytest.approx(unweighed(detector, photo, boxes, inference), abs=1e-6)
     assert seen([0.1, 0.9]) != pytest.approx(seen([0.1, 0.1]), abs=1e-6)
@@ -316,5 +326,5 @@ def unweighed(detector: Detector, photo: Photo, boxes: Tensor, inference: Infere
     plain = tiny_detector(3)
     plain.load_state_dict(detector.state_dict())
     store = Boxes(boxes)
-    live = LiveMaps(plain.backbone, (photo,), store)
-    return detect(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+    live = LiveRoiMaps(plain.backbone, (photo,), store)
+    return detect_photos_with(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()

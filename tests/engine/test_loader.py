@@ -17,21 +17,21 @@ import pytest
 import torch
 
 from tag2box.data.transforms import Resize
-from tag2box.engine import loader
-from tag2box.engine.loader import by_processes, by_thread, count_workers, in_turn
-from tag2box.engine.maps import CachedMaps, LiveMaps
-from tag2box.engine.source import Feed, MapSource, PhotoSource, Source
 from tag2box.errors import UserError
+from tag2box.training import loader
+from tag2box.training.batches import BatchSource, ImageBatches, Loader, RoiMapBatches
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.training.loader import count_workers, serial_batches, thread_batches, worker_batches
 from tag2box.types import Batch, Proposals
 from tiny import tiny_detector, tiny_photos, tiny_store
 
 RESIZE = Resize(scales=(32, 40, 24), long_max=60)
 Ahead = Callable[[Callable[[int], Batch], range], AbstractContextManager[Iterator[Batch]]]
 WAYS: dict[str, Ahead] = {
-    "in turn": in_turn,
-    "thread": by_thread,
-    "one process": partial(by_processes, workers=1),
-    "two processes": partial(by_processes, workers=2),
+    "in turn": serial_batches,
+    "thread": thread_batches,
+    "one process": partial(worker_batches, workers=1),
+    "two processes": partial(worker_batches, workers=2),
 }
 
 
@@ -43,12 +43,12 @@ def _quick_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
-def photo_source(folder: Path, *, most: int | None = 4, group: bool = False) -> PhotoSource:
+def photo_source(folder: Path, *, most: int | None = 4, group: bool = False) -> ImageBatches:
     photos = tiny_photos(folder, 7)
     photos = replace(photos, unsure=~photos.tags)
-    feed = Feed(batch=3, resize=RESIZE, max_proposals=most, group_aspect=group)
+    feed = Loader(batch=3, resize=RESIZE, max_proposals=most, group_aspect=group)
     store = tiny_store(folder, photos.photos, counts=(6, 0, 9, 1, 6, 3, 2))
-    return PhotoSource(photos, store, feed, 0, (127.0, 120.0, 110.0))
+    return ImageBatches(photos, store, feed, 0, (127.0, 120.0, 110.0))
 
 
 def parts(batch: Batch) -> list[object]:
@@ -169,7 +169,7 @@ def test_a_process_that_dies_is_one_line() -> None:
     before = Held.now()
     with (
         pytest.raises(UserError, match=r"a process that reads photos died .*feed\.workers") as error,
-        by_processes(_dies, range(9), 1) as batches,
+        worker_batches(_dies, range(9), 1) as batches,
     ):
         for _ in batches:
             time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_mistakes_of_ours_are_not_taken_for_the_users(way: str) -> None:
 
 def test_processes_are_ahead_and_each_computes_on_one_thread() -> None:
     made: dict[int, float] = {}
-    with by_processes(_report, range(6), 2) as batches:
+    with worker_batches(_report, range(6), 2) as batches:
         for iteration, batch in enumerate(batches):
             assert batch.images is not None
             threads, pid = batch.images[0, 0, 0, :2].tolist()
@@ -209,8 +209,8 @@ CTRL_C = """
 import os, signal, sys, time
 sys.path[:0] = sys.argv[1:]
 from test_loader import tiny_batch
-from tag2box.engine.loader import by_processes
-from tag2box.engine.loop import _graceful_stop
+from tag2box.training.loader import by_processes
+from tag2box.training.loop import _graceful_stop
 with _graceful_stop() as stop, by_processes(tiny_batch, range(10**6), 2) as batches:
     for iteration, batch in enumerate(batches):
         if iteration == 10:
@@ -273,8 +273,8 @@ def _children() -> int:
 
 @pytest.mark.parametrize(("workers", "children"), [(0, 0), (1, 1), (2, 2)])
 def test_photo_sources_have_the_processes_asked_for(tmp_path: Path, workers: int, children: int) -> None:
-    source: Source = photo_source(tmp_path)
-    assert isinstance(source, PhotoSource)
+    source: BatchSource = photo_source(tmp_path)
+    assert isinstance(source, ImageBatches)
     source = replace(source, feed=replace(source.feed, workers=workers))
     before = _children()
     with source.batches(range(2, 5)) as batches:
@@ -287,9 +287,9 @@ def test_photo_sources_have_the_processes_asked_for(tmp_path: Path, workers: int
 @pytest.mark.parametrize(("workers", "threads"), [(None, 1), (0, 0), (2, 1)])
 def test_map_sources_have_a_thread_or_nothing(tmp_path: Path, workers: int | None, threads: int) -> None:
     pixels = photo_source(tmp_path)
-    live = LiveMaps(tiny_detector(3).backbone, pixels.photos.photos, pixels.store)
-    maps = CachedMaps(live, tmp_path / "maps")
-    source = MapSource(pixels.photos, pixels.store, replace(pixels.feed, workers=workers), 0, maps)
+    live = LiveRoiMaps(tiny_detector(3).backbone, pixels.photos.photos, pixels.store)
+    maps = CachedRoiMaps(live, tmp_path / "maps")
+    source = RoiMapBatches(pixels.photos, pixels.store, replace(pixels.feed, workers=workers), 0, maps)
     expected = [parts(source.batch(i)) for i in range(6)]
     before = Held.now()
     with source.batches(range(6)) as batches:

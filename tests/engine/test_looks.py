@@ -13,28 +13,28 @@ from torch import Tensor
 from tag2box import settings
 from tag2box.commands.requirements import check_attention
 from tag2box.data.transforms import Resize
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.processes import Processes
-from tag2box.engine.source import Fed, Feed, MapSource, PhotoSource
-from tag2box.engine.step import Step
-from tag2box.engine.trunk_source import TrunkSource
-from tag2box.engine.trunks import LiveTrunks
 from tag2box.errors import UserError
-from tag2box.labelers import Oicr
-from tag2box.model.backbone import Backbone
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment
-from tag2box.objective import Attention, Contrast, Objective
+from tag2box.methods.casd import Attention
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.models.augment import Augment
+from tag2box.models.backbone import Backbone
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.rng import StepRng
 from tag2box.recipes import Config
-from tag2box.types import Batch, Facts, Proposals
+from tag2box.training.batches import BatchSampler, ImageBatches, Loader, RoiMapBatches, TrunkBatches
+from tag2box.training.criterion import Criterion
+from tag2box.training.dist import DistContext
+from tag2box.training.feature_cache import LiveRoiMaps, LiveTrunks
+from tag2box.training.step import Step
+from tag2box.types import Batch, BatchMeta, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from together import together
 
-LUCK = Luck(5, 2)
+LUCK = StepRng(5, 2)
 RESIZE = Resize(scales=(40, 48), flip=0.5)
-CASD = Objective(
+CASD = Criterion(
     labeler=Oicr(),
     contrast=Contrast(enabled=False),
     attention=Attention(input_weight=1.0, layer_weight=1.0, ramp=0),
@@ -51,23 +51,23 @@ class TwoLayers(TinyBackbone):
         return torch.stack([maps.mean(dim=1), second], dim=1)
 
 
-def sources(folder: Path, feed: Feed, processes: Processes) -> dict[str, Fed]:
+def sources(folder: Path, feed: Loader, processes: DistContext) -> dict[str, BatchSampler]:
     photos = tiny_photos(folder, 5)
     store = tiny_store(folder, photos.photos, counts=[6, 0, 6, 1, 6])
     backbone: Backbone = tiny_detector(3).backbone
-    live, trunks = LiveMaps(backbone, photos.photos, store), LiveTrunks(backbone, photos.photos)
+    live, trunks = LiveRoiMaps(backbone, photos.photos, store), LiveTrunks(backbone, photos.photos)
     return {
-        "photos": PhotoSource(photos, store, feed, 0, processes=processes),
-        "maps": MapSource(photos, store, feed, 0, live, processes=processes),
-        "trunks": TrunkSource(photos, store, feed, 0, trunks, processes=processes),
+        "photos": ImageBatches(photos, store, feed, 0, processes=processes),
+        "maps": RoiMapBatches(photos, store, feed, 0, live, processes=processes),
+        "trunks": TrunkBatches(photos, store, feed, 0, trunks, processes=processes),
     }
 
 
 @pytest.mark.parametrize("kind", ["photos", "maps", "trunks"])
 @pytest.mark.parametrize("looks", [1, 2, 4])
 def test_looks_are_different_views_of_the_same_proposals(tmp_path: Path, kind: str, looks: int) -> None:
-    feed = Feed(batch=3, looks=looks, resize=RESIZE, max_proposals=4, workers=0)
-    source = sources(tmp_path, feed, Processes())[kind]
+    feed = Loader(batch=3, looks=looks, resize=RESIZE, max_proposals=4, workers=0)
+    source = sources(tmp_path, feed, DistContext())[kind]
     for iteration in range(4):
         batch, turns = source.batch(iteration), source.turns(iteration)  # type: ignore[attr-defined]
         assert len(turns) == len(batch.ids) == 3 * looks and batch.looks == looks
@@ -95,7 +95,7 @@ def check_same_boxes(batch: Batch, first: int, looks: int) -> None:
 
 
 def test_one_look_is_the_view_that_was_always_drawn(tmp_path: Path) -> None:
-    one, four = (sources(tmp_path, Feed(batch=2, looks=n, resize=RESIZE), Processes())["photos"] for n in (1, 4))
+    one, four = (sources(tmp_path, Loader(batch=2, looks=n, resize=RESIZE), DistContext())["photos"] for n in (1, 4))
     for iteration in range(3):
         assert four.turns(iteration)[::4] == one.turns(iteration)
         assert [turn.view for turn in one.turns(iteration)] == [RESIZE.view(*t.draw) for t in one.turns(iteration)]
@@ -103,11 +103,11 @@ def test_one_look_is_the_view_that_was_always_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["photos", "maps", "trunks"])
 def test_processes_share_photos_not_looks(tmp_path: Path, kind: str) -> None:
-    feed = Feed(batch=3, looks=2, resize=RESIZE, workers=0)
-    whole = sources(tmp_path, feed, Processes())[kind].batch(1)  # type: ignore[attr-defined]
-    parts = [sources(tmp_path, feed, Processes(rank, 4))[kind].batch(1) for rank in range(4)]  # type: ignore[attr-defined]
+    feed = Loader(batch=3, looks=2, resize=RESIZE, workers=0)
+    whole = sources(tmp_path, feed, DistContext())[kind].batch(1)  # type: ignore[attr-defined]
+    parts = [sources(tmp_path, feed, DistContext(rank, 4))[kind].batch(1) for rank in range(4)]  # type: ignore[attr-defined]
     assert [len(part.ids) % 2 for part in parts] == [0] * 4
-    joined, facts = Facts.joined([part.facts() for part in parts]), whole.facts()
+    joined, facts = BatchMeta.joined([part.facts() for part in parts]), whole.facts()
     assert (joined.looks, joined.proposals.sizes) == (2, facts.proposals.sizes)
     assert joined.mirrored is not None and facts.mirrored is not None
     assert torch.equal(joined.mirrored, facts.mirrored)
@@ -212,7 +212,7 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
     alone(batch, LUCK)
     wanted = gradients(alone)
 
-    def work(processes: Processes) -> dict[str, Tensor]:
+    def work(processes: DistContext) -> dict[str, Tensor]:
         step = make_step(memory=memory, processes=processes)
         mine, spans = processes.share(len(batch.ids)), batch.proposals.spans()
         photos, rows = slice(mine.start, mine.stop), slice(spans[mine.start].start, spans[mine.stop - 1].stop)

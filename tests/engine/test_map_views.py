@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box.data.photos import read_photo
+from tag2box.data.images import read_photo
 from tag2box.data.transforms import View
-from tag2box.engine.maps import CachedMaps, LiveMaps, at_a_time
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps, at_a_time
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
 
-def live_world(folder: Path) -> LiveMaps:
+def live_world(folder: Path) -> LiveRoiMaps:
     """Three photos, the second without proposals."""
     photos = tiny_photos(folder, 3).photos
-    return LiveMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=(4, 0, 1)))
+    return LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=(4, 0, 1)))
 
 
 def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -28,7 +28,7 @@ def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(path.stem)
         return read_photo(path, at_least)
 
-    monkeypatch.setattr("tag2box.data.look.read_photo", counted)
+    monkeypatch.setattr("tag2box.data.images.read_photo", counted)
     return read
 
 
@@ -96,7 +96,7 @@ def test_a_scale_and_its_mirror_image_share_a_batch_where_that_pays(device: str,
 
 def test_kept_passes_never_touch_the_photos(tmp_path: Path) -> None:
     live = live_world(tmp_path)
-    cached = CachedMaps(live, tmp_path / "maps")
+    cached = CachedRoiMaps(live, tmp_path / "maps")
     cached.make(SEVERAL)
     expected = [live.maps(0, view) for view in SEVERAL]
     for photo in live.photos:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tag2box import lock
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, place, show
-from tag2box.engine.maps import CachedMaps, LiveMaps
-from tag2box.engine.progress import Bar, silent
+from tag2box import io as lock
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, boxes_in_view, render_view
 from tag2box.errors import UserError
-from tag2box.lock import locked
-from tag2box.model.lite0 import Lite0
+from tag2box.io import locked
+from tag2box.models.lite0 import Lite0
+from tag2box.progress import Bar, silent
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
 from tag2box.types import Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
@@ -34,19 +34,19 @@ class OtherPooling(TinyBackbone):
         return super().map_recipe() + " other pooling"
 
 
-def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> LiveMaps:
+def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> LiveRoiMaps:
     photos = tiny_photos(folder, len(counts)).photos
-    return LiveMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
+    return LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
 
 
 def kept_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.f16")}
 
 
-def name_of(live: LiveMaps, folder: Path, view: View = VIEW) -> str:
+def name_of(live: LiveRoiMaps, folder: Path, view: View = VIEW) -> str:
     """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
     before = kept_files(folder)
-    cached = CachedMaps(live, folder)
+    cached = CachedRoiMaps(live, folder)
     cached.maps(0, view)
     cached.close()
     (name,) = kept_files(folder) - before or {NOTHING_NEW}
@@ -58,7 +58,10 @@ def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view:
     live = live_world(tmp_path)
     photo = live.photos[0]
     size = (photo.height, photo.width)
-    image, boxes = show(view, read_photo(photo.path).float(), size), place(view, live.store.boxes(photo.id), size)
+    image, boxes = (
+        render_view(view, read_photo(photo.path).float(), size),
+        boxes_in_view(view, live.store.boxes(photo.id), size),
+    )
     expected = live.backbone.roi_maps(live.backbone.trunk(image[None]), Proposals(boxes, (4,)))
     maps = live.maps(0, view)
     assert torch.equal(maps, expected.half().float())  # as they would be kept
@@ -73,7 +76,7 @@ def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: 
     live = live_world(tmp_path)
     if network == "lite0":
         live = replace(live, backbone=Lite0(pool_size=4).build(pretrained=False))
-    cached = CachedMaps(live, tmp_path / "maps")
+    cached = CachedRoiMaps(live, tmp_path / "maps")
     for index in (2, 0, 1, 0):
         kept, fresh = cached.maps(index, view), live.maps(index, view)
         assert (kept.dtype, kept.stride()) == (torch.float32, fresh.stride())
@@ -84,48 +87,48 @@ def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: 
 @pytest.mark.parametrize("counts", [(0,), (0, 0), (1,), (0, 3)])
 def test_photos_without_proposals_have_no_maps(tmp_path: Path, counts: tuple[int, ...]) -> None:
     live = live_world(tmp_path, counts)
-    cached = CachedMaps(live, tmp_path / "maps")
+    cached = CachedRoiMaps(live, tmp_path / "maps")
     for index, count in enumerate(counts):
         assert cached.maps(index, VIEW).shape == (count, TinyBackbone.channels, 3, 3)
 
 
 def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    expected = CachedMaps(live, tmp_path / "maps").maps(0, VIEW)
+    expected = CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
 
-    def refuse(self: LiveMaps, index: int, view: View) -> torch.Tensor:
+    def refuse(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(LiveMaps, "maps", refuse)
-    assert torch.equal(CachedMaps(live, tmp_path / "maps").maps(0, VIEW), expected)
+    monkeypatch.setattr(LiveRoiMaps, "maps", refuse)
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), expected)
 
 
 @pytest.mark.parametrize("keep", [0, 7, -2])
 def test_a_cut_file_is_made_anew(tmp_path: Path, keep: int) -> None:
     live = live_world(tmp_path)
-    expected = CachedMaps(live, tmp_path / "maps").maps(2, VIEW)
+    expected = CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW)
     (path,) = (tmp_path / "maps").glob("*.f16")
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
-    assert torch.equal(CachedMaps(live, tmp_path / "maps").maps(2, VIEW), expected)
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW), expected)
     assert path.read_bytes() == whole
 
 
 def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    original = LiveMaps.maps
+    original = LiveRoiMaps.maps
 
-    def broken(self: LiveMaps, index: int, view: View) -> torch.Tensor:
+    def broken(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
         if index == 2:
             raise KeyboardInterrupt
         return original(self, index, view)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveMaps, "maps", broken)
+        patch.setattr(LiveRoiMaps, "maps", broken)
         with pytest.raises(KeyboardInterrupt):
-            CachedMaps(live, tmp_path / "maps").maps(0, VIEW)
+            CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
     assert list((tmp_path / "maps").iterdir()) == []
-    assert torch.equal(CachedMaps(live, tmp_path / "maps").maps(0, VIEW), live.maps(0, VIEW).half().float())
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), live.maps(0, VIEW).half().float())
 
 
 def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest
         with silent(title, total, done) as bar:
             yield bar
 
-    second = CachedMaps(live, tmp_path / "maps")
+    second = CachedRoiMaps(live, tmp_path / "maps")
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "maps" / f"{Path(name).stem}.lock", "makes maps"):
             waiting = pool.submit(second.make, [VIEW], progress)
@@ -167,7 +170,7 @@ def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest
 def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     assert len(name_of(live, tmp_path / "maps")) == len("0" * 24 + ".f16")
-    again = LiveMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
+    again = LiveRoiMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
     assert name_of(again, tmp_path / "maps") == NOTHING_NEW
 
 
@@ -225,14 +228,14 @@ def test_the_poolings_of_lite0_have_recipes_of_their_own() -> None:
 def test_maps_of_a_network_that_learns_are_never_kept(tmp_path: Path) -> None:
     live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=False).backbone)
     with pytest.raises(ValueError, match="frozen"):
-        CachedMaps(live, tmp_path / "maps")
+        CachedRoiMaps(live, tmp_path / "maps")
 
 
 def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     live.photos[1].path.unlink()
     with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
-        CachedMaps(live, tmp_path / "maps")
+        CachedRoiMaps(live, tmp_path / "maps")
 
 
 def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
@@ -247,7 +250,7 @@ def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
         told.append(f"{title} of {total}")
         yield Counting()
 
-    cached = CachedMaps(live_world(tmp_path), tmp_path / "maps")
+    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
     cached.make([View(32, flip=True)], progress)
     assert told == ["RoI maps at 32 mirrored of 3", "photo", "photo", "photo"]
     first = list(told)
@@ -261,7 +264,7 @@ def test_closing_gives_the_files_back_and_reading_opens_them_again(tmp_path: Pat
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    cached = CachedMaps(live_world(tmp_path), tmp_path / "maps")
+    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
     at_first = opened()
     before = cached.maps(0, VIEW)
     cached.maps(0, View(None))

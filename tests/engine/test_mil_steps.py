@@ -5,32 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tag2box.engine.processes import Processes
-from tag2box.engine.step import Step
-from tag2box.labelers import CMidnLabeler, CMilLabeler, Oicr
-from tag2box.mil import CMidn, CMil, Rescore
-from tag2box.model.detector import Heads
-from tag2box.model.luck import Luck
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment
-from tag2box.objective import Contrast, Objective, Outcome, Spatial
-from tag2box.types import Batch, Clues, Proposals
+from tag2box.methods.c_midn import CMidn, CMidnLabeler
+from tag2box.methods.c_mil import CMil, CMilLabeler
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsddn import Spatial
+from tag2box.methods.wsrpn import Rescore
+from tag2box.models.augment import Augment
+from tag2box.models.detector import Heads
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.rng import StepRng
+from tag2box.training.criterion import Criterion, LossOutput
+from tag2box.training.dist import DistContext
+from tag2box.training.step import Step
+from tag2box.types import Batch, Proposals, SideInfo
 from tiny import tiny_detector
 from together import together
 
 OFF = Contrast(enabled=False)
 SIZES, TAGS = (9, 0, 1, 12), ((0, 2), (1,), (2,), (0, 1))
-SYSTEMS: dict[str, tuple[Objective, Heads]] = {
+SYSTEMS: dict[str, tuple[Criterion, Heads]] = {
     "wsddn": (
-        Objective(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.1)),
+        Criterion(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.1)),
         Heads(stages=0, mil_temperature=2.0),
     ),
-    "c_mil": (Objective(mil=CMil(), labeler=CMilLabeler(), contrast=OFF), Heads(embed_dim=6)),
-    "c_midn": (Objective(mil=CMidn(cell=2.0), labeler=CMidnLabeler(cell=2.0), contrast=OFF), Heads(mil_heads=2)),
-    "sifted": (Objective(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
-    "prior": (Objective(), Heads(embed_dim=6, box_prior=3.0)),
+    "c_mil": (Criterion(mil=CMil(), labeler=CMilLabeler(), contrast=OFF), Heads(embed_dim=6)),
+    "c_midn": (Criterion(mil=CMidn(cell=2.0), labeler=CMidnLabeler(cell=2.0), contrast=OFF), Heads(mil_heads=2)),
+    "sifted": (Criterion(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
+    "prior": (Criterion(), Heads(embed_dim=6, box_prior=3.0)),
     "all with WSCL": (
-        Objective(mil=CMidn(), labeler=CMilLabeler(), spatial=Spatial(weight=1.0)),
+        Criterion(mil=CMidn(), labeler=CMilLabeler(), spatial=Spatial(weight=1.0)),
         Heads(mil_heads=2, embed_dim=6),
     ),
 }
@@ -44,15 +48,15 @@ def batch() -> Batch:
     for i, present in enumerate(TAGS):
         tags[i, list(present)] = True
     images = torch.rand(len(SIZES), 3, 40, 44, generator=g, dtype=torch.float64) * 255
-    clues = Clues(objectness=torch.rand(sum(SIZES), generator=g, dtype=torch.float64))
+    clues = SideInfo(objectness=torch.rand(sum(SIZES), generator=g, dtype=torch.float64))
     return Batch(tuple(map(str, range(len(SIZES)))), tags, Proposals(boxes, SIZES), images=images, clues=clues)
 
 
-def learn(name: str, part: Batch, **how: object) -> tuple[Outcome, dict[str, torch.Tensor]]:
+def learn(name: str, part: Batch, **how: object) -> tuple[LossOutput, dict[str, torch.Tensor]]:
     objective, heads = SYSTEMS[name]
     detector = tiny_detector(3, frozen=False, heads=heads).double()
     step = Step(detector, objective, DropBlock(block=2), Augment(), **how)  # type: ignore[arg-type]
-    outcome = step(part, Luck(11, 4), 0.02)
+    outcome = step(part, StepRng(11, 4), 0.02)
     return outcome, {n: p.grad.clone() for n, p in detector.named_parameters() if p.grad is not None}
 
 
@@ -61,7 +65,7 @@ def test_photo_by_photo_and_over_processes_gradients_are_those_of_all_at_once(na
     outcome, wanted = learn(name, batch())
     exact, grads = learn(name, batch(), memory="exact")
 
-    def work(processes: Processes) -> dict[str, torch.Tensor]:
+    def work(processes: DistContext) -> dict[str, torch.Tensor]:
         photos = [batch().photo(i) for i in range(len(SIZES))]
         return learn(name, photos[processes.rank], memory="exact", processes=processes)[1]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tag2box.engine.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.training.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
 from tiny import tiny_detector
 
 

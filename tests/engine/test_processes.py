@@ -8,29 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tag2box.engine.processes import ALONE, Processes, by_torchrun, joined
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from together import together
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_shares_are_runs_that_cover_everything_once_and_evenly(count: int, size: int) -> None:
-    shares = [Processes(rank, size).share(count) for rank in range(size)]
+    shares = [DistContext(rank, size).share(count) for rank in range(size)]
     assert [i for share in shares for i in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_alone_nothing_is_exchanged() -> None:
     rows = torch.randn(3, 2, requires_grad=True)
-    assert torch.equal(ALONE.gather(rows), rows) and not ALONE.gather(rows).requires_grad
-    assert ALONE.everywhere("x") == ["x"]
-    assert ALONE.leads and not ALONE.any(False)
-    ALONE.wait()
-    with ALONE.leader_first():
+    assert torch.equal(SINGLE_PROCESS.gather(rows), rows) and not SINGLE_PROCESS.gather(rows).requires_grad
+    assert SINGLE_PROCESS.everywhere("x") == ["x"]
+    assert SINGLE_PROCESS.leads and not SINGLE_PROCESS.any(False)
+    SINGLE_PROCESS.wait()
+    with SINGLE_PROCESS.leader_first():
         pass
 
 
 def test_rows_are_gathered_in_order_whoever_has_none() -> None:
-    def work(processes: Processes) -> torch.Tensor:
+    def work(processes: DistContext) -> torch.Tensor:
         count = (0, 3, 0, 1)[processes.rank]
         width = 2 if count else 0  # one that has no rows need not know how wide they are
         return processes.gather(torch.full((count, width), float(processes.rank)))
@@ -44,7 +44,7 @@ def test_nobody_has_rows() -> None:
 
 
 def test_gradients_are_summed_and_missing_ones_are_zero_or_stay_missing() -> None:
-    def work(processes: Processes) -> list[float | None]:
+    def work(processes: DistContext) -> list[float | None]:
         parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
         parameters.append(nn.Parameter(torch.zeros(1), requires_grad=False))
         parameters[0].grad = torch.tensor([1.0 + processes.rank])
@@ -57,7 +57,7 @@ def test_gradients_are_summed_and_missing_ones_are_zero_or_stay_missing() -> Non
 
 
 def test_the_leader_goes_first_and_one_yes_is_a_yes(tmp_path: Path) -> None:
-    def work(processes: Processes) -> tuple[bool, bool]:
+    def work(processes: DistContext) -> tuple[bool, bool]:
         with processes.leader_first():
             found = (tmp_path / "made").exists()
             (tmp_path / "made").touch()
@@ -68,10 +68,10 @@ def test_the_leader_goes_first_and_one_yes_is_a_yes(tmp_path: Path) -> None:
 
 def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert not by_torchrun()
-    with joined() as processes:
-        assert processes == ALONE
+    assert not is_torchrun()
+    with init_distributed() as processes:
+        assert processes == SINGLE_PROCESS
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with joined() as processes:
-        assert processes == ALONE
+    with init_distributed() as processes:
+        assert processes == SINGLE_PROCESS

@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from tag2box.engine.progress import Progress, Terminal, silent
+from tag2box.progress import Progress, TerminalProgress, silent
 
 
 def watched(terminal: bool, total: int, done: int, notes: list[str]) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=160, color_system=None, _environ={"TERM": "xterm"})
-    progress: Progress = Terminal(console)
+    progress: Progress = TerminalProgress(console)
     with progress("training", total, done) as bar:
         for note in notes:
             bar.advance(note)
@@ -38,7 +38,7 @@ def test_work_that_was_all_done_and_work_of_no_items_draw_a_bar() -> None:
 
 
 def test_an_error_inside_passes_through() -> None:
-    with pytest.raises(RuntimeError, match="inside"), Terminal(Console(file=io.StringIO()))("training", 3):
+    with pytest.raises(RuntimeError, match="inside"), TerminalProgress(Console(file=io.StringIO()))("training", 3):
         raise RuntimeError("inside")
 
 
@@ -52,7 +52,7 @@ def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bars_are_drawn_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with Terminal()("training", 2) as bar:
+    with TerminalProgress()("training", 2) as bar:
         bar.advance()
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -13,30 +13,30 @@ from torch import Tensor
 
 from tag2box import settings
 from tag2box.data.transforms import Resize
-from tag2box.engine import checkpoint
-from tag2box.engine.loop import Plan, fit
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.optim import Rival, Schedule
-from tag2box.engine.passes import Network
-from tag2box.engine.processes import Processes
-from tag2box.engine.source import Feed, MapSource, Source
-from tag2box.engine.step import Step
 from tag2box.errors import UserError
-from tag2box.labelers import Oicr
-from tag2box.model.detector import Heads
-from tag2box.model.luck import Luck
-from tag2box.model.mask_net import ConcreteDropBlock
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment, rois_of
-from tag2box.objective import Contrast, Objective
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.models.augment import Augment, rois_of
+from tag2box.models.detector import Heads
+from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.rng import StepRng
 from tag2box.recipes import Config
+from tag2box.training import checkpoint
+from tag2box.training.batches import BatchSource, Loader, RoiMapBatches
+from tag2box.training.criterion import Criterion
+from tag2box.training.dist import DistContext
+from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.training.grad_cache import Network
+from tag2box.training.loop import Plan, fit
+from tag2box.training.optim import AdversaryOptimizer, Schedule
+from tag2box.training.step import Step
 from tag2box.types import Batch, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from together import together
 
-LUCK = Luck(5, 2)
+LUCK = StepRng(5, 2)
 SETTINGS = ConcreteDropBlock(hidden=4, block=2, drop=1.0, temperature=0.5, weight=0.25)
-OBJECTIVE = Objective(labeler=Oicr(), contrast=Contrast(enabled=False))
+OBJECTIVE = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
 
 
 def make_step(**how: object) -> Step:
@@ -74,7 +74,7 @@ def no_views(rows: Tensor) -> None:  # type: ignore[misc]
     raise AssertionError("nothing samples here")
 
 
-def share_of(batch: Batch, processes: Processes) -> Batch:
+def share_of(batch: Batch, processes: DistContext) -> Batch:
     mine = processes.share(len(batch.ids))
     spans = batch.proposals.spans()
     rows = slice(spans[mine.start].start, spans[mine.stop - 1].stop)
@@ -109,7 +109,7 @@ def test_the_mask_net_receives_the_opposite_gradient(memory: str):
 def test_processes_together_leave_the_gradients_of_one(memory: str):
     of_detector, of_net = through_the_graph()
 
-    def work(processes: Processes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def work(processes: DistContext) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         step, batch = make_step(memory=memory, processes=processes), share_of(make_batch(), processes)
         step(batch, LUCK)
         step.oppose(batch, LUCK)
@@ -135,7 +135,7 @@ def test_plain_drop_block_has_no_rival():
 def test_the_rival_learns_uphill_and_faster_where_the_detector_slows_down():
     step = make_step()
     assert step.rival is not None
-    rival = Rival.of(step.rival)
+    rival = AdversaryOptimizer.of(step.rival)
     step.oppose(make_batch(), LUCK)
     before = {name: p.detach().clone() for name, p in step.rival.named_parameters()}
     grads = gradients(step.rival)
@@ -153,7 +153,7 @@ def test_the_rival_learns_uphill_and_faster_where_the_detector_slows_down():
 class Breaking:
     """A source that fails at an iteration, as a machine might."""
 
-    source: Source
+    source: BatchSource
     at: int
 
     @property
@@ -183,13 +183,13 @@ class Breaking:
 PLAN = Plan(iterations=6, checkpoint_every=2, log_every=2, gallery=1, schedule=Schedule(warmup=1, steps=(0.5,)))
 
 
-def world(folder: Path) -> tuple[Step, MapSource]:
+def world(folder: Path) -> tuple[Step, RoiMapBatches]:
     photos = tiny_photos(folder, 4)
     store = tiny_store(folder, photos.photos)
     detector = tiny_detector(3, heads=Heads(embed_dim=6))
     rival = replace(SETTINGS, lr=0.5).build(TinyBackbone.channels, 0)
-    live = LiveMaps(detector.backbone, photos.photos, store)
-    source = MapSource(photos, store, Feed(batch=2, resize=Resize(scales=(48,)), workers=0), 0, live)
+    live = LiveRoiMaps(detector.backbone, photos.photos, store)
+    source = RoiMapBatches(photos, store, Loader(batch=2, resize=Resize(scales=(48,)), workers=0), 0, live)
     return Step(detector, OBJECTIVE, rival, Augment()), source
 
 

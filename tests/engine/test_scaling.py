@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tag2box.engine.scaling import scale_of, unscale
+from tag2box.training.grad_cache import scale_of, unscale
 
 
 @pytest.mark.parametrize(

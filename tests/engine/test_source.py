@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.data.transforms import Resize, seen_size
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.source import Feed, MapSource, PhotoSource, Source, spread, still_view
-from tag2box.types import Batch, Photo, TaggedPhotos
+from tag2box.annotations import Photo, TaggedPhotos
+from tag2box.data.transforms import Resize, view_size
+from tag2box.training.batches import (
+    BatchSource,
+    ImageBatches,
+    Loader,
+    RoiMapBatches,
+    evenly_spaced_indices,
+    preview_view,
+)
+from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.types import Batch
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
 RESIZE = Resize(scales=(32, 40, 24), long_max=60)
@@ -21,12 +29,12 @@ COUNTS = (6, 0, 9, 1, 6)
 PAD = (127.5, 102.0, 76.5)
 
 
-def sources(folder: Path, feed: Feed | None = None, seed: int = 0) -> tuple[PhotoSource, MapSource]:
+def sources(folder: Path, feed: Loader | None = None, seed: int = 0) -> tuple[ImageBatches, RoiMapBatches]:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
-    wanted = feed or Feed(batch=3, resize=RESIZE)
-    live = LiveMaps(tiny_detector(3).backbone, photos.photos, store)
-    return PhotoSource(photos, store, wanted, seed, PAD), MapSource(photos, store, wanted, seed, live)
+    wanted = feed or Loader(batch=3, resize=RESIZE)
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos.photos, store)
+    return ImageBatches(photos, store, wanted, seed, PAD), RoiMapBatches(photos, store, wanted, seed, live)
 
 
 def pixels_of(batch: Batch) -> Tensor:
@@ -61,7 +69,7 @@ def test_a_batch_is_a_function_of_its_iteration(tmp_path: Path, kind: int) -> No
 @pytest.mark.parametrize("most", [None, 1, 4])
 @pytest.mark.parametrize("batch", [1, 3, 7])
 def test_photos_and_maps_give_the_same_proposals_and_tags(tmp_path: Path, batch: int, most: int | None) -> None:
-    pixels, maps = sources(tmp_path, Feed(batch=batch, resize=RESIZE, max_proposals=most))
+    pixels, maps = sources(tmp_path, Loader(batch=batch, resize=RESIZE, max_proposals=most))
     for iteration in range(5):
         a, b = pixels.batch(iteration), maps.batch(iteration)
         assert a.ids == b.ids
@@ -74,7 +82,7 @@ def test_photos_and_maps_give_the_same_proposals_and_tags(tmp_path: Path, batch:
 
 
 def test_maps_are_those_of_the_photos_a_batch_of_one_shows(tmp_path: Path) -> None:
-    pixels, maps = sources(tmp_path, Feed(batch=1, resize=RESIZE, max_proposals=4))
+    pixels, maps = sources(tmp_path, Loader(batch=1, resize=RESIZE, max_proposals=4))
     detector = tiny_detector(3)
     for iteration in range(5):
         with torch.no_grad():
@@ -85,20 +93,20 @@ def test_maps_are_those_of_the_photos_a_batch_of_one_shows(tmp_path: Path) -> No
 
 
 def test_an_epoch_meets_every_photo_once(tmp_path: Path) -> None:
-    _, source = sources(tmp_path, Feed(batch=1, resize=RESIZE))
+    _, source = sources(tmp_path, Loader(batch=1, resize=RESIZE))
     ids = [source.batch(i).ids[0] for i in range(5)]
     assert sorted(ids) == [f"photo{i}" for i in range(5)]
 
 
 def test_seeds_give_different_batches(tmp_path: Path) -> None:
-    ids = {tuple(sources(tmp_path, Feed(batch=5, resize=RESIZE), seed)[1].batch(0).ids) for seed in range(4)}
+    ids = {tuple(sources(tmp_path, Loader(batch=5, resize=RESIZE), seed)[1].batch(0).ids) for seed in range(4)}
     assert len(ids) > 1
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("most", [1, 4, 9])
 def test_at_most_so_many_proposals_take_part(tmp_path: Path, kind: int, most: int) -> None:
-    feed = Feed(batch=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=most)
+    feed = Loader(batch=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=most)
     source = sources(tmp_path, feed)[kind]
     batch = source.batch(0)
     for photo, size, boxes in zip(
@@ -111,7 +119,7 @@ def test_at_most_so_many_proposals_take_part(tmp_path: Path, kind: int, most: in
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_proposals_are_drawn_anew_each_epoch(tmp_path: Path, kind: int) -> None:
-    feed = Feed(batch=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=3)
+    feed = Loader(batch=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=3)
     source = sources(tmp_path, feed)[kind]
     drawn = []
     for epoch in range(4):
@@ -123,8 +131,8 @@ def test_proposals_are_drawn_anew_each_epoch(tmp_path: Path, kind: int) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_the_still_photos_are_upright_whole_and_always_the_same(tmp_path: Path, kind: int) -> None:
-    feed = Feed(batch=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2)
-    source: Source = sources(tmp_path, feed)[kind]
+    feed = Loader(batch=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2)
+    source: BatchSource = sources(tmp_path, feed)[kind]
     still = source.still(2)
     assert still.ids == ("photo0", "photo2")
     assert still.proposals.sizes == (6, 9)  # all of them
@@ -144,8 +152,8 @@ def test_names_and_boxes_of_the_photos_come_through(tmp_path: Path, kind: int) -
 def test_photos_without_proposals_alone_make_a_batch(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 2)
     store = tiny_store(tmp_path, photos.photos, counts=(0, 0))
-    live = LiveMaps(tiny_detector(3).backbone, photos.photos, store)
-    batch = MapSource(photos, store, Feed(batch=2, resize=RESIZE), 0, live).batch(0)
+    live = LiveRoiMaps(tiny_detector(3).backbone, photos.photos, store)
+    batch = RoiMapBatches(photos, store, Loader(batch=2, resize=RESIZE), 0, live).batch(0)
     assert batch.proposals.sizes == (0, 0)
     assert batch.maps is not None
     assert batch.maps.shape == (0, TinyBackbone.channels, 3, 3)
@@ -164,17 +172,17 @@ def test_unsure_tags_come_with_their_photos(tmp_path: Path, kind: int) -> None:
 def test_padding_is_what_the_network_takes_for_nothing(tmp_path: Path) -> None:
     source = replace(sources(tmp_path)[0], pad=TinyBackbone.preprocess.neutral())
     pixels = TinyBackbone.preprocess(pixels_of(source.still(5)))
-    sizes = [seen_size(still_view(RESIZE), (photo.height, photo.width)) for photo in source.photos.photos]
+    sizes = [view_size(preview_view(RESIZE), (photo.height, photo.width)) for photo in source.photos.photos]
     assert len(set(sizes)) > 1
     for image, (height, width) in zip(pixels, sizes, strict=True):
         assert image[:, :height, :width].abs().mean() > 0.1
         assert torch.cat([image[:, height:].flatten(), image[:, :, width:].flatten()]).abs().sum() < 1e-4
 
 
-def crowd(count: int, feed: Feed) -> PhotoSource:
+def crowd(count: int, feed: Loader) -> ImageBatches:
     """Photos by number alone, every third one tall: enough to ask whose turn it is."""
     photos = tuple(Photo(str(i), Path(f"{i}.jpg"), 40, 60 if i % 3 == 0 else 30) for i in range(count))
-    return PhotoSource(TaggedPhotos(("a",), photos, torch.ones(count, 1, dtype=torch.bool)), Nothing(), feed, 0)
+    return ImageBatches(TaggedPhotos(("a",), photos, torch.ones(count, 1, dtype=torch.bool)), Nothing(), feed, 0)
 
 
 class Nothing:
@@ -188,7 +196,7 @@ class Nothing:
 
 
 def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
-    plain, grouped = (crowd(48, Feed(batch=4, resize=RESIZE, group_aspect=on)) for on in (False, True))
+    plain, grouped = (crowd(48, Loader(batch=4, resize=RESIZE, group_aspect=on)) for on in (False, True))
     turns = [[turn for i in range(24) for turn in source.turns(i)] for source in (plain, grouped)]
     assert set(turns[0]) == set(turns[1]) and turns[0] != turns[1]  # the same photos in the same views
     mixed = [
@@ -199,15 +207,15 @@ def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
 
 
 def test_the_largest_batch_is_never_underestimated(tmp_path: Path) -> None:
-    source = sources(tmp_path, Feed(batch=4, resize=RESIZE))[0]
+    source = sources(tmp_path, Loader(batch=4, resize=RESIZE))[0]
     assert max(pixels_of(source.batch(i)).nbytes for i in range(20)) <= source.most_bytes()
-    one = replace(source, feed=Feed(batch=5, resize=Resize(scales=(40,), flip=0.0)))
+    one = replace(source, feed=Loader(batch=5, resize=Resize(scales=(40,), flip=0.0)))
     assert pixels_of(one.batch(0)).nbytes == one.most_bytes()
 
 
 @pytest.mark.parametrize(("scales", "middle"), [((32,), 32), ((40, 24, 32), 32), ((24, 40), 40)])
 def test_the_still_view_is_the_middle_scale(scales: tuple[int, ...], middle: int) -> None:
-    view = still_view(Resize(scales=scales, flip=1.0, long_max=77))
+    view = preview_view(Resize(scales=scales, flip=1.0, long_max=77))
     assert (view.short, view.flip, view.long_max) == (middle, False, 77)
 
 
@@ -219,7 +227,7 @@ def numbered(count: int) -> TaggedPhotos:
 
 @given(st.integers(1, 60), st.integers(0, 80))
 def test_spread_takes_distinct_photos_at_even_distances(total: int, count: int) -> None:
-    rows = spread(numbered(total), count)
+    rows = evenly_spaced_indices(numbered(total), count)
     assert len(rows) == min(total, count)
     assert len(set(rows)) == len(rows)
     gaps = [b - a for a, b in pairwise(rows)]

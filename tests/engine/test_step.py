@@ -8,21 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.engine.passes import Network
-from tag2box.engine.processes import Processes
-from tag2box.engine.step import Step
-from tag2box.labelers import Discovery, Oicr
-from tag2box.maths.mil import mil_partition
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment, Chosen, rois_of
-from tag2box.objective import Contrast, Objective
-from tag2box.types import Batch, Proposals, Views
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.models.augment import Augment, Chosen, rois_of
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.rng import StepRng
+from tag2box.ops.mil import mil_partition
+from tag2box.training.criterion import Criterion
+from tag2box.training.dist import DistContext
+from tag2box.training.grad_cache import Network
+from tag2box.training.step import Step
+from tag2box.types import AugmentedRois, Batch, Proposals
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
-LUCK = Luck(11, 4)
+LUCK = StepRng(11, 4)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class World:
     tags: tuple[tuple[int, ...], ...]
     classes: int = 3
     augment: Augment = Augment()
-    objective: Objective = field(default_factory=lambda: Objective(contrast=Contrast(weight=1.0)))
+    objective: Criterion = field(default_factory=lambda: Criterion(contrast=Contrast(weight=1.0)))
     pixels: str = "images"
     heads: Heads = Heads(embed_dim=6)
 
@@ -75,9 +77,9 @@ WORLDS = {
     ),
     "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
-    "OICR+": World((9, 5), ((0,), (0, 1)), objective=Objective(labeler=Oicr(), contrast=Contrast(enabled=False))),
+    "OICR+": World((9, 5), ((0,), (0, 1)), objective=Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))),
     "discovery alone": World(
-        (9, 5), ((0,), (0, 1)), objective=Objective(labeler=Discovery(), contrast=Contrast(enabled=False))
+        (9, 5), ((0,), (0, 1)), objective=Criterion(labeler=Discovery(), contrast=Contrast(enabled=False))
     ),
 }
 
@@ -96,7 +98,7 @@ def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
     drawn = step.regularise.draw(LUCK, images, detector.backbone.map_size)
     rows = network.outputs(rois, drawn, images)
 
-    def views(chosen: Tensor) -> Views:
+    def views(chosen: Tensor) -> AugmentedRois:
         masks = step.augment.masks(LUCK, images[chosen], detector.backbone.map_size)
         partition = mil_partition(network.layout.outputs(rows.detach()).scores.mil_det, sizes)[images[chosen]]
         copies = network.views(rois[chosen], partition, Chosen(chosen, images[chosen], masks))
@@ -135,7 +137,7 @@ def test_processes_together_leave_the_gradients_of_one(name: str, count: int, me
     world = WORLDS[name]
     _, wanted = through_the_graph(world)
 
-    def work(processes: Processes) -> tuple[float, dict[str, Tensor]]:
+    def work(processes: DistContext) -> tuple[float, dict[str, Tensor]]:
         step, batch = world.step(memory=memory, processes=processes), world.batch()
         outcome = step(share_of(batch, processes), LUCK)
         return outcome.total.item(), gradients(step.detector)
@@ -146,7 +148,7 @@ def test_processes_together_leave_the_gradients_of_one(name: str, count: int, me
         assert_same(grads, wanted, 1e-10)
 
 
-def share_of(batch: Batch, processes: Processes) -> Batch:
+def share_of(batch: Batch, processes: DistContext) -> Batch:
     mine = [batch.photo(i) for i in processes.share(len(batch.ids))]
     if not mine:
         return replace(Batch.empty(batch.tags.shape[1]), proposals=Proposals(torch.zeros(0, 4).double(), ()))
@@ -164,7 +166,7 @@ def share_of(batch: Batch, processes: Processes) -> Batch:
 def test_a_photo_draws_the_same_whoever_runs_it_but_not_in_the_next_iteration() -> None:
     world = WORLDS["many"]
     step = world.step()
-    totals = [step(world.batch(), luck).total.item() for luck in (LUCK, LUCK, Luck(11, 5))]
+    totals = [step(world.batch(), luck).total.item() for luck in (LUCK, LUCK, StepRng(11, 5))]
     assert totals[0] == totals[1] != totals[2]
 
 

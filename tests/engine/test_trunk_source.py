@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tag2box.commands.train import train
-from tag2box.data.transforms import Resize, seen_size
-from tag2box.engine.processes import Processes
-from tag2box.engine.source import Feed, MapSource, PhotoSource, still_view
-from tag2box.engine.trunk_source import TrunkSource
-from tag2box.engine.trunks import CachedTrunks, LiveTrunks
-from tag2box.model.detector import Detector
+from tag2box.data.transforms import Resize, view_size
+from tag2box.models.detector import Detector
 from tag2box.recipes import Config
+from tag2box.training.batches import ImageBatches, Loader, RoiMapBatches, TrunkBatches, preview_view
+from tag2box.training.dist import DistContext
+from tag2box.training.feature_cache import CachedTrunks, LiveTrunks
 from tag2box.types import Batch, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from tiny_world import one_worker, same, small_config, small_data, story, weights
@@ -42,11 +41,11 @@ class TailBackbone(TinyBackbone):
         return (self.conv, self.tail)
 
 
-def source_of(folder: Path, feed: Feed | None = None, seed: int = 0) -> TrunkSource:
+def source_of(folder: Path, feed: Loader | None = None, seed: int = 0) -> TrunkBatches:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     live = LiveTrunks(tiny_detector(3).backbone, photos.photos)
-    return TrunkSource(photos, store, feed or Feed(batch=3, resize=RESIZE), seed, live)
+    return TrunkBatches(photos, store, feed or Loader(batch=3, resize=RESIZE), seed, live)
 
 
 def parts(batch: Batch) -> list[object]:
@@ -60,8 +59,8 @@ def parts(batch: Batch) -> list[object]:
 @pytest.mark.parametrize("most", [None, 1, 4])
 @pytest.mark.parametrize("batch", [1, 3, 7])
 def test_photos_boxes_and_tags_are_those_of_the_other_sources(tmp_path: Path, batch: int, most: int | None) -> None:
-    source = source_of(tmp_path, Feed(batch=batch, resize=RESIZE, max_proposals=most))
-    pixels = PhotoSource(source.photos, source.store, source.feed, 0)
+    source = source_of(tmp_path, Loader(batch=batch, resize=RESIZE, max_proposals=most))
+    pixels = ImageBatches(source.photos, source.store, source.feed, 0)
     for iteration in range(5):
         a, b = source.batch(iteration), pixels.batch(iteration)
         assert (a.ids, a.proposals.sizes) == (b.ids, b.proposals.sizes)
@@ -69,7 +68,7 @@ def test_photos_boxes_and_tags_are_those_of_the_other_sources(tmp_path: Path, ba
 
 
 def test_each_photo_brings_its_own_map(tmp_path: Path) -> None:
-    source = source_of(tmp_path, Feed(batch=5, resize=RESIZE))
+    source = source_of(tmp_path, Loader(batch=5, resize=RESIZE))
     batch, numbers = source.batch(0), [turn.index for turn in source.turns(0)]
     assert batch.trunks is not None
     for trunk, turn in zip(batch.trunks, source.turns(0), strict=True):
@@ -89,17 +88,17 @@ def test_a_batch_is_a_function_of_its_iteration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("iterations", [range(0), range(1), range(2, 6)])
 def test_batches_made_ahead_are_the_same(tmp_path: Path, workers: int | None, iterations: range) -> None:
-    source = source_of(tmp_path, Feed(batch=3, resize=RESIZE, workers=workers))
+    source = source_of(tmp_path, Loader(batch=3, resize=RESIZE, workers=workers))
     with source.batches(iterations) as batches:
         assert [parts(b) for b in batches] == [parts(source.batch(i)) for i in iterations]
 
 
 def test_the_still_photos_are_upright_and_whole(tmp_path: Path) -> None:
-    source = source_of(tmp_path, Feed(batch=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2))
+    source = source_of(tmp_path, Loader(batch=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2))
     still = source.still(2)
     assert still.ids == ("photo0", "photo2") and still.proposals.sizes == (6, 9)
     assert parts(still) == parts(source.still(2)) and still.trunks is not None
-    height, width = seen_size(still_view(source.feed.resize), (40, 48))
+    height, width = view_size(preview_view(source.feed.resize), (40, 48))
     assert still.trunks[0].shape[1:] == (-(-height // 4), -(-width // 4))
 
 
@@ -113,7 +112,7 @@ def test_unsure_tags_come_with_their_photos(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_processes_share_a_batch_and_some_may_have_nothing(tmp_path: Path, size: int) -> None:
     source = source_of(tmp_path)
-    shares = [replace(source, processes=Processes(rank, size)).batch(1) for rank in range(size)]
+    shares = [replace(source, processes=DistContext(rank, size)).batch(1) for rank in range(size)]
     assert tuple(name for share in shares for name in share.ids) == source.batch(1).ids
     assert all(share.trunks is not None and len(share.trunks) == len(share.ids) for share in shares)
 
@@ -154,7 +153,7 @@ def test_the_way_a_batch_is_made_follows_what_is_frozen_and_the_budget(
     used: list[tuple[str, ...]] = []
 
     def note(step: object, source: object, *rest: object, **more: object) -> None:
-        kind = type(source.trunks) if isinstance(source, TrunkSource) else None
+        kind = type(source.trunks) if isinstance(source, TrunkBatches) else None
         used.append((type(source).__name__, kind.__name__ if kind else ""))
 
     monkeypatch.setattr("tag2box.commands.train.fit", note)
@@ -170,10 +169,10 @@ def test_the_way_a_batch_is_made_follows_what_is_frozen_and_the_budget(
     roomless = "maps_budget=1e-7"  # a hundred bytes
     train(small_config(small, *shared, roomless), small / "tail-0")
     assert used == [
-        (MapSource.__name__, ""),
-        (TrunkSource.__name__, LiveTrunks.__name__),
-        (PhotoSource.__name__, ""),
-        (PhotoSource.__name__, ""),
-        (TrunkSource.__name__, CachedTrunks.__name__),
-        (TrunkSource.__name__, LiveTrunks.__name__),
+        (RoiMapBatches.__name__, ""),
+        (TrunkBatches.__name__, LiveTrunks.__name__),
+        (ImageBatches.__name__, ""),
+        (ImageBatches.__name__, ""),
+        (TrunkBatches.__name__, CachedTrunks.__name__),
+        (TrunkBatches.__name__, LiveTrunks.__name__),
     ]

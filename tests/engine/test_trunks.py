@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tag2box.data.photos import read_photo
-from tag2box.data.transforms import View, show
-from tag2box.engine.progress import Bar
-from tag2box.engine.trunks import CachedTrunks, LiveTrunks, trunk_bytes
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, render_view
 from tag2box.errors import UserError
-from tag2box.model.backbone import Backbone
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.models.backbone import Backbone
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.progress import Bar
+from tag2box.training.feature_cache import CachedTrunks, LiveTrunks, trunk_bytes
 from tiny import TinyBackbone, tiny_detector, tiny_photos
 
 VIEW = View(32, flip=False, long_max=64)
@@ -57,7 +57,7 @@ def refuse(self: LiveTrunks, index: int, view: View) -> Tensor:
 def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     photo = live.photos[1]
-    image = show(view, read_photo(photo.path).float(), (photo.height, photo.width))
+    image = render_view(view, read_photo(photo.path).float(), (photo.height, photo.width))
     (expected,) = live.backbone.trunk(image[None]).detach()
     trunk = live.trunk(1, view)
     assert trunk.dtype == torch.float32 and not trunk.requires_grad

@@ -8,42 +8,43 @@ import torch
 
 from strategies import make_scene
 from tag2box.data.transforms import Resize
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.source import Feed, MapSource
-from tag2box.engine.step import Step
-from tag2box.engine.watch import gallery_event, pseudo_event, step_event
-from tag2box.labelers import Oicr, Slv
-from tag2box.model.luck import Luck
-from tag2box.model.regularise import DropBlock
-from tag2box.model.views import Augment
-from tag2box.objective import Objective, Outcome
-from tag2box.types import Labeling, Losses, PseudoLabels, Seeds
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.slv import Slv
+from tag2box.models.augment import Augment
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.rng import StepRng
+from tag2box.training.batches import Loader, RoiMapBatches
+from tag2box.training.criterion import Criterion, LossOutput
+from tag2box.training.events import gallery_event, pseudo_event, step_event
+from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.training.step import Step
+from tag2box.types import Labeling, Losses, PseudoBoxes, PseudoLabels
 from tiny import tiny_detector, tiny_photos, tiny_store
 
-LUCK = Luck(0, 1)
+LUCK = StepRng(0, 1)
 
 
 def world(
-    folder: Path, counts: tuple[int, ...] = (5, 0, 7, 1), objective: Objective | None = None
-) -> tuple[Step, MapSource]:
+    folder: Path, counts: tuple[int, ...] = (5, 0, 7, 1), objective: Criterion | None = None
+) -> tuple[Step, RoiMapBatches]:
     photos = tiny_photos(folder, len(counts))
     store = tiny_store(folder, photos.photos, counts=counts)
     detector = tiny_detector(len(photos.classes))
-    live = LiveMaps(detector.backbone, photos.photos, store)
-    feed = Feed(batch=4, resize=Resize(scales=(32,), flip=1.0), max_proposals=3)
-    return Step(detector, objective or Objective(), DropBlock(), Augment()), MapSource(photos, store, feed, 0, live)
+    live = LiveRoiMaps(detector.backbone, photos.photos, store)
+    feed = Loader(batch=4, resize=Resize(scales=(32,), flip=1.0), max_proposals=3)
+    return Step(detector, objective or Criterion(), DropBlock(), Augment()), RoiMapBatches(photos, store, feed, 0, live)
 
 
-def outcome_of(labeling: Labeling, tags: torch.Tensor) -> Outcome:
+def outcome_of(labeling: Labeling, tags: torch.Tensor) -> LossOutput:
     """A batch of which only labels and tags matter."""
     zero = torch.zeros(())
-    return Outcome(zero, Losses(zero, zero, zero, zero), labeling, tags)
+    return LossOutput(zero, Losses(zero, zero, zero, zero), labeling, tags)
 
 
 def stage(classes: list[int]) -> PseudoLabels:
     """A stage of which only the classes of its seeds matter."""
     rows = torch.arange(len(classes))
-    seeds = Seeds(rows, torch.tensor(classes, dtype=torch.long), torch.ones(len(classes)))
+    seeds = PseudoBoxes(rows, torch.tensor(classes, dtype=torch.long), torch.ones(len(classes)))
     return PseudoLabels(rows, torch.ones(len(classes)), torch.zeros(len(classes), 4), seeds, rows)
 
 
@@ -96,8 +97,8 @@ def test_argmax_finds_one_box_a_pair() -> None:
     assert event["per_class"] == {"a": 1.0, "b": 1.0}
 
 
-@pytest.mark.parametrize("objective", [Objective(), Objective(labeler=Oicr())])
-def test_the_gallery_shows_proposals_of_the_photos_in_their_own_pixels(tmp_path: Path, objective: Objective) -> None:
+@pytest.mark.parametrize("objective", [Criterion(), Criterion(labeler=Oicr())])
+def test_the_gallery_shows_proposals_of_the_photos_in_their_own_pixels(tmp_path: Path, objective: Criterion) -> None:
     step, source = world(tmp_path, objective=objective)
     event = gallery_event(9, step, source, LUCK, 4)
     photos = event["photos"]
@@ -128,7 +129,7 @@ def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path
 
 
 def test_boxes_that_are_no_proposals_are_shown_in_the_photos_own_pixels(tmp_path: Path) -> None:
-    step, source = world(tmp_path, objective=Objective(labeler=Slv(threshold=0.8)))
+    step, source = world(tmp_path, objective=Criterion(labeler=Slv(threshold=0.8)))
     photos = gallery_event(1, step, source, LUCK, 4)["photos"]
     assert isinstance(photos, list)
     still = source.still(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from strategies import make_scene
-from tag2box.types import Scene
+from tag2box.types import LabelerInput
 
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((), []),  # no photo
@@ -23,7 +23,7 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
 
 
 @st.composite
-def scenes(draw: st.DrawFn, high: int = 9) -> Scene:
+def scenes(draw: st.DrawFn, high: int = 9) -> LabelerInput:
     """A few images, classes and proposals, any of them none."""
     images, classes = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, high)) for _ in range(images))

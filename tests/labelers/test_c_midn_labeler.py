@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, CMidnLabeler, Oicr
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import areas, intersections
-from tag2box.maths.refine import assign
-from tag2box.maths.voting import cells_of, likelihood_map
-from tag2box.types import Needs, Proposals, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.c_midn import CMidnLabeler
+from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
+from tag2box.methods.slv import cells_of, likelihood_map
+from tag2box.ops.boxes import areas, intersections
+from tag2box.ops.refine import assign
+from tag2box.types import LabelerInput, Proposals, Requirements
 
 WORLDS = [
     ((), []),
@@ -27,16 +28,16 @@ WORLDS = [
 ]
 
 
-def coupled_scene(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> Scene:
+def coupled_scene(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> LabelerInput:
     scene = make_scene(sizes, tags, seed=seed)
     second = torch.rand(scene.probs[0].shape, generator=torch.Generator().manual_seed(seed + 1))
     return replace(scene, second=second)
 
 
-def loop_coupled(scene: Scene, ours: CMidnLabeler) -> list[tuple[int, int, float]]:
+def loop_coupled(scene: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, int, float]]:
     """(row, class, score) of stage 1, the mask as a set of cells."""
     assert scene.second is not None
-    first, other = argmax_seeds(scene, 0), argmax_seeds(replace(scene, probs=(scene.second,)), 0)
+    first, other = argmax_pseudo_boxes(scene, 0), argmax_pseudo_boxes(replace(scene, probs=(scene.second,)), 0)
     boxes, found = scene.proposals.boxes, []
     for a, b, c in zip(first.rows.tolist(), other.rows.tolist(), first.cls.tolist(), strict=True):
         one, two = (a, c, scene.probs[0][a, c].item()), (b, c, scene.second[b, c].item())
@@ -83,7 +84,7 @@ def test_one_or_two_seeds_for_each_tag(seed: int) -> None:
     assert scene.tags[image, seeds.cls].all()
 
 
-def two_objects(second_top: int) -> Scene:
+def two_objects(second_top: int) -> LabelerInput:
     boxes = torch.tensor([[0.0, 0, 40, 40], [8, 8, 24, 24], [100, 100, 140, 140]])
     second = torch.zeros(3, 1)
     second[second_top] = 0.6
@@ -106,5 +107,5 @@ def test_without_a_second_head_it_is_argmax_labelling() -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
-    assert CMidnLabeler in get_args(BuiltIn)
-    assert CMidnLabeler().needs == Needs(mil_heads=2)
+    assert CMidnLabeler in get_args(BuiltInLabeler)
+    assert CMidnLabeler().needs == Requirements(mil_heads=2)

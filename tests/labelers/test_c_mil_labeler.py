@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, CMilLabeler, Oicr
-from tag2box.maths.boxes import iou
-from tag2box.maths.subsets import continuation
-from tag2box.types import Needs
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.c_mil import CMilLabeler, continuation
+from tag2box.methods.oicr import Oicr
+from tag2box.ops.boxes import iou
+from tag2box.types import Requirements
 
 WORLDS = [
     ((), []),
@@ -68,5 +69,5 @@ def test_doubt_shrinks_with_training() -> None:
 
 
 def test_it_is_known_by_name() -> None:
-    assert CMilLabeler in get_args(BuiltIn)
-    assert CMilLabeler().needs == Needs()
+    assert CMilLabeler in get_args(BuiltInLabeler)
+    assert CMilLabeler().needs == Requirements()

@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from random_scenes import WORLDS, scenes
 
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, CWsl, Oicr
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import containment
-from tag2box.types import Clues, Labeling, Needs, Proposals, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.c_wsl import CWsl
+from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
+from tag2box.ops.boxes import containment
+from tag2box.types import LabelerInput, Labeling, Proposals, Requirements, SideInfo
 
 
-def with_counts(scene: Scene, counts: torch.Tensor) -> Scene:
-    return replace(scene, clues=Clues(counts=counts))
+def with_counts(scene: LabelerInput, counts: torch.Tensor) -> LabelerInput:
+    return replace(scene, clues=SideInfo(counts=counts))
 
 
-def counts_of(scene: Scene, low: int, high: int, seed: int) -> torch.Tensor:
+def counts_of(scene: LabelerInput, low: int, high: int, seed: int) -> torch.Tensor:
     return torch.randint(low, high + 1, scene.tags.shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -32,20 +33,20 @@ def same(a: Labeling, b: Labeling) -> bool:
 
 
 @given(scenes())
-def test_a_count_of_one_is_argmax(scene: Scene) -> None:
+def test_a_count_of_one_is_argmax(scene: LabelerInput) -> None:
     """The property the idea rests on."""
     assert same(CWsl()(with_counts(scene, torch.ones_like(scene.tags, dtype=torch.long))), Oicr()(scene))
 
 
 @given(scenes())
-def test_without_counts_it_is_argmax(scene: Scene) -> None:
+def test_without_counts_it_is_argmax(scene: LabelerInput) -> None:
     assert same(CWsl()(scene), Oicr()(scene))
     unknown = torch.full_like(scene.tags, -1, dtype=torch.long)
     assert same(CWsl()(with_counts(scene, unknown)), Oicr()(scene))
 
 
 @given(scenes(), st.integers(0, 1000), st.sampled_from([0.1, 0.5]))
-def test_as_many_seeds_as_counted_none_inside_another(scene: Scene, seed: int, overlap: float) -> None:
+def test_as_many_seeds_as_counted_none_inside_another(scene: LabelerInput, seed: int, overlap: float) -> None:
     counts = counts_of(scene, -1, 4, seed)
     images, boxes = scene.proposals.image_ids(), scene.proposals.boxes
     for labels in CWsl(overlap=overlap)(with_counts(scene, counts)).stages:
@@ -58,7 +59,7 @@ def test_as_many_seeds_as_counted_none_inside_another(scene: Scene, seed: int, o
 
 
 @given(scenes(), st.integers(0, 1000))
-def test_a_proposal_serves_one_class_while_others_are_left(scene: Scene, seed: int) -> None:
+def test_a_proposal_serves_one_class_while_others_are_left(scene: LabelerInput, seed: int) -> None:
     seeds = CWsl().find(with_counts(scene, counts_of(scene, 1, 3, seed)), scene.probs[0])
     if all(size >= 3 * scene.tags.shape[1] for size in scene.proposals.sizes):
         assert len(seeds.rows.unique()) == len(seeds)
@@ -73,7 +74,7 @@ def test_two_of_a_kind_are_found_and_a_part_is_not_the_second() -> None:
     assert labels.seeds.cls.tolist() == [0, 0, 1]
     assert labels.cls.tolist() == [0, 2, 0, 1]
     assert labels.weight.tolist() == pytest.approx([0.9, 0.9, 0.5, 0.7])
-    assert argmax_seeds(bare, 0).rows.tolist() == [0, 3]
+    assert argmax_pseudo_boxes(bare, 0).rows.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("counts", [None, -1, 0, 1, 3])
@@ -89,5 +90,5 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]], counts: int 
 
 
 def test_it_is_known_by_name_and_asks_for_counts() -> None:
-    assert CWsl in get_args(BuiltIn)
-    assert CWsl().needs == Needs(counts=True)
+    assert CWsl in get_args(BuiltInLabeler)
+    assert CWsl().needs == Requirements(counts=True)

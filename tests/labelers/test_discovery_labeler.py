@@ -11,18 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies import make_scene, random_boxes
-from tag2box.labelers import BuiltIn, Discovery, Oicr
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import containment, iou
-from tag2box.maths.refine import assign
-from tag2box.objective import label
-from tag2box.types import Exemplars, Needs, Proposals, Scene, Seeds
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
+from tag2box.ops.boxes import containment, iou
+from tag2box.ops.refine import assign
+from tag2box.training.criterion import run_labeler
+from tag2box.types import Exemplars, LabelerInput, Proposals, PseudoBoxes, Requirements
 
 Criterion = Literal["similarity", "score_fixed", "score_adaptive"]
 CRITERIA: tuple[Criterion, ...] = ("similarity", "score_fixed", "score_adaptive")
 
 
-def with_exemplars(scene: Scene, seed: int = 0, each: int = 3) -> Scene:
+def with_exemplars(scene: LabelerInput, seed: int = 0, each: int = 3) -> LabelerInput:
     """The scene with ``each`` random exemplars of every class, leaning to the middle of the embeddings."""
     generator = torch.Generator().manual_seed(seed + 1)
     classes, dim = scene.tags.shape[1], scene.embed.shape[1]
@@ -36,7 +37,7 @@ def with_exemplars(scene: Scene, seed: int = 0, each: int = 3) -> Scene:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, 8)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
@@ -44,7 +45,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     return with_exemplars(make_scene(sizes, tags, dim=3, stages=2, seed=seed), seed)
 
 
-def loop_tops(scene: Scene, stage: int, image: int) -> dict[int, int]:
+def loop_tops(scene: LabelerInput, stage: int, image: int) -> dict[int, int]:
     """The top row of each present class of one image, classes in order, no row twice while others are left."""
     span = scene.proposals.spans()[image]
     tops: dict[int, int] = {}
@@ -55,7 +56,7 @@ def loop_tops(scene: Scene, stage: int, image: int) -> dict[int, int]:
     return tops
 
 
-def loop_find(labeler: Discovery, scene: Scene, stage: int) -> tuple[list[tuple[int, int]], list[float]]:
+def loop_find(labeler: Discovery, scene: LabelerInput, stage: int) -> tuple[list[tuple[int, int]], list[float]]:
     """(row, class) of all pseudo boxes and tau of all pairs, one proposal at a time."""
     found: list[tuple[int, int]] = []
     taus: list[float] = []
@@ -93,7 +94,7 @@ def loop_find(labeler: Discovery, scene: Scene, stage: int) -> tuple[list[tuple[
 @settings(max_examples=40)
 @given(scene=scenes(), nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_seeds_and_thresholds_match_the_loop(
-    criterion: Criterion, exclusive: bool, scene: Scene, nms_iou: float
+    criterion: Criterion, exclusive: bool, scene: LabelerInput, nms_iou: float
 ) -> None:
     labeler = Discovery(criterion=criterion, exclusive=exclusive, nms_iou=nms_iou)
     labeling = labeler(scene)
@@ -110,10 +111,10 @@ def test_seeds_and_thresholds_match_the_loop(
 
 @pytest.mark.parametrize("criterion", CRITERIA)
 @given(scene=scenes())
-def test_the_top_proposal_is_always_a_seed(criterion: Criterion, scene: Scene) -> None:
+def test_the_top_proposal_is_always_a_seed(criterion: Criterion, scene: LabelerInput) -> None:
     labeler = Discovery(criterion=criterion)
     for stage in range(len(scene.probs)):
-        tops = argmax_seeds(scene, stage)
+        tops = argmax_pseudo_boxes(scene, stage)
         seeds, tau = labeler.find(scene, stage)
         pairs = set(zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True))
         assert set(zip(tops.rows.tolist(), tops.cls.tolist(), strict=True)) <= pairs
@@ -121,7 +122,7 @@ def test_the_top_proposal_is_always_a_seed(criterion: Criterion, scene: Scene) -
 
 
 @given(scenes(), st.sampled_from([0.0, 0.1, 0.5]))
-def test_pseudo_boxes_of_a_class_keep_apart(scene: Scene, nms_iou: float) -> None:
+def test_pseudo_boxes_of_a_class_keep_apart(scene: LabelerInput, nms_iou: float) -> None:
     images = scene.proposals.image_ids()
     seeds, _ = Discovery(nms_iou=nms_iou, exclusive=False).find(scene, 0)
     overlap = iou(scene.proposals.boxes[seeds.rows], scene.proposals.boxes[seeds.rows]).fill_diagonal_(0)
@@ -130,22 +131,22 @@ def test_pseudo_boxes_of_a_class_keep_apart(scene: Scene, nms_iou: float) -> Non
 
 
 @given(scenes(), st.sampled_from([0.0, 0.3, 0.5]))
-def test_no_pseudo_box_of_a_class_is_a_part_of_another(scene: Scene, inside: float) -> None:
+def test_no_pseudo_box_of_a_class_is_a_part_of_another(scene: LabelerInput, inside: float) -> None:
     images, labeler = scene.proposals.image_ids(), Discovery(nms_iou=1.0, inside=inside)
     seeds, _ = labeler.find(scene, 0)
     boxes = scene.proposals.boxes[seeds.rows]
     same = (images[seeds.rows][:, None] == images[seeds.rows]) & (seeds.cls[:, None] == seeds.cls)
     assert (containment(boxes, boxes).fill_diagonal_(0)[same] <= inside).all()
     everything, _ = Discovery(nms_iou=1.0).find(scene, 0)
-    assert pairs_of(argmax_seeds(scene, 0)) <= pairs_of(seeds) <= pairs_of(everything)
+    assert pairs_of(argmax_pseudo_boxes(scene, 0)) <= pairs_of(seeds) <= pairs_of(everything)
 
 
-def pairs_of(seeds: Seeds) -> set[tuple[int, int]]:
+def pairs_of(seeds: PseudoBoxes) -> set[tuple[int, int]]:
     return set(zip(seeds.rows.tolist(), seeds.cls.tolist(), strict=True))
 
 
 @given(scenes(), st.floats(0, 1), st.floats(0, 1))
-def test_raising_a_fixed_threshold_never_adds_seeds(scene: Scene, a: float, b: float) -> None:
+def test_raising_a_fixed_threshold_never_adds_seeds(scene: LabelerInput, a: float, b: float) -> None:
     low, high = sorted((a, b))
     loose, _ = Discovery(criterion="score_fixed", score_threshold=low, nms_iou=1.0).find(scene, 0)
     strict, _ = Discovery(criterion="score_fixed", score_threshold=high, nms_iou=1.0).find(scene, 0)
@@ -154,14 +155,14 @@ def test_raising_a_fixed_threshold_never_adds_seeds(scene: Scene, a: float, b: f
     )
 
 
-def alike(count: int, exemplar: list[float]) -> Scene:
+def alike(count: int, exemplar: list[float]) -> LabelerInput:
     """One image of one class, all its proposals with the same embedding, and one exemplar."""
     generator = torch.Generator().manual_seed(count)
     boxes, probs = random_boxes(count, generator), torch.rand(count, 1, generator=generator)
     one = torch.zeros(1, dtype=torch.long)
     exemplars = Exemplars(torch.tensor([exemplar]), one, torch.ones(1), one, (torch.ones(1),))
     embed = torch.tensor([[1.0, 0.0]]).repeat(count, 1)
-    return Scene(Proposals(boxes, (count,)), torch.ones(1, 1, dtype=torch.bool), (probs,), embed, exemplars)
+    return LabelerInput(Proposals(boxes, (count,)), torch.ones(1, 1, dtype=torch.bool), (probs,), embed, exemplars)
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])
@@ -174,7 +175,7 @@ def test_equal_embeddings_are_all_found_when_nms_lets_them_and_only_strictly_abo
     assert Discovery(nms_iou=1.0).find(at, 0)[0].rows.tolist() == [int(at.probs[0].argmax())]
 
 
-def two_class_scene() -> Scene:
+def two_class_scene() -> LabelerInput:
     """One image, four far boxes; 0 is the top of class 0, 1 of class 1, 2 lies between them, 3 is near class 0."""
     angles = torch.tensor([0.0, 60.0, 40.0, 10.0]).deg2rad()
     embed = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -184,7 +185,7 @@ def two_class_scene() -> Scene:
     tau = torch.tensor(50.0).deg2rad()  # both classes: similarity above cos 50
     exemplar = torch.stack([torch.stack([tau.cos(), tau.sin()]), torch.stack([(tau / 5).cos(), (tau / 5).sin()])])
     exemplars = Exemplars(exemplar, cls, torch.ones(2), cls, (torch.ones(2),))
-    return Scene(Proposals(boxes, (4,)), torch.ones(1, 2, dtype=torch.bool), (probs,), embed, exemplars)
+    return LabelerInput(Proposals(boxes, (4,)), torch.ones(1, 2, dtype=torch.bool), (probs,), embed, exemplars)
 
 
 def test_exclusive_gives_what_lies_between_to_the_nearer_class_alone() -> None:
@@ -233,7 +234,7 @@ def test_without_exemplars_similarity_finds_what_argmax_finds() -> None:
 def test_nothing_is_differentiated() -> None:
     scene = with_exemplars(make_scene((6,), [[1, 1]]))
     scene = replace(scene, embed=scene.embed.clone().requires_grad_())
-    labeling = label(Discovery(), scene)
+    labeling = run_labeler(Discovery(), scene)
     tensors: list[Tensor] = [labeling.stages[0].weight, labeling.thresholds[0]]
     assert not any(t.requires_grad for t in tensors)
 
@@ -242,8 +243,8 @@ def test_nothing_is_differentiated() -> None:
     ("criterion", "uses"), [("similarity", True), ("score_fixed", False), ("score_adaptive", True)]
 )
 def test_what_reads_exemplars(criterion: Criterion, uses: bool) -> None:
-    assert Discovery(criterion=criterion).needs == Needs(exemplars=uses)
-    assert Discovery in get_args(BuiltIn)
+    assert Discovery(criterion=criterion).needs == Requirements(exemplars=uses)
+    assert Discovery in get_args(BuiltInLabeler)
 
 
 def test_a_fixed_threshold_reads_no_exemplars_at_all() -> None:
@@ -254,7 +255,7 @@ def test_a_fixed_threshold_reads_no_exemplars_at_all() -> None:
 
 
 @given(scenes())
-def test_a_higher_foreground_iou_never_adds_foreground(scene: Scene) -> None:
+def test_a_higher_foreground_iou_never_adds_foreground(scene: LabelerInput) -> None:
     background = scene.tags.shape[1]
     loose = Discovery(foreground_iou=0.2)(scene).stages[0].cls < background
     strict = Discovery(foreground_iou=0.8)(scene).stages[0].cls < background

@@ -11,15 +11,16 @@ from random_scenes import WORLDS, scenes
 
 from conftest import background_last, golden_names, load_golden
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, Mist
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import encode, iou
-from tag2box.types import Needs, Proposals, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.mist import Mist
+from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.ops.boxes import encode, iou
+from tag2box.types import LabelerInput, Proposals, Requirements
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 
 
-def loop_seeds(labeler: Mist, scene: Scene, stage: int) -> list[tuple[int, int]]:
+def loop_seeds(labeler: Mist, scene: LabelerInput, stage: int) -> list[tuple[int, int]]:
     """(row, class) of all seeds, one rank at a time."""
     found, boxes = [], scene.proposals.boxes
     for span, tags in zip(scene.proposals.spans(), scene.tags.tolist(), strict=True):
@@ -32,7 +33,9 @@ def loop_seeds(labeler: Mist, scene: Scene, stage: int) -> list[tuple[int, int]]
     return found
 
 
-def loop_labels(labeler: Mist, scene: Scene, seeds: list[tuple[int, int]], stage: int) -> list[tuple[int, float]]:
+def loop_labels(
+    labeler: Mist, scene: LabelerInput, seeds: list[tuple[int, int]], stage: int
+) -> list[tuple[int, float]]:
     """(class, weight) of every proposal: those of the nearest seed in its image, the first of equally near ones."""
     labels, boxes, background = [], scene.proposals.boxes, scene.tags.shape[1]
     for span in scene.proposals.spans():
@@ -47,7 +50,7 @@ def loop_labels(labeler: Mist, scene: Scene, seeds: list[tuple[int, int]], stage
 
 
 @given(scenes(), st.sampled_from([0.15, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.6]), st.sampled_from([0.3, 0.5]))
-def test_labels_match_the_loop(scene: Scene, share: float, apart: float, foreground_iou: float) -> None:
+def test_labels_match_the_loop(scene: LabelerInput, share: float, apart: float, foreground_iou: float) -> None:
     labeler = Mist(share=share, apart=apart, foreground_iou=foreground_iou)
     for stage, labels in enumerate(labeler(scene).stages):
         seeds = loop_seeds(labeler, scene, stage)
@@ -67,7 +70,7 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 @given(scenes())
-def test_the_best_proposal_of_a_class_is_always_a_seed(scene: Scene) -> None:
+def test_the_best_proposal_of_a_class_is_always_a_seed(scene: LabelerInput) -> None:
     """But the best is the best of all: unlike argmax, one proposal may be a seed of two classes."""
     for stage, labels in enumerate(Mist(share=0.5)(scene).stages):
         pairs = set(zip(labels.seeds.rows.tolist(), labels.seeds.cls.tolist(), strict=True))
@@ -79,7 +82,7 @@ def test_the_best_proposal_of_a_class_is_always_a_seed(scene: Scene) -> None:
 
 def test_with_a_share_of_one_proposal_it_is_argmax() -> None:
     scene = make_scene((30, 20), [[1, 0], [0, 1]])
-    assert torch.equal(Mist(share=0.01).find(scene, scene.probs[0]).rows, argmax_seeds(scene, 0).rows)
+    assert torch.equal(Mist(share=0.01).find(scene, scene.probs[0]).rows, argmax_pseudo_boxes(scene, 0).rows)
 
 
 @pytest.mark.parametrize("name", golden_names("mist_layer_*.npz"))
@@ -102,5 +105,5 @@ def test_labels_weights_and_targets_are_those_of_the_reference(name: str) -> Non
 
 
 def test_it_is_known_by_name_and_needs_nothing_more() -> None:
-    assert Mist in get_args(BuiltIn)
-    assert Mist().needs == Needs()
+    assert Mist in get_args(BuiltInLabeler)
+    assert Mist().needs == Requirements()

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, Oicr
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import iou
-from tag2box.types import Labeling, Needs, Proposals, PseudoLabels, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
+from tag2box.ops.boxes import iou
+from tag2box.types import LabelerInput, Labeling, Proposals, PseudoLabels, Requirements
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     sizes = tuple(draw(st.integers(0, 6)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
     return make_scene(sizes, tags, seed=draw(st.integers(0, 10_000)))
 
 
-def loop_seeds(scene: Scene, stage: int) -> list[tuple[int, int, float]]:
+def loop_seeds(scene: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
     """(row, class, score) of every present class of every image, best free proposal each."""
     found = []
     for span, tags in zip(scene.proposals.spans(), scene.tags.tolist(), strict=True):
@@ -39,7 +39,7 @@ def loop_seeds(scene: Scene, stage: int) -> list[tuple[int, int, float]]:
 
 
 def loop_labels(
-    scene: Scene, seeds: list[tuple[int, int, float]], foreground_iou: float
+    scene: LabelerInput, seeds: list[tuple[int, int, float]], foreground_iou: float
 ) -> list[tuple[int, float, list[float]]]:
     """(class, weight, box to regress to) of every proposal: those of the nearest seed in its image."""
     boxes, background = scene.proposals.boxes, scene.tags.shape[1]
@@ -66,7 +66,7 @@ def as_seeds(stage: PseudoLabels) -> list[tuple[int, int, float]]:
     return list(zip(stage.seeds.rows.tolist(), stage.seeds.cls.tolist(), stage.seeds.score.tolist(), strict=True))
 
 
-def permuted(scene: Scene, order: list[int]) -> tuple[Scene, torch.Tensor]:
+def permuted(scene: LabelerInput, order: list[int]) -> tuple[LabelerInput, torch.Tensor]:
     """The scene with its images in another order, and the old row of each new one."""
     spans = scene.proposals.spans()
     rows = torch.tensor([row for image in order for row in spans[image]], dtype=torch.long)
@@ -82,7 +82,7 @@ def permuted(scene: Scene, order: list[int]) -> tuple[Scene, torch.Tensor]:
 
 
 @given(scenes(), st.sampled_from([0.3, 0.5, 0.9]))
-def test_labels_match_the_loop(scene: Scene, foreground_iou: float) -> None:
+def test_labels_match_the_loop(scene: LabelerInput, foreground_iou: float) -> None:
     labeling = Oicr(foreground_iou=foreground_iou)(scene)
     assert len(labeling.stages) == len(scene.probs)
     assert labeling.thresholds == ()
@@ -93,7 +93,7 @@ def test_labels_match_the_loop(scene: Scene, foreground_iou: float) -> None:
 
 
 @given(scenes(), st.randoms(use_true_random=False))
-def test_the_order_of_images_does_not_matter(scene: Scene, random: object) -> None:
+def test_the_order_of_images_does_not_matter(scene: LabelerInput, random: object) -> None:
     order = list(range(len(scene.tags)))
     random.shuffle(order)  # type: ignore[attr-defined]
     moved, rows = permuted(scene, order)
@@ -106,7 +106,7 @@ def test_the_order_of_images_does_not_matter(scene: Scene, random: object) -> No
 
 
 @given(scenes())
-def test_every_seed_is_a_present_class_and_its_own_foreground(scene: Scene) -> None:
+def test_every_seed_is_a_present_class_and_its_own_foreground(scene: LabelerInput) -> None:
     images = scene.proposals.image_ids()
     for labels in Oicr()(scene).stages:
         seeds = labels.seeds
@@ -134,18 +134,18 @@ def test_nothing_to_find_gives_background_of_no_weight(sizes: tuple[int, ...], t
 
 def test_one_proposal_serves_all_classes() -> None:
     scene = make_scene((1,), [[1, 0, 1]])
-    seeds = argmax_seeds(scene, 0)
+    seeds = argmax_pseudo_boxes(scene, 0)
     assert (seeds.rows.tolist(), seeds.cls.tolist()) == ([0, 0], [0, 2])
     assert Oicr()(scene).stages[0].cls.tolist() == [0]  # the first of equally near seeds
 
 
 def test_many_classes() -> None:
     scene = make_scene((30,), [[1] * 25])
-    rows = argmax_seeds(scene, 1).rows.tolist()
+    rows = argmax_pseudo_boxes(scene, 1).rows.tolist()
     assert len(set(rows)) == 25
 
 
 def test_it_is_known_by_name_and_needs_no_exemplars() -> None:
-    assert Oicr in get_args(BuiltIn)
-    assert Oicr().needs == Needs()
+    assert Oicr in get_args(BuiltInLabeler)
+    assert Oicr().needs == Requirements()
     assert isinstance(Oicr()(make_scene((2,), [[1]])), Labeling)

@@ -12,27 +12,28 @@ from random_scenes import scenes as random_scenes
 
 from strategies import make_scene, no_exemplars
 from tag2box.errors import UserError
-from tag2box.labelers import BuiltIn, Oicr, Oim
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import iou
-from tag2box.objective import label
-from tag2box.types import Needs, Proposals, Scene, Seeds
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
+from tag2box.methods.oim import Oim
+from tag2box.ops.boxes import iou
+from tag2box.training.criterion import run_labeler
+from tag2box.types import LabelerInput, Proposals, PseudoBoxes, Requirements
 
 
-def with_vectors(scene: Scene, dim: int = 3) -> Scene:
+def with_vectors(scene: LabelerInput, dim: int = 3) -> LabelerInput:
     """Feature vectors that follow places a little, so that neighbours look alike."""
     noise = torch.randn(len(scene.embed), dim, generator=torch.Generator().manual_seed(1))
     return replace(scene, vectors=noise + scene.proposals.boxes[:, :dim] / 50)
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> LabelerInput:
     return with_vectors(replace(draw(random_scenes()), progress=draw(st.sampled_from([0.0, 0.5, 1.0]))))
 
 
-def loop_seeds(labeler: Oim, scene: Scene, stage: int) -> list[tuple[int, int]]:
+def loop_seeds(labeler: Oim, scene: LabelerInput, stage: int) -> list[tuple[int, int]]:
     """(row, class): all cores, then what each of them mines, one proposal at a time."""
-    cores = argmax_seeds(scene, stage)
+    cores = argmax_pseudo_boxes(scene, stage)
     found = list(zip(cores.rows.tolist(), cores.cls.tolist(), strict=True))
     taken = {row for row, _ in found}
     reach = labeler.late_reach if scene.progress >= labeler.late_from else labeler.reach
@@ -55,7 +56,7 @@ def loop_seeds(labeler: Oim, scene: Scene, stage: int) -> list[tuple[int, int]]:
 
 @settings(max_examples=40)
 @given(scenes(), st.sampled_from([1.0, 5.0]), st.sampled_from([1e-6, 0.3]))
-def test_seeds_match_the_loop(scene: Scene, reach: float, apart_iou: float) -> None:
+def test_seeds_match_the_loop(scene: LabelerInput, reach: float, apart_iou: float) -> None:
     labeler = Oim(reach=reach, late_reach=0.7, late_from=0.5, apart_iou=apart_iou)
     for stage, labels in enumerate(labeler(scene).stages):
         seeds = labels.seeds
@@ -66,10 +67,10 @@ def test_seeds_match_the_loop(scene: Scene, reach: float, apart_iou: float) -> N
 
 @settings(max_examples=40)
 @given(scenes())
-def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(scene: Scene) -> None:
+def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(scene: LabelerInput) -> None:
     images, background = scene.proposals.image_ids(), scene.tags.shape[1]
     for stage, labels in enumerate(Oim()(scene).stages):
-        cores = argmax_seeds(scene, stage)
+        cores = argmax_pseudo_boxes(scene, stage)
         mined = labels.seeds.rows[len(cores) :]
         assert len(set(mined.tolist()) | set(cores.rows.tolist())) == len(mined) + len(set(cores.rows.tolist()))
         assert torch.equal(labels.cls[mined], labels.seeds.cls[len(cores) :])
@@ -82,7 +83,7 @@ def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(scene: Sc
 
 @settings(max_examples=40)
 @given(scenes())
-def test_without_reach_it_is_argmax(scene: Scene) -> None:
+def test_without_reach_it_is_argmax(scene: LabelerInput) -> None:
     mine, theirs = Oim(reach=0, late_reach=0)(scene), Oicr()(scene)
     for ours, plain in zip(mine.stages, theirs.stages, strict=True):
         assert torch.equal(ours.cls, plain.cls)
@@ -90,14 +91,14 @@ def test_without_reach_it_is_argmax(scene: Scene) -> None:
         assert torch.equal(ours.seeds.rows, plain.seeds.rows)
 
 
-def twins(progress: float = 0.0) -> Scene:
+def twins(progress: float = 0.0) -> LabelerInput:
     """A core, its neighbour, a translated copy of both, and a place that looks half alike; one high score."""
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [80, 0, 90, 10]])
     vectors = torch.tensor([[1.0, 0], [1, 0.2], [1, 0], [1, 0.2], [1, 0.4]])
     probs = torch.tensor([[0.9], [0.1], [0.1], [0.2], [0.1]])
     tags = torch.ones(1, 1, dtype=torch.bool)
     embed = torch.zeros(5, 2)
-    return Scene(Proposals(boxes, (5,)), tags, (probs,), embed, no_exemplars(2, 1), vectors, progress=progress)
+    return LabelerInput(Proposals(boxes, (5,)), tags, (probs,), embed, no_exemplars(2, 1), vectors, progress=progress)
 
 
 def test_it_finds_a_translated_copy_of_the_core() -> None:
@@ -123,16 +124,16 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 def test_nothing_is_differentiated() -> None:
     scene = with_vectors(make_scene((6,), [[1, 1]]))
     scene = replace(scene, vectors=scene.vectors.clone().requires_grad_())  # type: ignore[union-attr]
-    assert not label(Oim(), scene).stages[0].weight.requires_grad
+    assert not run_labeler(Oim(), scene).stages[0].weight.requires_grad
 
 
 def test_it_is_known_by_name_and_asks_for_vectors() -> None:
-    assert Oim in get_args(BuiltIn)
-    assert Oim().needs == Needs(vectors=True)
+    assert Oim in get_args(BuiltInLabeler)
+    assert Oim().needs == Requirements(vectors=True)
     with pytest.raises(UserError, match="feature vectors"):
         Oim()(make_scene((2,), [[1]]))
 
 
 def test_seeds_are_proposals() -> None:
     seeds = Oim()(twins()).stages[0].seeds
-    assert isinstance(seeds, Seeds) and seeds.boxes is None
+    assert isinstance(seeds, PseudoBoxes) and seeds.boxes is None

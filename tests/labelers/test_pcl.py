@@ -11,15 +11,15 @@ from random_scenes import WORLDS, scenes
 
 from conftest import golden_names, load_golden
 from strategies import make_scene
-from tag2box.labelers import BuiltIn, Pcl
-from tag2box.maths.boxes import iou
-from tag2box.maths.kmeans import top_group
-from tag2box.types import Needs, Proposals, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.pcl import Pcl, top_group
+from tag2box.ops.boxes import iou
+from tag2box.types import LabelerInput, Proposals, Requirements
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 
 
-def loop_seeds(labeler: Pcl, scene: Scene, stage: int) -> list[tuple[int, int, float]]:
+def loop_seeds(labeler: Pcl, scene: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
     """(row, class, score) of all centres, one class of one image at a time."""
     seeds: list[tuple[int, int, float]] = []
     probs, overlap = scene.probs[stage], iou(scene.proposals.boxes, scene.proposals.boxes)
@@ -42,7 +42,7 @@ def loop_seeds(labeler: Pcl, scene: Scene, stage: int) -> list[tuple[int, int, f
     return seeds
 
 
-def loop_labels(labeler: Pcl, scene: Scene, seeds: list[tuple[int, int, float]]) -> list[tuple[int, float]]:
+def loop_labels(labeler: Pcl, scene: LabelerInput, seeds: list[tuple[int, int, float]]) -> list[tuple[int, float]]:
     """(class, weight) of every proposal, by the nearest centre of its image."""
     labels, boxes, background = [], scene.proposals.boxes, scene.tags.shape[1]
     for span in scene.proposals.spans():
@@ -59,7 +59,7 @@ def loop_labels(labeler: Pcl, scene: Scene, seeds: list[tuple[int, int, float]])
 
 
 @given(scenes(high=14), st.sampled_from([2, 3]), st.integers(0, 5), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.3]))
-def test_labels_match_the_loop(scene: Scene, groups: int, leave: int, most: int, ignore_below: float) -> None:
+def test_labels_match_the_loop(scene: LabelerInput, groups: int, leave: int, most: int, ignore_below: float) -> None:
     labeler = Pcl(groups=groups, graph_iou=0.2, leave=leave, max_centres=most, ignore_below=ignore_below)
     for stage, labels in enumerate(labeler(scene).stages):
         seeds = loop_seeds(labeler, scene, stage)
@@ -82,7 +82,7 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 @given(scenes(high=14))
-def test_no_more_centres_than_wanted_and_none_for_two_classes(scene: Scene) -> None:
+def test_no_more_centres_than_wanted_and_none_for_two_classes(scene: LabelerInput) -> None:
     images, classes = scene.proposals.image_ids(), scene.tags.shape[1]
     for labels in Pcl(graph_iou=0.1, leave=0, max_centres=2)(scene).stages:
         seeds = labels.seeds
@@ -127,5 +127,5 @@ def test_labels_weights_and_clusters_are_those_of_the_reference(name: str) -> No
 
 
 def test_it_is_known_by_name_and_needs_nothing_more() -> None:
-    assert Pcl in get_args(BuiltIn)
-    assert Pcl().needs == Needs()
+    assert Pcl in get_args(BuiltInLabeler)
+    assert Pcl().needs == Requirements()

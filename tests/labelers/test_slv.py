@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from random_scenes import WORLDS
 
 from strategies import make_scene, no_exemplars
-from tag2box.labelers import BuiltIn, Oicr, Slv
-from tag2box.maths.boxes import iou
-from tag2box.maths.voting import voted_boxes
-from tag2box.types import Needs, Proposals, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.slv import Slv, voted_boxes
+from tag2box.ops.boxes import iou
+from tag2box.types import LabelerInput, Proposals, Requirements
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
@@ -25,7 +26,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     return replace(scene, progress=draw(st.sampled_from([0.0, 0.25, 1.0])))
 
 
-def loop_last(labeler: Slv, scene: Scene) -> tuple[list[tuple], list[tuple[int, float, int]]]:
+def loop_last(labeler: Slv, scene: LabelerInput) -> tuple[list[tuple], list[tuple[int, float, int]]]:
     """Seeds (row, class, box) and labels (class, weight, owner) of the last stage."""
     probs, boxes, background = scene.probs[-1], scene.proposals.boxes, scene.tags.shape[1]
     ramp = min(scene.progress / labeler.ramp, 1.0)
@@ -56,7 +57,7 @@ def loop_last(labeler: Slv, scene: Scene) -> tuple[list[tuple], list[tuple[int, 
 
 @settings(max_examples=40)
 @given(scenes(), st.sampled_from(["even", "score"]), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([0.3, 1.0]))
-def test_the_last_stage_matches_the_loop(scene: Scene, weights: str, min_score: float, ramp: float) -> None:
+def test_the_last_stage_matches_the_loop(scene: LabelerInput, weights: str, min_score: float, ramp: float) -> None:
     labeler = Slv(weights=weights, min_score=min_score, ramp=ramp, cell=2.0)  # type: ignore[arg-type]
     last = labeler(scene).stages[-1]
     seeds, labels = loop_last(labeler, scene)
@@ -71,7 +72,7 @@ def test_the_last_stage_matches_the_loop(scene: Scene, weights: str, min_score: 
 
 @settings(max_examples=40)
 @given(scenes())
-def test_the_stages_before_are_argmax(scene: Scene) -> None:
+def test_the_stages_before_are_argmax(scene: LabelerInput) -> None:
     mine, theirs = Slv()(scene).stages, Oicr()(scene).stages
     assert len(mine) == len(theirs)
     for ours, plain in zip(mine[:-1], theirs[:-1], strict=True):
@@ -81,18 +82,18 @@ def test_the_stages_before_are_argmax(scene: Scene) -> None:
 
 @settings(max_examples=40)
 @given(scenes())
-def test_every_tag_of_a_photo_with_proposals_gets_a_box(scene: Scene) -> None:
+def test_every_tag_of_a_photo_with_proposals_gets_a_box(scene: LabelerInput) -> None:
     seeds = Slv()(scene).stages[-1].seeds
     images = scene.proposals.image_ids()
     pairs = set(zip(images[seeds.rows].tolist(), seeds.cls.tolist(), strict=True))
     assert pairs == {(i, c) for i, c in scene.tags.nonzero().tolist() if scene.proposals.sizes[i]}
 
 
-def one_class(boxes: list[list[float]], scores: list[float], progress: float = 1.0) -> Scene:
+def one_class(boxes: list[list[float]], scores: list[float], progress: float = 1.0) -> LabelerInput:
     probs, embed = torch.tensor(scores)[:, None], torch.zeros(len(boxes), 2)
     proposals = Proposals(torch.tensor(boxes), (len(boxes),))
     tags = torch.ones(1, 1, dtype=torch.bool)
-    return Scene(proposals, tags, (probs, probs), embed, no_exemplars(2, 2), progress=progress)
+    return LabelerInput(proposals, tags, (probs, probs), embed, no_exemplars(2, 2), progress=progress)
 
 
 BOXES = [[3.3, 7.1, 41.2, 55.9], [5.0, 9.0, 39.0, 50.0], [60.0, 0.0, 90.0, 20.0]]
@@ -136,5 +137,5 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 def test_it_is_known_by_name_and_needs_scores_alone() -> None:
-    assert Slv in get_args(BuiltIn)
-    assert Slv().needs == Needs()
+    assert Slv in get_args(BuiltInLabeler)
+    assert Slv().needs == Requirements()

@@ -12,22 +12,23 @@ from random_scenes import scenes as random_scenes
 
 from strategies import make_scene
 from tag2box.errors import UserError
-from tag2box.labelers import BuiltIn, Wsod2
-from tag2box.maths.boxes import iou
-from tag2box.types import Clues, Needs, Scene
+from tag2box.methods import BuiltInLabeler
+from tag2box.methods.wsod2 import Wsod2
+from tag2box.ops.boxes import iou
+from tag2box.types import LabelerInput, Requirements, SideInfo
 
 
-def with_evidence(scene: Scene) -> Scene:
+def with_evidence(scene: LabelerInput) -> LabelerInput:
     evidence = torch.rand(len(scene.embed), generator=torch.Generator().manual_seed(2))
-    return replace(scene, clues=Clues(evidence=evidence))
+    return replace(scene, clues=SideInfo(evidence=evidence))
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> LabelerInput:
     return with_evidence(replace(draw(random_scenes()), progress=draw(st.sampled_from([0.0, 0.3, 1.0]))))
 
 
-def loop_seeds(labeler: Wsod2, scene: Scene, stage: int) -> list[tuple[int, int]]:
+def loop_seeds(labeler: Wsod2, scene: LabelerInput, stage: int) -> list[tuple[int, int]]:
     """(row, class), image after image, best first: a candidate falls to a better kept one of any class."""
     probs, boxes, found = scene.probs[stage], scene.proposals.boxes, []
     for image, span in enumerate(scene.proposals.spans()):
@@ -43,7 +44,9 @@ def loop_seeds(labeler: Wsod2, scene: Scene, stage: int) -> list[tuple[int, int]
     return found
 
 
-def loop_labels(labeler: Wsod2, scene: Scene, seeds: list[tuple[int, int]], stage: int) -> list[tuple[int, float]]:
+def loop_labels(
+    labeler: Wsod2, scene: LabelerInput, seeds: list[tuple[int, int]], stage: int
+) -> list[tuple[int, float]]:
     """(class, weight) of every proposal."""
     boxes, background, evidence = scene.proposals.boxes, scene.tags.shape[1], scene.clues.evidence
     assert evidence is not None
@@ -65,7 +68,7 @@ def loop_labels(labeler: Wsod2, scene: Scene, seeds: list[tuple[int, int]], stag
 
 @settings(max_examples=40)
 @given(scenes(), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from(["one", "score"]), st.sampled_from([0.5, 1.0]))
-def test_seeds_and_labels_match_the_loop(scene: Scene, near_best: float, belief: str, fade: float) -> None:
+def test_seeds_and_labels_match_the_loop(scene: LabelerInput, near_best: float, belief: str, fade: float) -> None:
     labeler = Wsod2(near_best=near_best, belief=belief, fade=fade)  # type: ignore[arg-type]
     for stage, labels in enumerate(labeler(scene).stages):
         seeds = loop_seeds(labeler, scene, stage)
@@ -78,7 +81,7 @@ def test_seeds_and_labels_match_the_loop(scene: Scene, near_best: float, belief:
 
 @settings(max_examples=40)
 @given(scenes())
-def test_the_best_of_all_is_a_seed_and_seeds_lie_apart(scene: Scene) -> None:
+def test_the_best_of_all_is_a_seed_and_seeds_lie_apart(scene: LabelerInput) -> None:
     labeler = Wsod2()
     for stage, labels in enumerate(labeler(scene).stages):
         rows = set(labels.seeds.rows.tolist())
@@ -113,7 +116,7 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_evidence() -> None:
-    assert Wsod2 in get_args(BuiltIn)
-    assert Wsod2().needs == Needs(evidence=True)
+    assert Wsod2 in get_args(BuiltInLabeler)
+    assert Wsod2().needs == Requirements(evidence=True)
     with pytest.raises(UserError, match="superpixels"):
         Wsod2()(make_scene((2,), [[1]]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import load_golden
-from tag2box.maths.attention import attention, channel_mean, disagreement, upright
+from tag2box.methods.casd import attention, channel_mean, disagreement, upright
 
 LOOKS, MIRRORED = 4, torch.tensor([False, True, False, True])
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import random_boxes
-from tag2box.maths.bottom_up import close_to_best, mix_evidence
-from tag2box.maths.refine import assign
-from tag2box.types import Proposals, PseudoLabels, Seeds
+from tag2box.methods.wsod2 import close_to_best, mix_evidence
+from tag2box.ops.refine import assign
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def some_labels(seed: int, sizes: tuple[int, ...], seeded: bool) -> PseudoLabels
     generator = torch.Generator().manual_seed(seed)
     proposals = Proposals(random_boxes(sum(sizes), generator, size=20), sizes)
     rows = torch.tensor([0] if seeded else [], dtype=torch.long)
-    seeds = Seeds(rows, torch.ones_like(rows), torch.rand(len(rows), generator=generator))
+    seeds = PseudoBoxes(rows, torch.ones_like(rows), torch.rand(len(rows), generator=generator))
     return assign(proposals, seeds, 2, 0.2)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
-from tag2box.maths.boxes import areas, clip, decode, encode, intersections, iou
+from tag2box.ops.boxes import areas, clip, decode, encode, intersections, iou
 
 
 @pytest.mark.parametrize(

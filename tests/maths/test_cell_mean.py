@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.maths import cells_cpu
-from tag2box.maths.cells import _WORTH_COMPILING, _CellMean, cell_mean, cell_mean_with_torch
+from tag2box.ops import kernels as cells_cpu
+from tag2box.ops.roi import _MIN_COMPILED_CELLS, _MaskedMean, masked_mean, masked_mean_torch
 
 
 def numbers(rows: int, cells: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,8 +29,8 @@ def by_loop(x: Tensor, factors: Tensor, bias: Tensor) -> Tensor:
 def test_both_ways_match_the_loop(rows: int, cells: int, width: int) -> None:
     given_ = numbers(rows, cells, width)
     expected = by_loop(*given_)
-    torch.testing.assert_close(cell_mean_with_torch(*given_), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(cells_cpu.forward(*given_), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(masked_mean_torch(*given_), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cells_cpu.masked_mean_forward(*given_), expected, rtol=1e-5, atol=1e-6)
 
 
 @given(st.integers(0, 10_000))
@@ -41,7 +41,7 @@ def test_the_compiled_gradients_are_those_of_plain_torch(seed: int) -> None:
         return  # at a corner of ReLU6 rounding decides which side counts
     wanted = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed))
     results = []
-    for way in (cell_mean_with_torch, _CellMean.apply):
+    for way in (masked_mean_torch, _MaskedMean.apply):
         leaves = [value.clone().requires_grad_() for value in (x, factors, bias)]
         results.append(torch.autograd.grad(way(*leaves), leaves, wanted))
     for ours, twin in zip(*results, strict=True):
@@ -54,7 +54,7 @@ def test_only_asked_for_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) 
         way = getattr(cells_cpu, name)
         monkeypatch.setattr(cells_cpu, name, lambda *args, way=way, name=name: asked.append(name) or way(*args))
     x, factors, bias = numbers(2, 3, 4)
-    _CellMean.apply(x.requires_grad_(), factors, bias).sum().backward()
+    _MaskedMean.apply(x.requires_grad_(), factors, bias).sum().backward()
     assert asked == ["backward"] and factors.grad is None and bias.grad is None
 
 
@@ -64,12 +64,12 @@ def test_a_convolution_commutes_with_factors_of_cells() -> None:
     maps, weight = torch.randn(6, 9, 5, generator=g), torch.randn(8, 5, generator=g)
     _, factors, bias = numbers(6, 9, 8)
     own_way = torch.nn.functional.relu6((maps * factors[:, :, None]) @ weight.T + bias).mean(dim=1)
-    torch.testing.assert_close(cell_mean(maps @ weight.T, factors, bias), own_way, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(masked_mean(maps @ weight.T, factors, bias), own_way, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_and_small_jobs_agree(dtype: torch.dtype) -> None:
-    x, factors, bias = (value.to(dtype) for value in numbers(_WORTH_COMPILING // (16 * 64) + 1, 16, 64))
+    x, factors, bias = (value.to(dtype) for value in numbers(_MIN_COMPILED_CELLS // (16 * 64) + 1, 16, 64))
     torch.testing.assert_close(
-        cell_mean(x, factors, bias)[:3], cell_mean_with_torch(x[:3], factors[:3], bias), rtol=1e-5, atol=1e-6
+        masked_mean(x, factors, bias)[:3], masked_mean_torch(x[:3], factors[:3], bias), rtol=1e-5, atol=1e-6
     )

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
-from tag2box.maths.boxes import iou
-from tag2box.maths.clusters import bag_loss, cluster_centres, most_connected
-from tag2box.maths.kmeans import top_group
-from tag2box.maths.refine import assign, refine_loss
-from tag2box.types import Proposals, PseudoLabels, Seeds
+from tag2box.methods.pcl import bag_loss, cluster_centres, most_connected, top_group
+from tag2box.ops.boxes import iou
+from tag2box.ops.refine import assign, refine_loss
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 CASES = golden_names("pcl_*.npz")
@@ -109,7 +108,7 @@ def some_labels(
 ) -> tuple[Proposals, PseudoLabels]:
     proposals = Proposals(random_boxes(sum(sizes), torch.Generator().manual_seed(5), size=20), sizes)
     score = torch.arange(1, len(rows) + 1) / 10
-    seeds = Seeds(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), score)
+    seeds = PseudoBoxes(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), score)
     labels = assign(proposals, seeds, classes, 0.2)
     weight = labels.weight * torch.linspace(0.5, 1.5, sum(sizes))  # weights may differ inside a cluster
     return proposals, replace(labels, weight=weight)
@@ -167,7 +166,7 @@ def test_with_clusters_of_one_it_is_the_loss_of_proposals(count: int, seed: int)
     g = torch.Generator().manual_seed(seed)
     apart = torch.arange(count)[:, None] * 10.0 + torch.tensor([0.0, 0.0, 5.0, 5.0])
     rows = torch.randperm(count, generator=g)[: (count + 1) // 2]  # the others are background
-    seeds = Seeds(rows, torch.randint(0, 3, (len(rows),), generator=g), torch.rand(len(rows), generator=g))
+    seeds = PseudoBoxes(rows, torch.randint(0, 3, (len(rows),), generator=g), torch.rand(len(rows), generator=g))
     labels = assign(Proposals(apart, (count,)), seeds, 3)
     ours, theirs = (torch.randn(count, 4, generator=g.manual_seed(seed)).requires_grad_() for _ in range(2))
     bags, singles = bag_loss(ours, labels, (count,)), refine_loss(theirs, labels, (count,))
@@ -179,7 +178,7 @@ def test_with_clusters_of_one_it_is_the_loss_of_proposals(count: int, seed: int)
 
 def test_a_cluster_with_one_sure_member_is_judged_more_mildly_than_its_members_one_by_one() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]])
-    labels = assign(Proposals(boxes, (2,)), Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1)), 1)
+    labels = assign(Proposals(boxes, (2,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.ones(1)), 1)
     logits = torch.tensor([[5.0, 0.0], [-5.0, 0.0]])
     assert bag_loss(logits, labels, (2,)).item() == pytest.approx(math.log(2), abs=0.01)
     assert refine_loss(logits, labels, (2,)).item() > 2
@@ -187,7 +186,7 @@ def test_a_cluster_with_one_sure_member_is_judged_more_mildly_than_its_members_o
 
 def test_hopeless_members_do_not_underflow() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]])
-    labels = assign(Proposals(boxes, (2,)), Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1)), 1)
+    labels = assign(Proposals(boxes, (2,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.ones(1)), 1)
     logits = torch.tensor([[-300.0, 0.0], [-300.0, 0.0]], requires_grad=True)
     loss = bag_loss(logits, labels, (2,))
     loss.backward()
@@ -215,7 +214,7 @@ def test_loss_and_gradient_are_those_of_the_reference(name: str) -> None:
             torch.where(cls == 0, classes, cls - 1),
             torch.as_tensor(g[f"{prefix}_cls_loss_weights"]).flatten(),
             torch.as_tensor(g["in_boxes"]),
-            Seeds(first, cls[first] - 1, torch.ones(len(ids))),
+            PseudoBoxes(first, cls[first] - 1, torch.ones(len(ids))),
             owner,
         )
         logits = background_last(torch.as_tensor(g["in_ref_logits"])).requires_grad_()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from numba.core.caching import FunctionCache
 
-from tag2box.maths.compiled import compiled
+from tag2box.ops.kernels import compiled
 
 
 def test_kernels_work_where_nothing_can_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:

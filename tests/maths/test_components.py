@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from tag2box.maths.components import rectangles
+from tag2box.methods.slv import rectangles
 
 
 def rectangles_with_loops(mask: np.ndarray) -> list[list[int]]:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import golden_names, load_golden
-from tag2box.maths import contrast
-from tag2box.maths.contrast import wscl
+from tag2box.methods import wscl as contrast
+from tag2box.methods.wscl import wscl
 
 
 def with_loops(s: torch.Tensor, t: list[int], omega: list[float], eps: float, inside: bool) -> float:

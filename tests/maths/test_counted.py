@@ -8,8 +8,8 @@ from grid_boxes import grid_boxes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.maths.boxes import areas, containment, intersections
-from tag2box.maths.counted import counted_boxes
+from tag2box.methods.c_wsl import counted_boxes
+from tag2box.ops.boxes import areas, containment, intersections
 
 
 def inside(boxes: torch.Tensor, a: int, b: int) -> float:

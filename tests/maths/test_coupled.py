@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets
-from tag2box.maths.boxes import containment, iou
-from tag2box.maths.coupled import cells_inside, class_mask, coverage, fit, is_removed, kept_of_two
+from tag2box.methods.c_midn import cells_inside, class_mask, coverage, is_removed, kept_of_two, mask_fit
+from tag2box.ops.boxes import containment, iou
 
 LARGE, SMALL, FAR = [0.0, 0, 8, 8], [2.0, 2, 4, 4], [10.0, 10, 14, 14]
 
@@ -27,14 +27,14 @@ def test_cells_coverage_and_fit_match_sets_of_cells(boxes: torch.Tensor, cell: f
         own = cells(box, cell)
         assert cells_inside(mask, boxes, cell)[i].item() == len(own & held)
         assert coverage(mask, boxes, cell)[i].item() == pytest.approx(len(own & held) / max(len(held), 1))
-        assert fit(mask, boxes, cell)[i].item() == pytest.approx(len(own & held) / len(own | held))
+        assert mask_fit(mask, boxes, cell)[i].item() == pytest.approx(len(own & held) / len(own | held))
 
 
 @pytest.mark.parametrize("size", [(0, 0), (3, 4)])
 def test_an_empty_mask_is_covered_by_nothing(size: tuple[int, int]) -> None:
     mask, boxes = torch.zeros(size, dtype=torch.bool), torch.tensor([SMALL, LARGE])
     assert coverage(mask, boxes, 1.0).tolist() == [0, 0]
-    assert fit(mask, boxes, 1.0).tolist() == [0, 0]
+    assert mask_fit(mask, boxes, 1.0).tolist() == [0, 0]
     assert coverage(mask, boxes[:0], 1.0).shape == (0,)
 
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.maths.boxes import iou
-from tag2box.maths.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours, top_rows
-from tag2box.maths.nms import nms
+from tag2box.methods.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours
+from tag2box.methods.oicr import top_rows
+from tag2box.ops.boxes import iou
+from tag2box.ops.nms import nms
 
 GRID = st.integers(0, 4).map(lambda n: n / 4)  # few values: ties happen
 

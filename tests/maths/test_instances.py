@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.maths.boxes import iou
-from tag2box.maths.instances import distances, instances, label_instances, spread
-from tag2box.types import Proposals, Seeds
+from tag2box.methods.oim import distances, embedding_spread, instances, label_instances
+from tag2box.ops.boxes import iou
+from tag2box.types import Proposals, PseudoBoxes
 
 
 def overlap(boxes: Tensor, a: int, b: int) -> float:
@@ -34,7 +34,7 @@ def instances_with_loops(
 
 
 def labels_with_loops(
-    proposals: Proposals, seeds: Seeds, cores: int, classes: int, foreground_iou: float
+    proposals: Proposals, seeds: PseudoBoxes, cores: int, classes: int, foreground_iou: float
 ) -> list[tuple[int, float, int]]:
     """(class, weight, owner) of every proposal."""
     image, out = proposals.image_ids().tolist(), []
@@ -70,7 +70,7 @@ def test_distances_match_the_definition(count: int, cores: list[int]) -> None:
 def test_the_spread_matches_the_loop(boxes: Tensor, data: st.DataObject, near_iou: float) -> None:
     core = data.draw(st.integers(0, len(boxes) - 1))
     distance = torch.rand(len(boxes), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
-    got = spread(boxes, distance, core, near_iou).item()
+    got = embedding_spread(boxes, distance, core, near_iou).item()
     assert got == pytest.approx(spread_with_loops(boxes, distance, core, near_iou))
 
 
@@ -89,21 +89,21 @@ def test_a_translated_copy_of_the_core_is_found() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [80, 0, 90, 10]])
     vectors = torch.tensor([[1.0, 0], [1, 0.2], [1, 0], [1, 0.2], [-9, 9]])
     far = distances(vectors, torch.tensor([0])).squeeze(1)
-    limit = 5 * spread(boxes, far, 0, 0.5)
+    limit = 5 * embedding_spread(boxes, far, 0, 0.5)
     free = torch.ones(5, dtype=torch.bool)
     assert instances(boxes, far, 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0, 2]
 
 
 def test_a_core_without_neighbours_has_no_spread_and_no_instances() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [50, 0, 60, 10]])
-    limit = 5 * spread(boxes, torch.zeros(2), 0, 0.5)
+    limit = 5 * embedding_spread(boxes, torch.zeros(2), 0, 0.5)
     assert limit == 0
     free = torch.ones(2, dtype=torch.bool)
     assert instances(boxes, torch.zeros(2), 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0]
 
 
 @st.composite
-def labelled(draw: st.DrawFn) -> tuple[Proposals, Seeds, int]:
+def labelled(draw: st.DrawFn) -> tuple[Proposals, PseudoBoxes, int]:
     """Proposals of some images, cores anywhere, and mined seeds that are no cores and no row twice."""
     sizes = tuple(draw(st.integers(0, 7)) for _ in range(draw(st.integers(1, 3))))
     total = sum(sizes)
@@ -114,11 +114,11 @@ def labelled(draw: st.DrawFn) -> tuple[Proposals, Seeds, int]:
     mined = draw(st.lists(st.sampled_from(rest), max_size=3, unique=True)) if rest else []
     rows = torch.tensor([*cores, *mined], dtype=torch.long)
     cls = torch.randint(0, 3, (len(rows),), generator=generator)
-    return proposals, Seeds(rows, cls, torch.rand(len(rows), generator=generator)), len(cores)
+    return proposals, PseudoBoxes(rows, cls, torch.rand(len(rows), generator=generator)), len(cores)
 
 
 @given(labelled(), st.sampled_from([0.1, 0.3, 0.5]))
-def test_labels_match_the_loop(world: tuple[Proposals, Seeds, int], foreground_iou: float) -> None:
+def test_labels_match_the_loop(world: tuple[Proposals, PseudoBoxes, int], foreground_iou: float) -> None:
     proposals, seeds, cores = world
     got = label_instances(proposals, seeds, cores, 3, foreground_iou)
     expected = labels_with_loops(proposals, seeds, cores, 3, foreground_iou)
@@ -129,7 +129,7 @@ def test_labels_match_the_loop(world: tuple[Proposals, Seeds, int], foreground_i
 
 def test_the_neighbours_of_a_mined_instance_are_background_of_its_weight() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [0, 0, 5, 10]])
-    seeds = Seeds(torch.tensor([0, 2]), torch.tensor([1, 1]), torch.tensor([0.8, 0.4]))
+    seeds = PseudoBoxes(torch.tensor([0, 2]), torch.tensor([1, 1]), torch.tensor([0.8, 0.4]))
     labels = label_instances(Proposals(boxes, (5,)), seeds, 1, 3, 0.5)
     assert labels.cls.tolist() == [1, 1, 1, 3, 1]  # the last one's IoU is just 0.5
     assert labels.weight.tolist() == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.8])

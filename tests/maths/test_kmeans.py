@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import golden_names, load_golden
-from tag2box.maths.kmeans import top_group
+from tag2box.methods.pcl import top_group
 
 
 def within(values: list[float], cuts: tuple[int, ...]) -> float:

@@ -8,20 +8,20 @@ import torch
 
 from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
-from tag2box.maths.boxes import encode, iou
-from tag2box.maths.discovery import top_rows
-from tag2box.maths.refine import assign, box_loss, first_argmax, refine_loss
-from tag2box.types import Proposals, PseudoLabels, Seeds
+from tag2box.methods.oicr import top_rows
+from tag2box.ops.boxes import encode, iou
+from tag2box.ops.refine import assign, box_loss, first_argmax, refine_loss
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 
 
-def seeds_of(rows: list[int], cls: list[int], score: list[float]) -> Seeds:
-    return Seeds(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), torch.tensor(score))
+def seeds_of(rows: list[int], cls: list[int], score: list[float]) -> PseudoBoxes:
+    return PseudoBoxes(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), torch.tensor(score))
 
 
 def assign_with_loops(
-    proposals: Proposals, seeds: Seeds, classes: int, threshold: float
+    proposals: Proposals, seeds: PseudoBoxes, classes: int, threshold: float
 ) -> list[tuple[int, float, int]]:
     """Class, weight and seed row of every proposal, by the definition."""
     out = []
@@ -108,7 +108,7 @@ def test_labels_weights_and_targets_match_the_reference(name: str) -> None:
         found |= {c: piece.tolist() for c, piece in enumerate(pieces) if len(piece)}
     rows = [row for c in sorted(found) for row in found[c]]
     cls = [c for c in sorted(found) for _ in found[c]]
-    seeds = Seeds(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), scores[rows, cls])
+    seeds = PseudoBoxes(torch.tensor(rows, dtype=torch.long), torch.tensor(cls, dtype=torch.long), scores[rows, cls])
     labels = assign(Proposals(boxes, (len(boxes),)), seeds, classes)
     reference = torch.as_tensor(np.asarray(g["out_pseudo_labels"]))
     assert torch.equal(labels.cls, torch.where(reference == 0, classes, reference - 1))
@@ -134,7 +134,7 @@ def test_borders_match_the_definition_written_with_loops(
     total = sum(sizes)
     proposals = Proposals(random_boxes(total, torch.Generator().manual_seed(2), size=20), sizes)
     rows = list(range(0, total, 3))
-    seeds = Seeds(torch.tensor(rows, dtype=torch.long), torch.arange(len(rows)) % 2, torch.rand(len(rows)))
+    seeds = PseudoBoxes(torch.tensor(rows, dtype=torch.long), torch.arange(len(rows)) % 2, torch.rand(len(rows)))
     labels = assign(proposals, seeds, 2, foreground_iou)
     got = assign(proposals, seeds, 2, foreground_iou, or_equal=True, ignore_below=ignore_below)
     for r in range(total):
@@ -147,7 +147,7 @@ def test_borders_match_the_definition_written_with_loops(
 
 def test_an_overlap_of_just_the_border_is_foreground() -> None:
     proposals = Proposals(torch.tensor([[0.0, 0, 10, 10], [0, 0, 5, 10], [0, 0, 1, 10], [0, 0, 0.5, 10]]), (4,))
-    seeds = Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1))
+    seeds = PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.ones(1))
     labels, got = assign(proposals, seeds, 1), assign(proposals, seeds, 1, or_equal=True, ignore_below=0.1)
     assert labels.cls.tolist() == [0, 1, 1, 1]
     assert got.cls.tolist() == [0, 0, 1, 1]
@@ -157,13 +157,13 @@ def test_an_overlap_of_just_the_border_is_foreground() -> None:
 def test_without_seeds_all_is_background_of_no_weight() -> None:
     proposals = Proposals(torch.tensor([[0.0, 0, 10, 10]]), (1,))
     none = torch.zeros(0, dtype=torch.long)
-    labels = assign(proposals, Seeds(none, none, torch.zeros(0)), 2, or_equal=True, ignore_below=0.1)
+    labels = assign(proposals, PseudoBoxes(none, none, torch.zeros(0)), 2, or_equal=True, ignore_below=0.1)
     assert (labels.cls.tolist(), labels.weight.tolist(), labels.owner.tolist()) == ([2], [0.0], [-1])
 
 
 def test_boxes_beside_their_rows_are_judged_where_they_are() -> None:
     proposals = Proposals(torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10]]), (2,))
-    seeds = Seeds(torch.tensor([0]), torch.tensor([0]), torch.ones(1), torch.tensor([[20.0, 0, 30, 10]]))
+    seeds = PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.ones(1), torch.tensor([[20.0, 0, 30, 10]]))
     labels = assign(proposals, seeds, 1, or_equal=True, ignore_below=0.1)
     assert labels.cls.tolist() == [1, 0] and labels.weight.tolist() == [0, 1]
     assert labels.seeds is seeds

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import random_boxes
-from tag2box.maths.refine import assign
-from tag2box.maths.reweight import reweighted
-from tag2box.types import Proposals, PseudoLabels, Seeds
+from tag2box.methods.oim import reweighted
+from tag2box.ops.refine import assign
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 
 def some(total: int, seeds: int, seed: int) -> tuple[torch.Tensor, PseudoLabels]:
@@ -16,7 +16,7 @@ def some(total: int, seeds: int, seed: int) -> tuple[torch.Tensor, PseudoLabels]
     g = torch.Generator().manual_seed(seed)
     proposals = Proposals(random_boxes(total, g, size=20), (total,))
     rows = torch.randperm(total, generator=g)[:seeds]
-    found = Seeds(rows, torch.randint(0, 2, (len(rows),), generator=g), torch.rand(len(rows), generator=g))
+    found = PseudoBoxes(rows, torch.randint(0, 2, (len(rows),), generator=g), torch.rand(len(rows), generator=g))
     return torch.randn(total, 3, generator=g), assign(proposals, found, 2, 0.3)
 
 
@@ -58,7 +58,7 @@ def test_without_gain_and_cut_nothing_changes(total: int, seeds: int, seed: int)
 )  # of a weight of 0.5: too far, hard, hard, hard, seen
 def test_what_is_hard(p: float, factor: float) -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [50, 50, 60, 60]])
-    labels = assign(Proposals(boxes, (3,)), Seeds(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
+    labels = assign(Proposals(boxes, (3,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
     logits = torch.tensor([[p, 1 - p]] * 3).log()
     got = reweighted(logits, labels, hard_gain=0.2, seed_cut=0.2)
     assert got.tolist() == pytest.approx([0.4, 0.5 * factor, 0.5])  # the seed, its neighbour, background
@@ -66,7 +66,7 @@ def test_what_is_hard(p: float, factor: float) -> None:
 
 def test_a_seed_alone_is_not_dominant_and_no_gradient_passes() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
-    labels = assign(Proposals(boxes, (2,)), Seeds(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
+    labels = assign(Proposals(boxes, (2,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
     logits = torch.tensor([[4.0, 0.0], [0.0, 0.0]], requires_grad=True)
     got = reweighted(logits, labels, hard_gain=0.2, seed_cut=0.2)
     assert got.tolist() == pytest.approx([0.5, 0.5])

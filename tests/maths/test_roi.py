@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.maths import roi, window_max
-from tag2box.maths.roi import roi_align, roi_pool, roi_pool_inclusive
+from tag2box.ops import roi
+from tag2box.ops import roi as window_max
+from tag2box.ops.roi import roi_align, roi_pool, roi_pool_inclusive
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

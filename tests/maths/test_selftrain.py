@@ -6,9 +6,9 @@ from grid_boxes import grid_boxes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.maths.boxes import iou
-from tag2box.maths.nms import nms
-from tag2box.maths.selftrain import far_from_better
+from tag2box.methods.mist import far_from_better
+from tag2box.ops.boxes import iou
+from tag2box.ops.nms import nms
 
 
 def seeds_with_loops(boxes: torch.Tensor, scores: list[float], share: float, apart: float) -> list[int]:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets
-from tag2box.maths.boxes import iou
-from tag2box.maths.spatial import feature_spread, top_and_neighbours
+from tag2box.methods.wsddn import feature_spread, top_and_neighbours
+from tag2box.ops.boxes import iou
 
 
 @settings(max_examples=40)

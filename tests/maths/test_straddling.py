@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.maths.straddling import straddling, superpixels
+from tag2box.ops.superpixels import straddling, superpixels
 
 
 def straddling_with_loops(labels: np.ndarray, boxes: np.ndarray) -> list[float]:

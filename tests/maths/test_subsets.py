@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets, make_scene, random_boxes
-from tag2box.labelers.oicr import argmax_seeds
-from tag2box.maths.boxes import iou
-from tag2box.maths.refine import assign
-from tag2box.maths.subsets import continuation, greedy_subsets, shared_out, subset_means, subset_sizes, without_doubt
-from tag2box.types import Proposals, PseudoLabels, Seeds
+from tag2box.methods.c_mil import continuation, greedy_subsets, shared_out, subset_means, subset_sizes, without_doubt
+from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.ops.boxes import iou
+from tag2box.ops.refine import assign
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 THRESHOLDS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 1.0])
 LIMITS = st.one_of(st.none(), st.integers(1, 8))
@@ -150,7 +150,7 @@ def loop_judged(labels: PseudoLabels, boxes: torch.Tensor, classes: int, high: f
 def test_judging_without_doubt_matches_the_loop(sizes: tuple, tags: list, high: float, low: float) -> None:
     scene = make_scene(sizes, tags)
     classes = scene.tags.shape[1]
-    labels = assign(scene.proposals, argmax_seeds(scene, 0), classes)
+    labels = assign(scene.proposals, argmax_pseudo_boxes(scene, 0), classes)
     got = without_doubt(labels, scene.proposals, classes, positive_iou=high, negative_iou=low)
     rows = list(zip(got.cls.tolist(), got.weight.tolist(), strict=True))
     assert rows == loop_judged(labels, scene.proposals.boxes, classes, high, low)
@@ -162,7 +162,7 @@ def test_one_overlap_for_both_is_the_plain_assignment(seed: int) -> None:
     boxes = random_boxes(20, torch.Generator().manual_seed(seed))
     proposals, seeds = (
         Proposals(boxes, (20,)),
-        Seeds(torch.tensor([3, 8]), torch.tensor([1, 0]), torch.tensor([0.4, 1])),
+        PseudoBoxes(torch.tensor([3, 8]), torch.tensor([1, 0]), torch.tensor([0.4, 1])),
     )
     labels = assign(proposals, seeds, 2)
     got = without_doubt(labels, proposals, 2, positive_iou=0.5, negative_iou=0.5)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.maths.boxes import iou
-from tag2box.maths.voting import cells_of, likelihood_map, voted_boxes
+from tag2box.methods.slv import cells_of, likelihood_map, voted_boxes
+from tag2box.ops.boxes import iou
 
 
 def lines_of(box: Tensor, cell: float) -> tuple[int, int, int, int]:

@@ -8,11 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tag2box.maths import window_max as plain
-from tag2box.maths import window_max_cpu as compiled
-from tag2box.maths.window_max import Found, Windows, find, find_with_torch, spread, spread_with_torch, window_max
+from tag2box.ops import kernels as compiled
+from tag2box.ops import roi as plain
+from tag2box.ops.roi import (
+    WindowMaxima,
+    Windows,
+    find_maxima,
+    find_maxima_torch,
+    scatter_gradient,
+    scatter_gradient_torch,
+    window_max,
+)
 
-WAYS = {"torch": (find_with_torch, spread_with_torch), "compiled": (compiled.find, compiled.spread)}
+WAYS = {
+    "torch": (find_maxima_torch, scatter_gradient_torch),
+    "compiled": (compiled.window_max_forward, compiled.window_max_backward),
+}
 
 
 def find_with_loops(features: Tensor, windows: Windows) -> tuple[list, list]:
@@ -66,7 +77,7 @@ def jobs(draw: st.DrawFn, dtype: torch.dtype = torch.float32, special: bool = Fa
     return features, Windows(image, top, left, below(height - top, -1), below(width - left, -1))
 
 
-def the_same(found: Found, values: list, cells: list) -> None:
+def the_same(found: WindowMaxima, values: list, cells: list) -> None:
     expected = torch.tensor(values, dtype=found.value.dtype).reshape(found.value.shape)
     assert torch.equal(found.value.nan_to_num(99), expected.nan_to_num(99))
     assert found.cell.flatten().tolist() == cells
@@ -104,7 +115,7 @@ def test_double_precision_tells_apart_what_single_cannot() -> None:
 @given(job=jobs())
 def test_gradients_go_where_the_loop_puts_them(way: str, job: tuple[Tensor, Windows]) -> None:
     features, windows = job
-    cell = find_with_torch(features, windows).cell
+    cell = find_maxima_torch(features, windows).cell
     grad = torch.randint(-5, 6, cell.shape).float()  # whole numbers: sums are exact in any order
     got = WAYS[way][1](grad, cell, windows.image, features.shape)
     assert torch.equal(got, spread_with_loops(grad, cell, windows.image, features.shape))
@@ -127,27 +138,27 @@ def test_the_number_of_threads_changes_nothing() -> None:
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            found = compiled.find(features, windows)
-            results.append((found, compiled.spread(grad, found.cell, windows.image, features.shape)))
+            found = compiled.window_max_forward(features, windows)
+            results.append((found, compiled.window_max_backward(grad, found.cell, windows.image, features.shape)))
     finally:
         torch.set_num_threads(before)
     for found, total in results[1:]:
         assert torch.equal(found.value, results[0][0].value) and torch.equal(found.cell, results[0][0].cell)
         assert torch.equal(total, results[0][1])
-    assert torch.equal(results[0][0].cell, find_with_torch(features, windows).cell)
+    assert torch.equal(results[0][0].cell, find_maxima_torch(features, windows).cell)
 
 
 def test_large_jobs_on_a_cpu_are_compiled_and_small_or_double_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(compiled, "find", lambda *args: called.append("find") or find_with_torch(*args))
-    monkeypatch.setattr(compiled, "spread", lambda *args: called.append("spread") or spread_with_torch(*args))
+    monkeypatch.setattr(compiled, "find", lambda *args: called.append("find") or find_maxima_torch(*args))
+    monkeypatch.setattr(compiled, "spread", lambda *args: called.append("spread") or scatter_gradient_torch(*args))
     monkeypatch.setattr(plain, "_WORTH_COMPILING", 6)
     one = torch.ones(3, 1, dtype=torch.long)
     windows = Windows(one[:, 0] * 0, one * 0, one * 0, one, one)
     for channels, dtype, expected in ((1, torch.float32, []), (2, torch.float64, []), (2, torch.float32, ["find"])):
         called.clear()
         features = torch.zeros(1, channels, 2, 2, dtype=dtype)
-        cell = find(features, windows).cell
+        cell = find_maxima(features, windows).cell
         assert called == expected
-        spread(torch.ones(cell.shape, dtype=dtype), cell, windows.image, features.shape)
+        scatter_gradient(torch.ones(cell.shape, dtype=dtype), cell, windows.image, features.shape)
         assert called == expected * 1 + ["spread"] * len(expected)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from worlds import detections, objects, truth_of, worlds
 
+from tag2box.annotations import Detections
 from tag2box.metrics.challenges import FATES, challenges, challenges_by_company, in_company, object_fates
-from tag2box.types import Detections
 
 LEFT, RIGHT = (0, 0, 20, 20), (20, 0, 40, 20)
 BIG = (0, 0, 40, 40)

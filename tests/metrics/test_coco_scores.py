@@ -12,10 +12,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from worlds import detections, random_world, truth_of
 
-from tag2box.data.coco import read_coco
-from tag2box.metrics.coco import CocoScores, coco
-from tag2box.metrics.detections import read_detections
-from tag2box.types import Detections, Truth
+from tag2box.annotations import Detections, Truth
+from tag2box.formats.coco_boxes import read_coco
+from tag2box.formats.detection_files import read_detections
+from tag2box.metrics.coco_ap import CocoScores, coco_scores
 
 BOX = (10, 10, 30, 30)
 
@@ -34,9 +34,9 @@ def test_the_official_numbers_of_the_official_example(shared):
     own = read_coco(shared / "instances_val2014_100.json")
     results = shared / "instances_val2014_fakebbox100_results.json"
     found = read_detections(results, own.truth, images=own.images, categories=own.categories)
-    scores = coco(own.truth, found, areas=own.areas)
+    scores = coco_scores(own.truth, found, areas=own.areas)
     assert [f"{value:.3f}" for value in astuple(scores)] == official
-    by_box = coco(own.truth, found)
+    by_box = coco_scores(own.truth, found)
     assert abs(by_box.AP - scores.AP) < 1e-9  # areas only sort objects by size
     assert by_box.APs != scores.APs
 
@@ -76,7 +76,7 @@ def test_pycocotools_agrees_on_random_worlds(seed, capsys):
         for i, o in zip(truth.ids, truth.objects, strict=True)
     }
     expected = _pycocotools(truth, found, {name: values.tolist() for name, values in areas.items()})
-    scores = coco(truth, found, areas=areas)
+    scores = coco_scores(truth, found, areas=areas)
     assert astuple(scores) == tuple(None if e < 0 else pytest.approx(e, abs=1e-12) for e in expected)
     assert capsys.readouterr() == ("", "")
 
@@ -84,12 +84,12 @@ def test_pycocotools_agrees_on_random_worlds(seed, capsys):
 @pytest.mark.parametrize("images", [[], [[]], [[], []]])
 def test_nothing_to_find_is_none(images):
     truth = truth_of(*images)
-    assert coco(truth, {}) == CocoScores()
-    assert coco(truth, dict.fromkeys(truth.ids, detections([(*BOX, 0.9, 0)]))) == CocoScores()
+    assert coco_scores(truth, {}) == CocoScores()
+    assert coco_scores(truth, dict.fromkeys(truth.ids, detections([(*BOX, 0.9, 0)]))) == CocoScores()
 
 
 def test_objects_without_detections_are_zero():
-    scores = coco(truth_of([(*BOX, 0, 0, 0)]), {})
+    scores = coco_scores(truth_of([(*BOX, 0, 0, 0)]), {})
     assert (scores.AP, scores.APs, scores.AR100, scores.APm) == (0, 0, 0, None)
 
 
@@ -97,7 +97,7 @@ def test_an_area_on_the_border_of_small_counts_where_pycocotools_counts_it():
     truth = truth_of([(0, 0, 32, 32, 0, 0, 0)])
     found = {"im0": detections([(0, 0, 32, 32, 0.9, 0)])}
     expected = _pycocotools(truth, found, {"im0": [1024.0]})
-    assert astuple(coco(truth, found)) == tuple(None if e < 0 else pytest.approx(e) for e in expected)
+    assert astuple(coco_scores(truth, found)) == tuple(None if e < 0 else pytest.approx(e) for e in expected)
 
 
 def test_twelve_numbers():

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from worlds import detections, truth_of, worlds
 
-from tag2box.maths.boxes import iou
-from tag2box.metrics.corloc import corloc
+from tag2box.metrics.voc_ap import corloc
+from tag2box.ops.boxes import iou
 
 BOX = (10, 10, 30, 30)
 HALF = (10, 10, 20, 30)

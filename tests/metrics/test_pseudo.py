@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from worlds import detections, truth_of, worlds
 
-from tag2box.maths.boxes import iou
-from tag2box.metrics.pseudo import PSEUDO_IOUS, pseudo_quality
+from tag2box.metrics.challenges import PSEUDO_IOUS, pseudo_quality
+from tag2box.ops.boxes import iou
 
 BOX = (0, 0, 40, 40)
 

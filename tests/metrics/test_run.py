@@ -9,7 +9,7 @@ from rich.console import Console
 from worlds import detections, random_world, truth_of
 
 from tag2box.errors import UserError
-from tag2box.metrics.run import METRICS, EvaluationResult, evaluate, table
+from tag2box.metrics.evaluation import METRICS, EvaluationResult, evaluate_detections, metrics_table
 
 BOX = (0, 0, 40, 40)
 COCO_NAMES = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
@@ -17,13 +17,13 @@ COCO_NAMES = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100",
 
 def printed(result: EvaluationResult) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=120).print(table(result))
+    Console(file=out, width=120).print(metrics_table(result))
     return out.getvalue().splitlines()
 
 
 def test_every_metric_has_its_json():
     truth, found = random_world(3)
-    content = evaluate(truth, found, list(METRICS)).to_json()
+    content = evaluate_detections(truth, found, list(METRICS)).to_json()
     assert list(content) == ["voc07", "voc12", "corloc", "coco", "challenges"]
     assert set(content["voc07"]) == set(content["voc12"]) == {"mAP", "per_class"}
     assert set(content["corloc"]) == {"mean", "per_class"}
@@ -34,15 +34,15 @@ def test_every_metric_has_its_json():
 
 
 def test_only_what_was_asked_for_in_its_order():
-    assert list(evaluate(truth_of([]), {}, ["corloc", "voc07"]).to_json()) == ["corloc", "voc07"]
-    assert evaluate(truth_of([]), {}, []).to_json() == {}
+    assert list(evaluate_detections(truth_of([]), {}, ["corloc", "voc07"]).to_json()) == ["corloc", "voc07"]
+    assert evaluate_detections(truth_of([]), {}, []).to_json() == {}
 
 
 def test_undefined_is_none_and_left_out_of_the_mean():
     truth = truth_of([(*BOX, 0, 0, 0)])
-    content = evaluate(truth, {"im0": detections([(*BOX, 0.9, 0)])}, ["voc07"]).to_json()
+    content = evaluate_detections(truth, {"im0": detections([(*BOX, 0.9, 0)])}, ["voc07"]).to_json()
     assert content == {"voc07": {"mAP": 1.0, "per_class": {"cat": 1.0, "dog": None}}}
-    empty = evaluate(truth_of([]), {}, list(METRICS)).to_json()
+    empty = evaluate_detections(truth_of([]), {}, list(METRICS)).to_json()
     assert empty["voc12"] == {"mAP": None, "per_class": {"cat": None, "dog": None}}
     assert set(empty["coco"].values()) == set(empty["challenges"].values()) == {None}
 
@@ -50,18 +50,18 @@ def test_undefined_is_none_and_left_out_of_the_mean():
 @pytest.mark.parametrize(("typed", "meant"), [("voc7", "voc07"), ("CorLoc", "corloc"), ("challenge", "challenges")])
 def test_an_unknown_metric_names_the_nearest(typed, meant):
     with pytest.raises(UserError, match=f"'{typed}': did you mean '{meant}'") as caught:
-        evaluate(truth_of([]), {}, ["coco", typed])
+        evaluate_detections(truth_of([]), {}, ["coco", typed])
     assert "\n" not in str(caught.value)
 
 
 def test_settings_reach_their_metrics():
     truth = truth_of([(*BOX, 0, 0, 0)])
     found = {"im0": detections([(*BOX, 0.3, 0)])}
-    low = evaluate(truth, found, ["challenges"], min_score=0.2).to_json()
-    high = evaluate(truth, found, ["challenges"], min_score=0.4).to_json()
+    low = evaluate_detections(truth, found, ["challenges"], min_score=0.2).to_json()
+    high = evaluate_detections(truth, found, ["challenges"], min_score=0.4).to_json()
     assert (low["challenges"]["found"], high["challenges"]["missed"]) == (1, 1)
-    assert evaluate(truth, found, ["coco"]).to_json()["coco"]["APm"] == pytest.approx(1)
-    large = evaluate(truth, found, ["coco"], areas={"im0": torch.tensor([1e5])}).to_json()["coco"]
+    assert evaluate_detections(truth, found, ["coco"]).to_json()["coco"]["APm"] == pytest.approx(1)
+    large = evaluate_detections(truth, found, ["coco"], areas={"im0": torch.tensor([1e5])}).to_json()["coco"]
     assert (large["APm"], large["APl"]) == (None, pytest.approx(1))
 
 
@@ -75,12 +75,12 @@ def test_settings_reach_their_metrics():
 )
 def test_detections_of_another_set_are_refused(found, words):
     with pytest.raises(UserError, match=words):
-        evaluate(truth_of([]), found, ["voc07"])
+        evaluate_detections(truth_of([]), found, ["voc07"])
 
 
 def test_the_table_shows_classes_means_and_numbers():
     truth = truth_of([(*BOX, 0, 0, 0)])
-    lines = printed(evaluate(truth, {"im0": detections([(*BOX, 0.9, 0)])}, list(METRICS)))
+    lines = printed(evaluate_detections(truth, {"im0": detections([(*BOX, 0.9, 0)])}, list(METRICS)))
     row = {
         line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]] for line in lines if "│" in line
     }
@@ -93,4 +93,4 @@ def test_the_table_shows_classes_means_and_numbers():
 
 
 def test_the_table_of_nothing_is_empty():
-    assert table(evaluate(truth_of([]), {}, [])).row_count == 0
+    assert metrics_table(evaluate_detections(truth_of([]), {}, [])).row_count == 0

@@ -9,9 +9,18 @@ import torch
 from hypothesis import given, settings
 from worlds import detections, truth_of, worlds
 
-from tag2box.metrics.corloc import corloc
-from tag2box.metrics.voc import Curve, area_under, curves, eleven_point, from_voc_pixels, to_voc_pixels, voc07, voc12
-from tag2box.types import Detections, Objects, Truth
+from tag2box.annotations import Detections, Objects, Truth
+from tag2box.metrics.voc_ap import (
+    Curve,
+    area_under,
+    corloc,
+    curves,
+    eleven_point,
+    from_voc_pixels,
+    to_voc_pixels,
+    voc07,
+    voc12,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BOX = (10, 10, 30, 30)

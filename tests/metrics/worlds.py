@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from tag2box.types import Detections, Objects, Truth
+from tag2box.annotations import Detections, Objects, Truth
 
 
 def detections(rows: list[tuple[float, ...]]) -> Detections:

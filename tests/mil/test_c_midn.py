@@ -8,11 +8,12 @@ from torch import Tensor
 
 from strategies import make_scene
 from tag2box.errors import UserError
-from tag2box.maths.boxes import iou
-from tag2box.maths.mil import mil_loss, mil_scores
-from tag2box.maths.voting import cells_of, likelihood_map
-from tag2box.mil import BuiltInMil, CMidn
-from tag2box.types import Facts, Needs, Proposals, StageScores
+from tag2box.methods import BuiltInMil
+from tag2box.methods.c_midn import CMidn
+from tag2box.methods.slv import cells_of, likelihood_map
+from tag2box.ops.boxes import iou
+from tag2box.ops.mil import mil_loss, mil_scores
+from tag2box.types import BatchMeta, Proposals, Requirements, StageScores
 
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((), []),  # no photo
@@ -25,14 +26,14 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
 ]
 
 
-def world(sizes: tuple[int, ...], tags: list[list[int]], background: int = 0) -> tuple[StageScores, Facts]:
+def world(sizes: tuple[int, ...], tags: list[list[int]], background: int = 0) -> tuple[StageScores, BatchMeta]:
     scene = make_scene(sizes, tags)
     shape = (sum(sizes), scene.tags.shape[1] + background)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4)]
-    return StageScores(leaves[0], leaves[1], (), (), (leaves[2], leaves[3])), Facts(scene.proposals, scene.tags)
+    return StageScores(leaves[0], leaves[1], (), (), (leaves[2], leaves[3])), BatchMeta(scene.proposals, scene.tags)
 
 
-def loop_removed(first: Tensor, facts: Facts, ours: CMidn) -> list[list[bool]]:
+def loop_removed(first: Tensor, facts: BatchMeta, ours: CMidn) -> list[list[bool]]:
     """Cell by cell and box by box."""
     removed = [[False] * first.shape[1] for _ in range(len(first))]
     for span, tags in zip(facts.proposals.spans(), facts.tags.tolist(), strict=True):
@@ -92,7 +93,7 @@ def test_the_second_head_finds_the_other_object() -> None:
     boxes = torch.tensor([[0.0, 0, 40, 40], [0, 0, 40, 36], [100, 100, 140, 140], [100, 100, 140, 136]])
     det = torch.tensor([[3.0, 0], [2.9, 0], [2.0, 0], [1.5, 0]])
     cls = torch.tensor([[5.0, 0]] * 4)
-    facts = Facts(Proposals(boxes, (4,)), torch.tensor([[True, False]]))
+    facts = BatchMeta(Proposals(boxes, (4,)), torch.tensor([[True, False]]))
     result = CMidn(covered=1.1)(StageScores(cls, det, (), (), (cls, det)), facts, 0.0)
     assert result.second is not None
     assert (result.scores[:, 0].argmax(), result.second[:, 0].argmax()) == (0, 2)
@@ -103,7 +104,7 @@ def test_the_second_head_finds_the_other_object() -> None:
 def test_a_box_that_covers_the_mask_is_not_hidden() -> None:
     """A part scores best; the whole object near it holds the mask and stays in the second head's bag."""
     boxes = torch.tensor([[0.0, 0, 40, 24], [0, 0, 40, 40], [200, 200, 240, 240]])
-    facts = Facts(Proposals(boxes, (3,)), torch.tensor([[True]]))
+    facts = BatchMeta(Proposals(boxes, (3,)), torch.tensor([[True]]))
     first = torch.tensor([[0.5], [0.4], [0.05]])
     assert CMidn(covered=1.1).removed(first, facts).flatten().tolist() == [True, True, False]
     assert CMidn(mask=0.3).removed(first, facts).flatten().tolist() == [True, False, False]
@@ -118,4 +119,4 @@ def test_one_head_is_too_few() -> None:
 
 def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
     assert CMidn in get_args(BuiltInMil)
-    assert CMidn().kind == "c_midn" and CMidn().needs == Needs(mil_heads=2)
+    assert CMidn().kind == "c_midn" and CMidn().needs == Requirements(mil_heads=2)

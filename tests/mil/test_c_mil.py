@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import make_scene
-from tag2box.maths.mil import image_scores
-from tag2box.maths.subsets import greedy_subsets
-from tag2box.mil import BuiltInMil, CMil, MilResult, Wsddn
-from tag2box.types import Facts, Needs, StageScores
+from tag2box.methods import BuiltInMil
+from tag2box.methods.base import MilResult
+from tag2box.methods.c_mil import CMil, greedy_subsets
+from tag2box.methods.wsddn import Wsddn
+from tag2box.ops.mil import image_scores
+from tag2box.types import BatchMeta, Requirements, StageScores
 
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((), []),  # no photo
@@ -32,7 +34,7 @@ def world(sizes: tuple[int, ...], tags: list[list[int]], *, background: int = 0,
     g = torch.Generator().manual_seed(seed)
     shape = (sum(sizes), scene.tags.shape[1] + background)
     leaves = [torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    return StageScores(leaves[0], leaves[1], (), ()), Facts(scene.proposals, scene.tags)
+    return StageScores(leaves[0], leaves[1], (), ()), BatchMeta(scene.proposals, scene.tags)
 
 
 def gradients(result: MilResult, scores: StageScores) -> tuple[torch.Tensor, ...]:
@@ -63,7 +65,7 @@ def test_at_the_start_a_photo_is_one_bag(share: str) -> None:
     torch.testing.assert_close(cls[0], cls[4])  # every box learns the same
 
 
-def loop_scores(scores: StageScores, facts: Facts, progress: float, ours: CMil) -> torch.Tensor:
+def loop_scores(scores: StageScores, facts: BatchMeta, progress: float, ours: CMil) -> torch.Tensor:
     """Mean logits of each subset, two softmaxes over subsets, shared out to members."""
     cut = facts.proposals.split
     pairs = zip(cut(scores.mil_cls), cut(scores.mil_det), strict=True)
@@ -129,7 +131,7 @@ def test_the_best_box_of_the_best_subset_is_the_top_proposal() -> None:
     """Three boxes on an object split a softmax; as one subset they beat a single box that scores more than each."""
     scene = make_scene((4,), [[1, 0]])
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 9, 10], [50, 50, 60, 60]])
-    facts = Facts(replace(scene.proposals, boxes=boxes), scene.tags)
+    facts = BatchMeta(replace(scene.proposals, boxes=boxes), scene.tags)
     det = torch.tensor([[1.0, 0], [1.1, 0], [1.0, 0], [1.05, 0]])
     scores = StageScores(torch.tensor([[2.0, 0], [2.0, 0], [2.0, 0], [0.0, 0]]), det, (), ())
     merged = CMil()(scores, facts, EARLY).scores
@@ -139,4 +141,4 @@ def test_the_best_box_of_the_best_subset_is_the_top_proposal() -> None:
 def test_it_is_known_by_name() -> None:
     assert set(get_args(BuiltInMil)) >= {Wsddn, CMil}
     assert (CMil().kind, Wsddn().kind) == ("c_mil", "wsddn")
-    assert CMil().needs == Wsddn().needs == Needs()
+    assert CMil().needs == Wsddn().needs == Requirements()

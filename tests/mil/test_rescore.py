@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from strategies import box_sets, make_scene, plain_views
-from tag2box.labelers import Discovery, Oicr
-from tag2box.maths.boxes import iou
-from tag2box.mil import EVERYTHING, Rescore
-from tag2box.objective import Contrast, Objective, Outcome
-from tag2box.types import Facts, Outputs, Proposals, StageScores
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsrpn import KEEP_EVERYTHING, Rescore
+from tag2box.ops.boxes import iou
+from tag2box.training.criterion import Criterion, LossOutput
+from tag2box.types import BatchMeta, Outputs, Proposals, StageScores
 
 APART = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]])
 HALF = Rescore(keep=0.5, begin=0.0)
 
 
-def facts_of(boxes: torch.Tensor, sizes: tuple[int, ...], looks: int = 1) -> Facts:
-    return Facts(Proposals(boxes, sizes), torch.ones(len(sizes), 1, dtype=torch.bool), looks=looks)
+def facts_of(boxes: torch.Tensor, sizes: tuple[int, ...], looks: int = 1) -> BatchMeta:
+    return BatchMeta(Proposals(boxes, sizes), torch.ones(len(sizes), 1, dtype=torch.bool), looks=looks)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +73,25 @@ def test_the_best_of_a_photo_are_those_of_the_loops(boxes: torch.Tensor, keep: f
 
 @pytest.mark.parametrize(
     ("rescore", "progress", "acts"),
-    [(EVERYTHING, 1.0, False), (HALF, 0.0, True), (Rescore(keep=0.5), 0.2, False), (Rescore(keep=0.5), 0.25, True)],
+    [
+        (KEEP_EVERYTHING, 1.0, False),
+        (HALF, 0.0, True),
+        (Rescore(keep=0.5), 0.2, False),
+        (Rescore(keep=0.5), 0.25, True),
+    ],
 )
 def test_when_proposals_are_judged(rescore: Rescore, progress: float, acts: bool) -> None:
     assert rescore.acts(progress) is acts
 
 
-def judged(objective: Objective, progress: float = 1.0) -> tuple[Outcome, torch.Tensor, StageScores]:
+def judged(objective: Criterion, progress: float = 1.0) -> tuple[LossOutput, torch.Tensor, StageScores]:
     """What an objective makes of two photos, and which of their proposals should have stayed."""
     torch.manual_seed(0)
     scene = make_scene((8, 5), [[1, 0, 1], [0, 1, 0]])
     leaves = [torch.randn(13, width, requires_grad=True) for width in (3, 3, 4, 4, 4, 12, 12, 12)]
     scores = StageScores(leaves[0], leaves[1], tuple(leaves[2:5]), tuple(leaves[5:]))
     embed = functional.normalize(torch.randn(13, 8), dim=1)
-    facts = Facts(scene.proposals, scene.tags)
+    facts = BatchMeta(scene.proposals, scene.tags)
     views = plain_views(replace(scene, embed=embed))
     outcome = objective(Outputs(scores, embed, embed[:, :0]), facts, views, progress=progress)  # type: ignore[arg-type]
     worth = objective.mil(scores, facts, progress).scores.detach().sum(dim=1)
@@ -93,7 +100,7 @@ def judged(objective: Objective, progress: float = 1.0) -> tuple[Outcome, torch.
 
 @pytest.mark.parametrize("labeler", [Oicr(), Discovery()], ids=["oicr", "discovery"])
 def test_what_does_not_stay_is_no_pseudo_box_and_teaches_nothing(labeler: Oicr | Discovery) -> None:
-    objective = Objective(labeler=labeler, rescore=HALF, contrast=Contrast(enabled=False))
+    objective = Criterion(labeler=labeler, rescore=HALF, contrast=Contrast(enabled=False))
     outcome, stays, scores = judged(objective)
     assert 0 < stays.sum() < len(stays)
     assert all(stays[labels.seeds.rows].all() and len(labels.seeds.rows) for labels in outcome.labeling.stages)
@@ -106,6 +113,6 @@ def test_what_does_not_stay_is_no_pseudo_box_and_teaches_nothing(labeler: Oicr |
 
 
 def test_before_its_time_nothing_changes() -> None:
-    late, plain = Objective(rescore=Rescore(keep=0.5, begin=0.5)), Objective()
+    late, plain = Criterion(rescore=Rescore(keep=0.5, begin=0.5)), Criterion()
     assert torch.equal(judged(late, 0.4)[0].total, judged(plain, 0.4)[0].total)
     assert not torch.equal(judged(late, 0.5)[0].total, judged(plain, 0.5)[0].total)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tag2box.model.detector import Detector, Heads
-from tag2box.types import Batch, Clues, Proposals
+from tag2box.models.detector import Detector, Heads
+from tag2box.types import Batch, Proposals, SideInfo
 from tiny import TinyBackbone, tiny_detector
 
 BOXES = torch.tensor([[0.0, 0, 16, 16], [8, 4, 30, 20], [2, 2, 20, 30]])
@@ -108,7 +108,7 @@ def test_building_from_the_same_seed_gives_the_same_network() -> None:
 @pytest.mark.parametrize("objectness", [[], [0.0], [0.1, 0.3, 1.0]])
 def test_a_prior_weighs_maps_by_what_is_thought_of_their_proposals(objectness: list[float]) -> None:
     rows, thought = len(objectness), torch.tensor(objectness)
-    batch = replace(batch_of((rows,)), clues=Clues(objectness=thought))
+    batch = replace(batch_of((rows,)), clues=SideInfo(objectness=thought))
     plain = tiny_detector(3).roi_maps(batch)
     weighed = tiny_detector(3, heads=Heads(box_prior=10.0)).roi_maps(batch)
     assert len(weighed) == rows

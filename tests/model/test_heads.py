@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tag2box.model.heads import HEAD_STD, MilHead, RefineHead, SimilarityHead
+from tag2box.models.detector import HEAD_STD, MilHead, RefineHead, SimilarityHead
 
 
 def test_a_stage_has_a_background_column_and_deltas_of_each_class() -> None:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tag2box.maths.roi import roi_align, roi_pool
-from tag2box.model.backbone import Preprocess
-from tag2box.model.lite0 import Lite0, fold_weights
-from tag2box.model.luck import Luck, Purpose
-from tag2box.model.weights import lite0_weights
+from tag2box.models.backbone import Preprocess
+from tag2box.models.lite0 import Lite0, fold_weights
+from tag2box.models.rng import StepRng, Stream
+from tag2box.models.weights.zoo import lite0_weights
+from tag2box.ops.roi import roi_align, roi_pool
 from tag2box.types import Proposals
 
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)
@@ -142,7 +142,7 @@ def test_training_mode_changes_nothing_and_dropout_needs_dice(backbone):
     assert not list(backbone.buffers())
     backbone.dropout = 0.5
     try:
-        dropped = backbone.neck(maps, Luck(0, 0).dice(Purpose.NECK, torch.zeros(3, dtype=torch.long)))
+        dropped = backbone.neck(maps, StepRng(0, 0).dice(Stream.NECK, torch.zeros(3, dtype=torch.long)))
         assert torch.equal(backbone.neck(maps), vector)
     finally:
         backbone.dropout = 0.0

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.model.luck import Luck, Purpose
+from tag2box.models.rng import StepRng, Stream
 
-LUCK = Luck(5, 7)
+LUCK = StepRng(5, 7)
 IMAGES = st.lists(st.integers(0, 4), max_size=12).map(lambda images: torch.tensor(images, dtype=torch.long))
 
 
-def drawn(images: torch.Tensor, *, luck: Luck = LUCK) -> torch.Tensor:
-    return luck.dice(Purpose.NOISE, images).normal(2, 3)
+def drawn(images: torch.Tensor, *, luck: StepRng = LUCK) -> torch.Tensor:
+    return luck.dice(Stream.NOISE, images).normal(2, 3)
 
 
 @pytest.mark.parametrize("images", [[], [0], [3], [2, 2, 0]])
@@ -31,9 +31,11 @@ def test_an_image_draws_the_same_alone_and_in_company_in_any_order(images: torch
 
 
 @pytest.mark.parametrize(
-    "other", [Luck(6, 7), Luck(5, 8), Luck(7, 5)], ids=["another seed", "another iteration", "the two exchanged"]
+    "other",
+    [StepRng(6, 7), StepRng(5, 8), StepRng(7, 5)],
+    ids=["another seed", "another iteration", "the two exchanged"],
 )
-def test_seed_and_iteration_both_decide(other: Luck) -> None:
+def test_seed_and_iteration_both_decide(other: StepRng) -> None:
     images = torch.tensor([0, 1])
     assert torch.equal(drawn(images), drawn(images))
     assert not torch.isin(drawn(images), drawn(images, luck=other)).any()
@@ -41,10 +43,10 @@ def test_seed_and_iteration_both_decide(other: Luck) -> None:
 
 def test_every_purpose_and_every_throw_is_another() -> None:
     images = torch.tensor([0, 0, 1])
-    throws = [Luck(0, 0).dice(purpose, images).uniform(4) for purpose in Purpose]
-    dice = Luck(0, 0).dice(Purpose.NECK, images)
+    throws = [StepRng(0, 0).dice(purpose, images).uniform(4) for purpose in Stream]
+    dice = StepRng(0, 0).dice(Stream.NECK, images)
     throws += [dice.uniform(4), dice.uniform(4)]
-    assert torch.equal(throws[Purpose.NECK], throws[-2])  # the first throw of fresh dice is always the same
+    assert torch.equal(throws[Stream.NECK], throws[-2])  # the first throw of fresh dice is always the same
     del throws[-2]
     assert len(torch.cat(throws).unique()) == torch.cat(throws).numel()
     assert all(((t >= 0) & (t < 1)).all() for t in throws)

@@ -7,9 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.model.luck import Luck
-from tag2box.model.mask_net import ConcreteDropBlock, MaskNet
-from tag2box.model.regularise import DropBlock, concrete_centres, keep_mask, rescaled_by_photo
+from tag2box.models.drop_block import (
+    ConcreteDropBlock,
+    DropBlock,
+    MaskNet,
+    concrete_centres,
+    keep_mask,
+    rescaled_by_photo,
+)
+from tag2box.models.rng import StepRng
 
 CHANNELS, SIDE = 4, 5
 
@@ -70,13 +76,13 @@ def test_kept_cells_grow_photo_by_photo(counts: list[int], seed: int):
 def test_factors_survive_few_proposals(counts: tuple[int, ...]):
     images = photos_of(*counts) if counts else torch.zeros(0, dtype=torch.long)
     made = net()
-    drawn = made.draw(Luck(0, 0), images, SIDE)
+    drawn = made.draw(StepRng(0, 0), images, SIDE)
     assert made.factors(drawn, maps_of(len(images)), images).shape == (len(images), SIDE, SIDE)
 
 
 def test_a_photo_alone_is_what_it_is_in_company():
     images, made = photos_of(3, 2), net(drop=1.0, block=2)
-    maps, drawn = maps_of(5), made.draw(Luck(0, 0), images, SIDE)
+    maps, drawn = maps_of(5), made.draw(StepRng(0, 0), images, SIDE)
     together = made.factors(drawn, maps, images)
     alone = [made.factors(drawn[images == i], maps[images == i], images[images == i]) for i in (0, 1)]
     torch.testing.assert_close(together, torch.cat(alone))
@@ -86,7 +92,7 @@ def test_a_photo_alone_is_what_it_is_in_company():
 def test_it_drops_where_the_net_wants_and_only_the_net_learns():
     images, made = photos_of(200), net(drop=1.0, block=1)
     maps = maps_of(200).requires_grad_()
-    drawn = made.draw(Luck(0, 0), images, SIDE)
+    drawn = made.draw(StepRng(0, 0), images, SIDE)
     factors = made.factors(drawn, maps, images)
     wanted = made(maps)
     assert wanted[factors == 0].mean() > wanted[factors > 0].mean()
@@ -97,7 +103,7 @@ def test_it_drops_where_the_net_wants_and_only_the_net_learns():
 
 def test_nothing_is_dropped_at_a_rate_of_zero():
     images, made = photos_of(4), net(drop=0.0)
-    factors = made.factors(made.draw(Luck(0, 0), images, SIDE), maps_of(4), images)
+    factors = made.factors(made.draw(StepRng(0, 0), images, SIDE), maps_of(4), images)
     assert torch.equal(factors, torch.ones_like(factors))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from conftest import golden_names, load_golden
 from strategies import random_boxes
-from tag2box.maths.boxes import clip, decode, encode, iou
-from tag2box.model.predict import Predict, Scored, merge, rescale, scored, unflip
+from tag2box.inference.predict import Predict, Scored, merge_passes, rescale, scored, unflip
+from tag2box.ops.boxes import clip, decode, encode, iou
 from tag2box.types import StageScores
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the reference counts pixels inclusively
@@ -72,7 +72,7 @@ def test_no_proposals_give_no_detections(classes: int, regress: bool) -> None:
     deltas = (torch.zeros(0, 4 * classes),) if regress else ()
     none = torch.zeros(0, classes)
     seen = scored(StageScores(none, none, (torch.zeros(0, classes + 1),), deltas), torch.zeros(0, 4), classes)
-    merged = merge([rescale(seen, 0.5, 2.0), rescale(unflip(seen, 30), 0.5, 2.0)])
+    merged = merge_passes([rescale(seen, 0.5, 2.0), rescale(unflip(seen, 30), 0.5, 2.0)])
     assert merged.boxes.shape == (0, 4 * classes)
     assert len(Predict()(merged, 20, 10)) == 0
 
@@ -156,7 +156,7 @@ def test_unflip_and_rescale_table() -> None:
 @pytest.mark.parametrize("passes", [1, 3])
 def test_merge_is_the_mean_of_the_passes(passes: int) -> None:
     seen = [random_scored(4, 2, s) for s in range(passes)]
-    merged = merge(seen)
+    merged = merge_passes(seen)
     for r in range(4):
         for c in range(2):
             assert merged.probs[r, c].item() == pytest.approx(sum(s.probs[r, c].item() for s in seen) / passes)
@@ -189,7 +189,7 @@ class Reference:
 @pytest.mark.parametrize("name", golden_names("tta_*.npz"))
 def test_averaged_views_match_the_reference(name: str) -> None:
     reference = Reference.load(name)
-    g, merged = reference.numbers, merge(reference.passes())
+    g, merged = reference.numbers, merge_passes(reference.passes())
     columns = merged.probs.shape[1] + 1
     assert torch.allclose(merged.probs, g["out_merged_scores"].reshape(-1, columns)[:, 1:], atol=1e-6)
     assert torch.allclose(merged.boxes, g["out_merged_boxes"].reshape(len(merged.probs), -1)[:, 4:], atol=1e-3)
@@ -204,7 +204,7 @@ def test_detections_of_averaged_views_match_the_reference(name: str) -> None:
         score_threshold=float(g["in_score_thresh"]),
         max_detections=int(g["in_dets_per_img"]),
     )
-    found = predict(merge(reference.passes()), *g["out_wh"].tolist())
+    found = predict(merge_passes(reference.passes()), *g["out_wh"].tolist())
     best_first = g["out_scores"].argsort(descending=True, stable=True)
     assert torch.allclose(found.scores, g["out_scores"][best_first], atol=1e-6)
     assert torch.equal(found.labels + 1, g["out_labels"][best_first])

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.model.luck import Luck, Purpose
-from tag2box.model.regularise import DropBlock, block_mask, drop_block, dropout, mask_factors, noise_factors
+from tag2box.models.drop_block import DropBlock, block_mask, drop_block, dropout, mask_factors, noise_factors
+from tag2box.models.rng import StepRng, Stream
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def dice_of(images, seed=3):
-    return Luck(seed, 0).dice(Purpose.DROP_BLOCK, torch.tensor(images, dtype=torch.long))
+    return StepRng(seed, 0).dice(Stream.DROP_BLOCK, torch.tensor(images, dtype=torch.long))
 
 
 def mask_with_loops(rand, block, gamma):
@@ -53,7 +53,7 @@ def test_block_mask_equals_its_definition_written_with_loops(count, block, gamma
 def test_no_proposals_stay_no_proposals():
     x = torch.zeros(0, 4, 7, 7)
     assert drop_block(x, torch.rand(0, 7, 7), block=3, drop=0.3).shape == x.shape
-    assert DropBlock().draw(Luck(3, 0), torch.zeros(0, dtype=torch.long), 7).shape == (0, 7, 7)
+    assert DropBlock().draw(StepRng(3, 0), torch.zeros(0, dtype=torch.long), 7).shape == (0, 7, 7)
     assert mask_factors(torch.rand(0, 1, 7, 7), 0.3, rescale=True).shape == (0, 1, 7, 7)
     assert dropout(torch.zeros(0, 5), 0.5, dice_of([])).shape == (0, 5)
     assert (x * noise_factors(torch.randn(0, 1, 7, 7))).shape == x.shape
@@ -67,11 +67,11 @@ def test_a_batch_that_loses_every_cell_is_zero_not_nan():
 
 def test_drop_block_without_drops_changes_nothing_and_follows_its_dice():
     images = [0, 0, 1, 1, 1, 2]
-    assert torch.equal(DropBlock(drop=0).draw(Luck(3, 0), torch.tensor(images), 7), torch.ones(6, 7, 7))
-    first = DropBlock().draw(Luck(3, 0), torch.tensor(images), 7)
-    assert torch.equal(first, DropBlock().draw(Luck(3, 0), torch.tensor(images), 7))
-    assert not torch.equal(first, DropBlock().draw(Luck(4, 0), torch.tensor(images), 7))
-    assert not torch.equal(first, DropBlock(block=1).draw(Luck(3, 0), torch.tensor(images), 7))
+    assert torch.equal(DropBlock(drop=0).draw(StepRng(3, 0), torch.tensor(images), 7), torch.ones(6, 7, 7))
+    first = DropBlock().draw(StepRng(3, 0), torch.tensor(images), 7)
+    assert torch.equal(first, DropBlock().draw(StepRng(3, 0), torch.tensor(images), 7))
+    assert not torch.equal(first, DropBlock().draw(StepRng(4, 0), torch.tensor(images), 7))
+    assert not torch.equal(first, DropBlock(block=1).draw(StepRng(3, 0), torch.tensor(images), 7))
     rand = dice_of(images).uniform(7, 7)
     x = torch.randn(6, 3, 7, 7)
     assert torch.equal(x * first[:, None], drop_block(x, rand, block=3, drop=0.3))

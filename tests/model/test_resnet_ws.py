@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fake_weights import random_weights, shrink
-from tag2box.engine import checkpoint
-from tag2box.engine.optim import Sgd
-from tag2box.engine.step import Step
-from tag2box.maths.roi import roi_pool
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck, Purpose
-from tag2box.model.regularise import DropBlock
-from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms
-from tag2box.model.views import Augment
-from tag2box.model.weights import load_into
-from tag2box.model.weights.architectures import WS_BLOCKS, shapes_of
-from tag2box.objective import Objective
+from tag2box.models.augment import Augment
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.drop_block import DropBlock
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms
+from tag2box.models.rng import StepRng, Stream
+from tag2box.models.weights.architectures import WS_BLOCKS, shapes_of
+from tag2box.models.weights.state_dict import load_into
+from tag2box.ops.roi import roi_pool
+from tag2box.training import checkpoint
+from tag2box.training.criterion import Criterion
+from tag2box.training.optim import Sgd
+from tag2box.training.step import Step
 from tag2box.types import Batch, Proposals
 
 WIDTH, NECK = 2, (3, 4)  # what fake_weights.shrink makes of the networks
@@ -138,7 +138,7 @@ def test_maps_are_pooled_at_stride_eight_and_the_neck_is_two_layers() -> None:
 def test_a_batch_without_proposals_passes_through() -> None:
     backbone = small()
     maps = backbone.roi_maps(backbone.trunk(torch.zeros(2, 3, 16, 16)), NO_BOXES)
-    dice = Luck(0, 0).dice(Purpose.NECK, NO_BOXES.image_ids())
+    dice = StepRng(0, 0).dice(Stream.NECK, NO_BOXES.image_ids())
     assert maps.shape == (0, CHANNELS, 7, 7)
     assert backbone.neck(maps).shape == backbone.neck(maps, dice).shape == (0, NECK[1])
 
@@ -148,10 +148,10 @@ def test_dropout_draws_from_dice_alone() -> None:
     nn.init.constant_(backbone.fc7.bias, 1.0)
     maps, images = torch.rand(3, CHANNELS, 7, 7), torch.tensor([0, 0, 1])
     clean = backbone.neck(maps)
-    one, two = (backbone.neck(maps, Luck(0, 5).dice(Purpose.NECK, images)) for _ in range(2))
+    one, two = (backbone.neck(maps, StepRng(0, 5).dice(Stream.NECK, images)) for _ in range(2))
     assert torch.equal(clean, backbone.neck(maps)) and torch.equal(one, two)
     assert 0.4 < (one == 0).float().mean() < 0.6 and (clean > 0).all()
-    assert not torch.equal(one, backbone.neck(maps, Luck(0, 6).dice(Purpose.NECK, images)))
+    assert not torch.equal(one, backbone.neck(maps, StepRng(0, 6).dice(Stream.NECK, images)))
 
 
 # ---------------------------------------------------------------- what learns
@@ -192,7 +192,7 @@ def stepped(memory: str) -> Detector:
     for module in detector.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.2)
-    Step(detector, Objective(), DropBlock(), Augment(), memory)(batch(), Luck(0, 0))  # type: ignore[arg-type]
+    Step(detector, Criterion(), DropBlock(), Augment(), memory)(batch(), StepRng(0, 0))  # type: ignore[arg-type]
     return detector
 
 

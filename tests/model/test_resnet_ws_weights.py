@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 
 from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
-from tag2box.model import resnet_ws
-from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms, load_resnet_ws
-from tag2box.model.weights import PREPROCESS, Weights, load_into, read_state_dict
-from tag2box.model.weights.cache import Origin, store
-from tag2box.model.weights.pixels import from_numbers, to_numbers
+from tag2box.models import resnet_ws
+from tag2box.models.backbone import from_numbers, to_numbers
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms, load_resnet_ws
+from tag2box.models.weights.architectures import PREPROCESS, Weights
+from tag2box.models.weights.state_dict import load_into, read_state_dict
+from tag2box.models.weights.weight_cache import Origin, store
 
 WIDTH, NECK = 2, (3, 4)  # what fake_weights.shrink makes of the networks
 

@@ -12,12 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from tag2box.errors import UserError
-from tag2box.maths.roi import roi_pool
-from tag2box.model import vgg16
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
-from tag2box.model.weights import PREPROCESS, Weights, architectures, load_into, read_state_dict
-from tag2box.model.weights.cache import Origin, store
-from tag2box.model.weights.pixels import from_numbers, to_numbers
+from tag2box.models import vgg16
+from tag2box.models.backbone import from_numbers, to_numbers
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
+from tag2box.models.weights import architectures
+from tag2box.models.weights.architectures import PREPROCESS, Weights
+from tag2box.models.weights.state_dict import load_into, read_state_dict
+from tag2box.models.weights.weight_cache import Origin, store
+from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
 NUMBERS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # of torchvision's 13 convolutions

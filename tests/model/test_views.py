@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.maths.mil import mil_partition, mil_scores
-from tag2box.model.detector import Detector, Heads
-from tag2box.model.luck import Luck
-from tag2box.model.views import Augment, Chosen, Rois, make_views
-from tag2box.types import Proposals, StageScores, Views
+from tag2box.models.augment import Augment, Chosen, Rois, make_views
+from tag2box.models.detector import Detector, Heads
+from tag2box.models.rng import StepRng
+from tag2box.ops.mil import mil_partition, mil_scores
+from tag2box.types import AugmentedRois, Proposals, StageScores
 from tiny import TinyBackbone, tiny_detector
 
 MAPS = torch.rand(5, TinyBackbone.channels, 3, 3, generator=torch.Generator().manual_seed(4)) + 0.1
 SIZES = (3, 0, 2)
-LUCK = Luck(3, 0)
+LUCK = StepRng(3, 0)
 
 
 def maps_of(rows: int) -> Tensor:
@@ -22,7 +22,7 @@ def maps_of(rows: int) -> Tensor:
 
 def look(
     rows: list[int], augment: Augment, *, num_classes: int = 3, heads: Heads | None = None
-) -> tuple[Views, Detector, StageScores]:
+) -> tuple[AugmentedRois, Detector, StageScores]:
     detector = tiny_detector(num_classes, heads=heads)
     scores = detector.score(detector.neck(MAPS))
     images = Proposals(torch.zeros(5, 4), SIZES).image_ids()[rows]
@@ -33,7 +33,7 @@ def look(
     return views, detector, scores
 
 
-def copies_of(maps: Tensor, augment: Augment, luck: Luck = LUCK, images: Tensor | None = None) -> list[Tensor]:
+def copies_of(maps: Tensor, augment: Augment, luck: StepRng = LUCK, images: Tensor | None = None) -> list[Tensor]:
     images = torch.zeros(len(maps), dtype=torch.long) if images is None else images
     chosen = Chosen(torch.arange(len(maps)), images, augment.masks(luck, images, maps.shape[-1]))
     return [maps * factors for _, factors in augment.factors(chosen, luck, maps.shape[1])]
@@ -130,8 +130,8 @@ def test_noise_is_one_map_for_all_channels_or_one_each() -> None:
 
 
 def test_copies_follow_the_seed() -> None:
-    first = copies_of(MAPS, Augment(), Luck(7, 0))
-    again = copies_of(MAPS, Augment(), Luck(7, 0))
-    other = copies_of(MAPS, Augment(), Luck(7, 1))
+    first = copies_of(MAPS, Augment(), StepRng(7, 0))
+    again = copies_of(MAPS, Augment(), StepRng(7, 0))
+    other = copies_of(MAPS, Augment(), StepRng(7, 1))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))

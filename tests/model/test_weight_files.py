@@ -10,7 +10,7 @@ from torch import nn
 
 from fake_weights import Trap, save
 from tag2box.errors import UserError
-from tag2box.model.weights.files import digest, read_state_dict, read_weight_file
+from tag2box.models.weights.state_dict import digest, read_state_dict, read_weight_file
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])

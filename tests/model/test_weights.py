@@ -12,10 +12,21 @@ from torch import nn
 
 from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
-from tag2box.model.weights import PREPROCESS, Weights, cache, find_weights, lite0_weights, load_into, packages
-from tag2box.model.weights.architectures import pixels_name
-from tag2box.model.weights.cache import Origin, open_stored, store, stored_names, stored_path, verify, weights_folder
-from tag2box.model.weights.files import digest
+from tag2box.models.weights import weight_cache as cache
+from tag2box.models.weights import zoo as packages
+from tag2box.models.weights.architectures import PREPROCESS, Weights, pixels_name
+from tag2box.models.weights.state_dict import digest, load_into
+from tag2box.models.weights.weight_cache import (
+    Origin,
+    find_weights,
+    open_stored,
+    store,
+    stored_names,
+    stored_path,
+    verify,
+    weights_folder,
+)
+from tag2box.models.weights.zoo import lite0_weights
 from tiny_world import tree
 
 ORIGIN = Origin("a test", "a licence", "00ff")

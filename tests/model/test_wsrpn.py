@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tag2box.commands.propose import METHODS
-from tag2box.model.wsrpn import Wsrpn, _network, channel_means
+from tag2box.proposals.early_responses import Wsrpn, _network, channel_means
 
 SMALL = Wsrpn(short_side=96, min_side=12, max_boxes=60)
 

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from fake_weights import lpips, random_weights, save, shrink
-from tag2box.engine.progress import silent
 from tag2box.errors import UserError
-from tag2box.model.weights import PREPROCESS, fetch, packages, zoo
-from tag2box.model.weights.architectures import ARCHITECTURES, shapes_of
-from tag2box.model.weights.cache import open_stored, stored_path
-from tag2box.model.weights.convert import KNOWN_FILES, KnownFile
-from tag2box.model.weights.files import digest
-from tag2box.model.weights.zoo import ZOO
+from tag2box.models.weights import zoo
+from tag2box.models.weights import zoo as fetch
+from tag2box.models.weights import zoo as packages
+from tag2box.models.weights.architectures import ARCHITECTURES, PREPROCESS, shapes_of
+from tag2box.models.weights.convert import KNOWN_FILES, KnownFile
+from tag2box.models.weights.state_dict import digest
+from tag2box.models.weights.weight_cache import open_stored, stored_path
+from tag2box.models.weights.zoo import ZOO
+from tag2box.progress import silent
 from tiny_world import tree
 
 
@@ -39,7 +41,7 @@ def offline(address, timeout):
 
 
 def get(name, file=None):
-    return zoo.get(name, file=file, watch=silent)
+    return zoo.get_weights(name, file=file, watch=silent)
 
 
 def files(home):

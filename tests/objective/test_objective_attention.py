@@ -7,15 +7,25 @@ import torch
 from torch import Tensor
 
 from strategies import random_boxes
-from tag2box.labelers import Oicr
-from tag2box.maths.attention import attention
-from tag2box.objective import Attention, Contrast, Objective, over_looks
-from tag2box.types import Facts, Needs, Outputs, Proposals, PseudoLabels, Seeds, StageScores, Views
+from tag2box.methods.casd import Attention, attention
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.training.criterion import Criterion, mean_over_views
+from tag2box.types import (
+    AugmentedRois,
+    BatchMeta,
+    Outputs,
+    Proposals,
+    PseudoBoxes,
+    PseudoLabels,
+    Requirements,
+    StageScores,
+)
 
 CLASSES = 2
 
 
-def facts_of(sizes: tuple[int, ...], looks: int, *, mirrored: bool = True) -> Facts:
+def facts_of(sizes: tuple[int, ...], looks: int, *, mirrored: bool = True) -> BatchMeta:
     """``sizes`` proposals of each photo, the same in all its looks."""
     g = torch.Generator().manual_seed(0)
     boxes = [b for size in sizes for b in [random_boxes(size, g)] * looks]
@@ -23,22 +33,24 @@ def facts_of(sizes: tuple[int, ...], looks: int, *, mirrored: bool = True) -> Fa
     tags = torch.ones(len(every), CLASSES, dtype=torch.bool)
     flips = torch.arange(len(every)) % looks % 2 == 1
     proposals = Proposals(torch.cat([torch.zeros(0, 4), *boxes]), every)
-    return Facts(proposals, tags, looks=looks, mirrored=flips if mirrored else None)
+    return BatchMeta(proposals, tags, looks=looks, mirrored=flips if mirrored else None)
 
 
-def labels_of(facts: Facts, objects: Tensor) -> PseudoLabels:
+def labels_of(facts: BatchMeta, objects: Tensor) -> PseudoLabels:
     """Foreground where ``objects``, the same in all looks."""
     count = len(facts.proposals.boxes)
     none = torch.zeros(0, dtype=torch.long)
     cls = torch.where(objects, 0, CLASSES)
     weight = torch.ones(count)
-    return PseudoLabels(cls, weight, facts.proposals.boxes, Seeds(none, none, torch.zeros(0)), torch.full_like(cls, -1))
+    return PseudoLabels(
+        cls, weight, facts.proposals.boxes, PseudoBoxes(none, none, torch.zeros(0)), torch.full_like(cls, -1)
+    )
 
 
-def terms_with_loops(responses: Tensor, facts: Facts, objects: Tensor) -> tuple[float, float]:
+def terms_with_loops(responses: Tensor, facts: BatchMeta, objects: Tensor) -> tuple[float, float]:
     """Input-wise and layer-wise terms, photo after photo, proposal after proposal."""
     maps, looks = attention(responses), facts.looks
-    over_looks = over_layers = 0.0
+    mean_over_views = over_layers = 0.0
     photos = len(facts.tags) // looks
     for photo in range(photos):
         spans = facts.proposals.spans()[photo * looks : (photo + 1) * looks]
@@ -50,11 +62,11 @@ def terms_with_loops(responses: Tensor, facts: Facts, objects: Tensor) -> tuple[
                 is_mirrored = facts.mirrored is not None and bool(facts.mirrored[photo * looks + v])
                 seen.append(own.flip(2) if is_mirrored else own)
             best = torch.stack([own[-1] for own in seen]).amax(dim=0)
-            over_looks += sum(float((own[-1] - best).square().mean()) for own in seen) / len(rows)
+            mean_over_views += sum(float((own[-1] - best).square().mean()) for own in seen) / len(rows)
             for own in seen:
                 top = own.amax(dim=0)
                 over_layers += sum(float((layer - top).square().mean()) for layer in own) / len(rows) / looks
-    return over_looks / max(photos, 1), over_layers / max(photos, 1)
+    return mean_over_views / max(photos, 1), over_layers / max(photos, 1)
 
 
 CASES = {
@@ -110,9 +122,9 @@ def test_the_same_photo_twice_costs_nothing() -> None:
 
 
 def test_what_it_needs_and_how_it_rises() -> None:
-    assert Attention().needs == Needs() and not Attention().is_on
-    assert Attention(input_weight=0.1).needs == Needs(responses=True, looks=2)
-    assert Attention(layer_weight=0.1).needs == Needs(responses=True, layers=2)
+    assert Attention().needs == Requirements() and not Attention().is_on
+    assert Attention(input_weight=0.1).needs == Requirements(responses=True, looks=2)
+    assert Attention(layer_weight=0.1).needs == Requirements(responses=True, layers=2)
     assert [Attention(ramp=0.5).strength(p) for p in (0.0, 0.25, 0.5, 1.0)] == [0.0, 0.5, 1.0, 1.0]
     assert Attention(ramp=0).strength(0.0) == 1.0
 
@@ -121,7 +133,7 @@ def test_what_it_needs_and_how_it_rises() -> None:
 def test_looks_share_the_mean_of_their_scores(sizes: tuple[int, ...], looks: int) -> None:
     facts = facts_of(sizes, looks)
     scores = torch.rand(len(facts.proposals.boxes), CLASSES)
-    shared = over_looks(scores, facts)
+    shared = mean_over_views(scores, facts)
     for photo in range(len(sizes)):
         spans = facts.proposals.spans()[photo * looks : (photo + 1) * looks]
         mean = torch.stack([scores[s.start : s.stop] for s in spans]).mean(dim=0)
@@ -138,15 +150,15 @@ def outputs_of(count: int, layers: int) -> Outputs:
     return Outputs(scores, torch.zeros(count, 0), torch.zeros(count, 0), responses)
 
 
-def no_views(rows: Tensor) -> Views:
+def no_views(rows: Tensor) -> AugmentedRois:
     raise AssertionError("nothing samples here")
 
 
 def test_all_looks_get_the_same_labels_and_the_term_is_added_by_its_ramp() -> None:
     facts = facts_of((6, 5), 2)
     outputs = outputs_of(22, 2)
-    plain = Objective(labeler=Oicr(), contrast=Contrast(enabled=False))
-    casd = Objective(
+    plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
+    casd = Criterion(
         labeler=Oicr(), contrast=Contrast(enabled=False), attention=Attention(input_weight=0.1, layer_weight=0.1)
     )
     without = plain(Outputs(outputs.scores, outputs.embed, outputs.vectors), facts, no_views)

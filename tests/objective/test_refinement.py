@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from strategies import OBJECTIVE_WORLDS, make_scene, plain_views
-from tag2box.labelers import CWsl, Discovery, Mist, Oicr, Pcl
-from tag2box.maths.clusters import bag_loss
-from tag2box.maths.refine import box_loss, refine_loss
-from tag2box.maths.reweight import reweighted
-from tag2box.objective import Contrast, Objective, Refine, teachers
-from tag2box.types import Facts, Labeling, Outputs, Scene, StageScores, ViewMaker
+from tag2box.methods.c_wsl import CWsl
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.mist import Mist
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.oim import reweighted
+from tag2box.methods.pcl import Pcl, bag_loss
+from tag2box.methods.wscl import Contrast
+from tag2box.ops.refine import box_loss, refine_loss
+from tag2box.training.criterion import Criterion, Refine, teachers
+from tag2box.types import AugmentRois, BatchMeta, LabelerInput, Labeling, Outputs, StageScores
 
 REFINES = {
     "clusters": Refine(over="clusters"),
@@ -34,7 +38,7 @@ def random_scores(total: int, classes: int, stages: int = 3, seed: int = 0) -> S
     return StageScores(leaf(classes), leaf(classes), refine, deltas)
 
 
-def crowded(sizes: tuple[int, ...], tags: list[list[int]]) -> tuple[Scene, Labeling]:
+def crowded(sizes: tuple[int, ...], tags: list[list[int]]) -> tuple[LabelerInput, Labeling]:
     """Labels of which many are foreground."""
     scene = make_scene(sizes, tags, seed=3)
     return scene, Oicr(foreground_iou=0.05)(scene)
@@ -45,9 +49,9 @@ def crowded(sizes: tuple[int, ...], tags: list[list[int]]) -> tuple[Scene, Label
 @pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
 def test_every_mixture_survives_and_back_propagates(labeler: Oicr, refine: Refine, sizes: tuple, tags: list) -> None:
     scene, scores = make_scene(sizes, tags), random_scores(sum(sizes), len(tags[0]))
-    objective = Objective(labeler=labeler, refine=refine, contrast=Contrast(enabled=False))
-    views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
-    out = objective(Outputs(scores, scene.embed, scene.embed[:, :0]), Facts(scene.proposals, scene.tags), views)
+    objective = Criterion(labeler=labeler, refine=refine, contrast=Contrast(enabled=False))
+    views: AugmentRois = plain_views(scene)  # type: ignore[assignment]
+    out = objective(Outputs(scores, scene.embed, scene.embed[:, :0]), BatchMeta(scene.proposals, scene.tags), views)
     out.total.backward()
     assert out.total.isfinite() and len(out.labeling.stages) == 3
     assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in scores.refine)
@@ -104,19 +108,19 @@ def test_the_last_teacher_is_the_mean_of_all_stages_before_it(stages: int) -> No
 
 def test_copies_of_proposals_have_the_same_last_teacher() -> None:
     scene, scores = make_scene((1, 1), [[1, 0], [0, 1]]), random_scores(2, 2)
-    views: ViewMaker = plain_views(scene)  # type: ignore[assignment]
-    seen: list[Scene] = []
+    views: AugmentRois = plain_views(scene)  # type: ignore[assignment]
+    seen: list[LabelerInput] = []
 
     class Watching(Discovery):
         """Keeps what it is shown."""
 
-        def __call__(self, shown: Scene) -> Labeling:
+        def __call__(self, shown: LabelerInput) -> Labeling:
             seen.append(shown)
             return super().__call__(shown)
 
     for last in ("previous", "mean"):
-        objective = Objective(labeler=Watching(), refine=Refine(last_teacher=last))
-        objective(Outputs(scores, scene.embed, scene.embed[:, :0]), Facts(scene.proposals, scene.tags), views)
+        objective = Criterion(labeler=Watching(), refine=Refine(last_teacher=last))
+        objective(Outputs(scores, scene.embed, scene.embed[:, :0]), BatchMeta(scene.proposals, scene.tags), views)
     previous, mean = (shown.exemplars.probs for shown in seen)
     assert len(previous[0]) == 2 * 3  # each proposal and two copies
     torch.testing.assert_close(mean[2], (previous[1] + previous[2]) / 2)

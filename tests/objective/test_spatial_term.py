@@ -8,12 +8,16 @@ import pytest
 import torch
 
 from strategies import make_scene, plain_views
-from tag2box.engine.watch import step_event
-from tag2box.labelers import CMidnLabeler, CMilLabeler, Discovery, Oicr
-from tag2box.maths.boxes import iou
-from tag2box.mil import CMidn, CMil
-from tag2box.objective import Contrast, Objective, Outcome, Spatial
-from tag2box.types import Facts, Needs, Outputs, Scene, StageScores
+from tag2box.methods.c_midn import CMidn, CMidnLabeler
+from tag2box.methods.c_mil import CMil, CMilLabeler
+from tag2box.methods.discovery import Discovery
+from tag2box.methods.oicr import Oicr
+from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsddn import Spatial
+from tag2box.ops.boxes import iou
+from tag2box.training.criterion import Criterion, LossOutput
+from tag2box.training.events import step_event
+from tag2box.types import BatchMeta, LabelerInput, Outputs, Requirements, StageScores
 
 OFF = Contrast(enabled=False)
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
@@ -26,7 +30,7 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
 ]
 
 
-def leaves(scene: Scene, stages: int, heads: int = 1) -> Outputs:
+def leaves(scene: LabelerInput, stages: int, heads: int = 1) -> Outputs:
     rows, classes = scene.probs[0].shape
     g = torch.Generator().manual_seed(7)
 
@@ -39,12 +43,12 @@ def leaves(scene: Scene, stages: int, heads: int = 1) -> Outputs:
     return Outputs(scores, scene.embed, leaf(6))
 
 
-def run(objective: Objective, scene: Scene, outputs: Outputs, progress: float = 0.1) -> Outcome:
+def run(objective: Criterion, scene: LabelerInput, outputs: Outputs, progress: float = 0.1) -> LossOutput:
     views = plain_views(replace(scene, probs=scene.probs[: max(len(outputs.scores.refine), 1)]))
-    return objective(outputs, Facts(scene.proposals, scene.tags), views, progress=progress)  # type: ignore[arg-type]
+    return objective(outputs, BatchMeta(scene.proposals, scene.tags), views, progress=progress)  # type: ignore[arg-type]
 
 
-def loop_term(spatial: Spatial, scores: torch.Tensor, vectors: torch.Tensor, scene: Scene) -> float:
+def loop_term(spatial: Spatial, scores: torch.Tensor, vectors: torch.Tensor, scene: LabelerInput) -> float:
     """Photo by photo, tag by tag, neighbour by neighbour."""
     total, boxes = 0.0, scene.proposals.boxes
     for span, tags in zip(scene.proposals.spans(), scene.tags.tolist(), strict=True):
@@ -62,8 +66,8 @@ def loop_term(spatial: Spatial, scores: torch.Tensor, vectors: torch.Tensor, sce
 def test_the_term_matches_the_loop(sizes: tuple, tags: list, spatial: Spatial) -> None:
     scene = make_scene(sizes, tags)
     outputs = leaves(scene, 3)
-    facts = Facts(scene.proposals, scene.tags)
-    objective = Objective(labeler=Oicr(), contrast=OFF, spatial=spatial)
+    facts = BatchMeta(scene.proposals, scene.tags)
+    objective = Criterion(labeler=Oicr(), contrast=OFF, spatial=spatial)
     out, without = run(objective, scene, outputs), run(replace(objective, spatial=Spatial()), scene, outputs)
     expected = loop_term(spatial, objective.mil(outputs.scores, facts, 0.1).scores, outputs.vectors, scene)
     assert out.losses.spatial is not None and without.losses.spatial is None
@@ -75,29 +79,29 @@ def test_its_gradient_reaches_the_vectors_and_no_scores() -> None:
     scene = make_scene((20,), [[1, 1]])
     outputs = leaves(scene, 0)
     mil = torch.rand(20, 2, requires_grad=True)
-    term = Spatial(weight=1.0, iou=0.0)(mil, outputs.vectors, Facts(scene.proposals, scene.tags))
+    term = Spatial(weight=1.0, iou=0.0)(mil, outputs.vectors, BatchMeta(scene.proposals, scene.tags))
     term.backward()
     assert outputs.vectors.grad is not None and (outputs.vectors.grad != 0).any()
     assert mil.grad is None
 
 
 def test_it_asks_for_vectors_only_where_it_is_on() -> None:
-    assert Spatial().needs == Needs()
-    assert Objective(contrast=OFF, labeler=Oicr(), spatial=Spatial(weight=1e-4)).needs == Needs(vectors=True)
+    assert Spatial().needs == Requirements()
+    assert Criterion(contrast=OFF, labeler=Oicr(), spatial=Spatial(weight=1e-4)).needs == Requirements(vectors=True)
 
 
 def test_events_tell_of_the_term_only_where_it_is_on() -> None:
     scene = make_scene((8,), [[1, 0]])
-    on = Objective(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.0))
-    told = [step_event(1, run(o, scene, leaves(scene, 3)).detached(), 0.1, 1.0)["losses"] for o in (on, Objective())]
+    on = Criterion(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.0))
+    told = [step_event(1, run(o, scene, leaves(scene, 3)).detached(), 0.1, 1.0)["losses"] for o in (on, Criterion())]
     assert list(told[0]) == ["mil", "refine", "box", "contrast", "spatial", "total"]  # type: ignore[call-overload]
     assert list(told[1]) == ["mil", "refine", "box", "contrast", "total"]  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(("sizes", "tags"), WORLDS)
-@pytest.mark.parametrize("objective", [Objective(labeler=Oicr(), contrast=OFF), Objective()], ids=["plain", "od-wscl"])
+@pytest.mark.parametrize("objective", [Criterion(labeler=Oicr(), contrast=OFF), Criterion()], ids=["plain", "od-wscl"])
 def test_without_stages_the_mil_head_learns_and_labels_are_there_to_be_seen(
-    sizes: tuple, tags: list, objective: Objective
+    sizes: tuple, tags: list, objective: Criterion
 ) -> None:
     scene = make_scene(sizes, tags)
     outputs = leaves(scene, 0)
@@ -118,7 +122,7 @@ def test_without_stages_the_mil_head_learns_and_labels_are_there_to_be_seen(
 def test_parts_mix(sizes: tuple, tags: list, stages: int, mil: object, labeler: object) -> None:
     scene = make_scene(sizes, tags)
     outputs = leaves(scene, stages, heads=2)
-    objective = Objective(mil=mil, labeler=labeler, spatial=Spatial(weight=1.0))  # type: ignore[arg-type]
+    objective = Criterion(mil=mil, labeler=labeler, spatial=Spatial(weight=1.0))  # type: ignore[arg-type]
     out = run(objective, scene, outputs)
     out.total.backward()
     assert out.total.isfinite()

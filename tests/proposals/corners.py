@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from tag2box.data.photos import read_photo
-from tag2box.proposals.make import make_proposals
-from tag2box.proposals.policy import Found, ProposalMethod
+from tag2box.annotations import Photo
+from tag2box.data.images import read_photo
+from tag2box.proposals.base import FoundBoxes, ProposalMethod
+from tag2box.proposals.build import build_proposals
 from tag2box.proposals.store import ProposalStore
-from tag2box.types import Photo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class Corner(ProposalMethod):
     side: float = 5.0
     unused: tuple[int, ...] = (1, 2)
 
-    def search(self, bgr: np.ndarray, min_side: float) -> Found:
+    def search(self, bgr: np.ndarray, min_side: float) -> FoundBoxes:
         count = int(bgr[0, 0, 2])
         if count == 200:
             raise ValueError("no such colour\nsecond line")
         if count == 201:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Found(
+        return FoundBoxes(
             np.array([[0, 0, self.side + i, self.side] for i in range(count)]).reshape(-1, 4), np.arange(count)
         )
 
@@ -71,7 +71,7 @@ class Seen:
 
 
 def make(photos: list[Photo], out: Path, method: Corner = CORNER, **options) -> ProposalStore:
-    return make_proposals(photos, method, out, read=read_photo, **{"workers": 1, "skip_bad": True, **options})
+    return build_proposals(photos, method, out, read=read_photo, **{"workers": 1, "skip_bad": True, **options})
 
 
 def content(path: Path) -> dict[str, bytes]:

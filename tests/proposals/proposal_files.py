@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import scipy.io
 
-from tag2box.proposals.readers.conventions import Convention
-from tag2box.proposals.readers.formats import FORMATS, format_of
-from tag2box.types import Photo
+from tag2box.annotations import Photo
+from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS, proposal_format
+from tag2box.proposals.importers.validate import Convention
 
 BOXES = {
     "000005": np.array([[0, 0, 100, 50], [10, 20, 30, 40]], np.float64),
@@ -60,7 +60,7 @@ def photos(names: Sequence[str] = tuple(BOXES), size: tuple[int, int] = (100, 50
 
 def everything(path: Path, form: str | None = None) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """All boxes of a file in our convention, and the scores, by id."""
-    chosen = FORMATS[format_of(path, form)]
+    chosen = PROPOSAL_FORMATS[proposal_format(path, form)]
     listing = chosen.read(path)
     rows = [listing.read(place) for place in range(len(listing.ids))]
     return {name: (chosen.usual.corners(r.boxes), r.scores) for name, r in zip(listing.ids, rows, strict=True)}

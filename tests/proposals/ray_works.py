@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from tag2box.types import Photo
+from tag2box.annotations import Photo
 
 
 def width(photo: Photo) -> int:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tag2box.annotations import Truth
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
 from tag2box.proposals.edge_boxes import EdgeBoxes, gradient, thinned
-from tag2box.proposals.recall import recall
-from tag2box.types import Truth
+from tag2box.proposals.recall import measure_recall
 
 SMALL = EdgeBoxes(short_side=64, min_side=16, max_boxes=100)
 
@@ -68,7 +68,7 @@ def test_it_finds_the_things_of_generated_scenes() -> None:
     method = EdgeBoxes(short_side=96, min_side=16, max_boxes=400)
     boxes = [method(torch.from_numpy(s.image).permute(2, 0, 1)).boxes for s in scenes]
     truth = Truth(Scenes().classes, tuple("abcdef"), ((224, 192),) * 6, tuple(s.objects for s in scenes))
-    assert recall(boxes, truth).recall[0] >= 0.8
+    assert measure_recall(boxes, truth).recall[0] >= 0.8
 
 
 # ---------------------------------------------------------------- edges

@@ -5,7 +5,7 @@ import pytest
 
 from tag2box import settings
 from tag2box.errors import UserError
-from tag2box.proposals.imported import Imported
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.recipes import Config
 
 

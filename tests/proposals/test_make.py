@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from corners import COUNTS, Corner, Seen, content, counts, make, paint
 
-from tag2box.data.photos import read_photo
+from tag2box.annotations import Photo
+from tag2box.data.images import read_photo
 from tag2box.errors import UserError
-from tag2box.proposals.make import make_proposals
-from tag2box.types import Photo
+from tag2box.proposals.build import build_proposals
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_store_that_may_only_be_read_serves(photos: list[Photo], out: Path, mo
     def forbidden(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("tag2box.proposals.make.writing", forbidden)
+    monkeypatch.setattr("tag2box.proposals.build.writing", forbidden)
     assert len(make(photos, out)) == 6
 
 
@@ -72,7 +72,7 @@ def test_a_working_resolution_asks_for_a_reduced_copy(tmp_path: Path, out: Path)
         return read_photo(path, at_least)
 
     for short_side, box in ((None, [0, 0, 5, 5]), (90, [0, 0, 50, 50])):
-        store = make_proposals([photo], Corner(short_side=short_side), out / f"{short_side}", read=read, workers=1)
+        store = build_proposals([photo], Corner(short_side=short_side), out / f"{short_side}", read=read, workers=1)
         assert store.boxes("large").tolist()[-1] == box
     assert asked == [None, (120, 90)]
     assert read_photo(photo.path, (120, 90)).shape[1] < 900
@@ -190,7 +190,7 @@ class Unimportable:
 
 def test_workers_that_cannot_start_are_no_fault_of_the_photos(photos: list[Photo], out: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with exit code 1 before its work"):
-        make_proposals(photos, Corner(), out, read=Unimportable(), workers=2, skip_bad=True)
+        build_proposals(photos, Corner(), out, read=Unimportable(), workers=2, skip_bad=True)
     assert content(out) == {}
 
 

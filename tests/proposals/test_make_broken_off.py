@@ -16,12 +16,12 @@ import pytest
 import torch
 from corners import CORNER, COUNTS, Corner, Seen, content, counts, make, paint
 
-from tag2box import lock
+from tag2box import io as lock
+from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
-from tag2box.proposals import parts
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.store import Entry, ProposalStore, write_entries, writing
-from tag2box.types import Photo
+from tag2box.proposals import shards as parts
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.store import ProposalStore, StoreEntry, write_entries, writing
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_second_writer_waits_and_finds_the_work_done(
                 assert not waiting.done()
                 time.sleep(0.01)
             boxes = [Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]]))] * len(photos)
-            entries = [Entry(photo.id, photo.width, photo.height) for photo in photos]
+            entries = [StoreEntry(photo.id, photo.width, photo.height) for photo in photos]
             write_entries(out, json.loads(json.dumps(CORNER.source())), entries, boxes)
         assert len(waiting.result()) == 6
     assert seen.opened == [(1, 0)]  # nothing was searched

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.errors import UserError
-from tag2box.proposals.policy import Found, ProposalMethod
+from tag2box.proposals.base import FoundBoxes, ProposalMethod
 
 BLANK = torch.zeros(3, 40, 60, dtype=torch.uint8)  # 60 wide, 40 high
 
@@ -25,10 +25,10 @@ class Fixed(ProposalMethod):
     rows: tuple[tuple[float, ...], ...] = ()  # x1, y1, x2, y2, score
     model: Path | None = None
 
-    def search(self, bgr: np.ndarray, min_side: float) -> Found:
+    def search(self, bgr: np.ndarray, min_side: float) -> FoundBoxes:
         SEEN.append((bgr.shape[:2], min_side))
         rows = np.array(self.rows, np.float64).reshape(-1, 5)
-        return Found(rows[:, :4], rows[:, 4])
+        return FoundBoxes(rows[:, :4], rows[:, 4])
 
 
 SEEN: list[tuple[tuple[int, ...], float]] = []

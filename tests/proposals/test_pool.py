@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tag2box.proposals.pool import spread
+from tag2box.proposals.pool import run_in_pool
 
 
 def double(item: int) -> int:
@@ -31,14 +31,14 @@ def children() -> set[int]:
 @pytest.mark.parametrize(("items", "workers"), [(0, 1), (0, 2), (1, 2), (5, 1), (9, 2)])
 def test_every_item_is_answered_once(items: int, workers: int) -> None:
     before = children()
-    found = list(spread(double, range(items), workers=workers, lost=lost))
+    found = list(run_in_pool(double, range(items), workers=workers, lost=lost))
     assert sorted(found) == [(i, 2 * i) for i in range(items)]
     assert children() <= before
 
 
 def test_work_that_is_given_up_leaves_no_process() -> None:
     before = children()
-    work = spread(double, range(1000), workers=2, lost=lost)
+    work = run_in_pool(double, range(1000), workers=2, lost=lost)
     next(work)
     assert len(children() - before) == 2
     work.close()
@@ -53,7 +53,7 @@ def interrupted(item: int) -> int:
 
 
 def test_a_worker_leaves_ctrl_c_to_its_parent() -> None:
-    assert sorted(spread(interrupted, range(3), workers=2, lost=lost)) == [(0, 0), (1, 1), (2, 2)]
+    assert sorted(run_in_pool(interrupted, range(3), workers=2, lost=lost)) == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +66,4 @@ def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.Monk
         os.kill(process.pid, signal.SIGINT)
 
     monkeypatch.setattr(SpawnProcess, "start", interrupt_at_once)
-    assert sorted(spread(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]
+    assert sorted(run_in_pool(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]

@@ -12,12 +12,12 @@ import pytest
 import ray_works
 from corners import COUNTS, Seen, content, counts, make, paint
 
+from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
 from tag2box.proposals import ray_pool
 from tag2box.proposals.pool import LocalPool
 from tag2box.proposals.ray_pool import RayPool
 from tag2box.proposals.store import ProposalStore
-from tag2box.types import Photo
 
 ray = pytest.importorskip("ray")
 

@@ -27,8 +27,8 @@ from proposal_files import (
 )
 
 from tag2box.errors import UserError
-from tag2box.proposals.readers.formats import format_of
-from tag2box.proposals.readers.matfile import read_mat
+from tag2box.proposals.importers.matlab import read_mat
+from tag2box.proposals.importers.proposal_files import proposal_format
 
 
 def test_an_empty_list_of_images(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_empty_list_of_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_selective_search(packed: bool, tmp_path: Path) -> None:
     path = selective_search_mat(tmp_path / "voc.mat", packed=packed)
-    assert format_of(path, None) == "selective-search"
+    assert proposal_format(path, None) == "selective-search"
     assert_all(everything(path), has_scores=False)
 
 
@@ -67,7 +67,7 @@ def test_boxes_stored_as_small_whole_numbers(tmp_path: Path) -> None:
 def test_a_folder_of_mcg(tmp_path: Path) -> None:
     folder = mcg_folder(tmp_path / "mcg")
     (folder / "readme.txt").write_text("not one of them")
-    assert format_of(folder, None) == "mcg"
+    assert proposal_format(folder, None) == "mcg"
     assert_all(everything(folder), has_scores=True)
 
 
@@ -84,7 +84,7 @@ def edge_rows(name: str) -> np.ndarray:
 def test_a_folder_of_edge_boxes(tmp_path: Path) -> None:
     for name in BOXES:
         save_mat(tmp_path / "eb" / f"{name}.mat", bbs=edge_rows(name))
-    assert format_of(tmp_path / "eb", None) == "edge-boxes"
+    assert proposal_format(tmp_path / "eb", None) == "edge-boxes"
     assert_all(everything(tmp_path / "eb"), has_scores=True)
 
 
@@ -236,7 +236,7 @@ def test_wrong_content_is_refused_in_one_line(
 def test_a_packed_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_mat(tmp_path / "a.mat", boxes=np.zeros((100_000, 4)))
     assert len(everything(path)["a"][0]) == 100_000
-    monkeypatch.setattr("tag2box.proposals.readers.matfile._ROOM", 1 << 20)
+    monkeypatch.setattr("tag2box.proposals.importers.matlab._ROOM", 1 << 20)
     with pytest.raises(UserError, match="far larger than any boxes"):
         everything(path)
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from proposal_files import in_convention, photos
 
 from strategies import box_sets
+from tag2box.annotations import Photo
 from tag2box.errors import UserError
-from tag2box.proposals.readers.conventions import ORDERS, Convention
-from tag2box.proposals.readers.fit import Counts, Keep, fit, judge, notes
-from tag2box.proposals.readers.listing import Rows
-from tag2box.proposals.readers.matching import match
-from tag2box.types import Photo
+from tag2box.proposals.importers.match_ids import ImageRows, match_ids
+from tag2box.proposals.importers.validate import ORDERS, Convention, FitCounts, Keep, fit_boxes, judge, notes
 
 FILE = Path("proposals.pkl")
 
@@ -52,7 +50,7 @@ MATCHES: list[tuple[list[str], list[str], list[int | None]]] = [
 
 @pytest.mark.parametrize(("ids", "names", "places"), MATCHES)
 def test_images_find_their_photos(ids: list[str], names: list[str], places: list[int | None]) -> None:
-    found = match(FILE, ids, photos(names))
+    found = match_ids(FILE, ids, photos(names))
     assert list(found.places) == places
     assert found.missing == tuple(name for name, place in zip(names, places, strict=True) if place is None)
     assert found.unused == tuple(name for place, name in enumerate(ids) if place not in places)
@@ -71,7 +69,7 @@ AMBIGUOUS: list[tuple[list[str], list[str], str]] = [
 @pytest.mark.parametrize(("ids", "names", "reason"), AMBIGUOUS)
 def test_what_could_be_two_things_is_refused(ids: list[str], names: list[str], reason: str) -> None:
     with pytest.raises(UserError, match=f"^{FILE}: {reason}"):
-        match(FILE, ids, photos(names))
+        match_ids(FILE, ids, photos(names))
 
 
 @settings(max_examples=50)
@@ -81,7 +79,7 @@ def test_ids_written_in_any_way_find_the_same_photos(numbers: list[int], data: s
     order = data.draw(st.permutations(range(len(names))))
     ways = [str, "{:06d}".format, "{:012d}.jpg".format, "train/{:012d}.jpg".format, "COCO_{:012d}".format]
     way = data.draw(st.sampled_from(ways))
-    found = match(FILE, [way(numbers[place]) for place in order], photos(names))
+    found = match_ids(FILE, [way(numbers[place]) for place in order], photos(names))
     assert [order[place] for place in found.places] == list(range(len(names)))
 
 
@@ -93,13 +91,13 @@ PHOTO = Photo("a", Path("a.jpg"), 100, 50)
 
 def fitted(boxes: list[list[float]], scores: list[float] | None = None, keep: Keep = Keep()) -> object:  # noqa: B008
     table = np.array(boxes, np.float64).reshape(-1, 4)
-    return fit(Rows(table, None if scores is None else np.array(scores, np.float64)), PHOTO, OURS, keep)
+    return fit_boxes(ImageRows(table, None if scores is None else np.array(scores, np.float64)), PHOTO, OURS, keep)
 
 
 def test_no_boxes() -> None:
     found = fitted([])
     assert len(found.candidates) == 0
-    assert found.counts == Counts(photos=1, misfits=dict.fromkeys(ORDERS, 0))
+    assert found.counts == FitCounts(photos=1, misfits=dict.fromkeys(ORDERS, 0))
     judge(FILE, found.counts, OURS, is_all=True)
     assert notes(found.counts, OURS) == ()
 
@@ -139,11 +137,11 @@ def test_misfits_are_those_that_loops_find(boxes: object, said: str, true: str, 
     for x1, y1, x2, y2 in convention.corners(written).tolist():
         is_over = min(x1, y1) < -2 or x2 > width + 2 or y2 > height + 2 or x1 > width + 2 or y1 > height + 2
         expected += is_over or min(x2, y2) < -2 or x1 - x2 > 2 or y1 - y2 > 2
-    assert fit(Rows(written, None), photo, convention, Keep()).counts.misfits[said] == expected
+    assert fit_boxes(ImageRows(written, None), photo, convention, Keep()).counts.misfits[said] == expected
 
 
 def refusal(boxes: list[list[float]], convention: Convention, photo: Photo = PHOTO) -> str:
-    counts = fit(Rows(np.array(boxes, np.float64), None), photo, convention, Keep()).counts
+    counts = fit_boxes(ImageRows(np.array(boxes, np.float64), None), photo, convention, Keep()).counts
     with pytest.raises(UserError) as caught:
         judge(FILE, counts, convention, is_all=True)
     return str(caught.value)
@@ -163,7 +161,7 @@ def test_boxes_of_other_photos_are_refused() -> None:
 
 @pytest.mark.parametrize(("bad", "is_refused"), [(0, False), (10, False), (11, True)])
 def test_one_in_a_hundred_may_be_wrong(bad: int, is_refused: bool) -> None:
-    share = Counts(photos=1, boxes=1000, misfits={"xyxy": bad, "yxyx": bad, "xywh": bad})
+    share = FitCounts(photos=1, boxes=1000, misfits={"xyxy": bad, "yxyx": bad, "xywh": bad})
     if is_refused:
         with pytest.raises(UserError, match=r"1\.1% of 1,000 boxes"):
             judge(FILE, share, OURS, is_all=True)
@@ -173,9 +171,9 @@ def test_one_in_a_hundred_may_be_wrong(bad: int, is_refused: bool) -> None:
 
 def test_a_plain_misfit_is_refused_before_the_end() -> None:
     misfits = {"xyxy": 11, "yxyx": 0, "xywh": 99}
-    judge(FILE, Counts(photos=49, boxes=100, misfits=misfits), OURS, is_all=False)
+    judge(FILE, FitCounts(photos=49, boxes=100, misfits=misfits), OURS, is_all=False)
     with pytest.raises(UserError, match=r"yxyx it is 0\.0%"):
-        judge(FILE, Counts(photos=50, boxes=100, misfits=misfits), OURS, is_all=False)
+        judge(FILE, FitCounts(photos=50, boxes=100, misfits=misfits), OURS, is_all=False)
 
 
 ONE_BASED = Convention(boxes_are="xyxy", first_pixel=1, last_pixel="included")
@@ -196,6 +194,6 @@ SIGNS = [
 def test_signs_of_another_convention_are_told(
     convention: Convention, boxes: list[list[float]], options: list[str]
 ) -> None:
-    counts = fit(Rows(np.array(boxes, np.float64), None), PHOTO, convention, Keep()).counts
+    counts = fit_boxes(ImageRows(np.array(boxes, np.float64), None), PHOTO, convention, Keep()).counts
     told = [line for line in notes(counts, convention) if "does the file need" in line]
     assert [line.split("need ")[1].rstrip("?") for line in told] == options

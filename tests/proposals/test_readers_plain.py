@@ -17,8 +17,8 @@ from proposal_files import BOXES, SCORES, assert_all, everything, in_convention,
 from strategies import box_sets
 from tag2box.cli.proposals_import import BoxesAre, ProposalFormat
 from tag2box.errors import UserError
-from tag2box.proposals.readers.conventions import ORDERS, Convention, Said
-from tag2box.proposals.readers.formats import FORMATS, format_of
+from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS, proposal_format
+from tag2box.proposals.importers.validate import ORDERS, Convention, Said
 
 IDS = list(BOXES)
 COUNTS = [len(boxes) for boxes in BOXES.values()]
@@ -37,11 +37,11 @@ def test_every_convention_comes_back(boxes: object, order: str, first: int, insi
     np.testing.assert_array_equal(convention.corners(in_convention(ours, convention)), ours)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", PROPOSAL_FORMATS)
 def test_every_format_is_on_the_command_line_with_its_convention(form: str) -> None:
-    assert [member.value for member in ProposalFormat] == list(FORMATS)
+    assert [member.value for member in ProposalFormat] == list(PROPOSAL_FORMATS)
     assert [member.value for member in BoxesAre] == list(ORDERS)
-    usual = FORMATS[form].usual
+    usual = PROPOSAL_FORMATS[form].usual
     assert Said().over(usual) == usual
     other = Said(boxes_are="xyxy", first_pixel=1 - usual.first_pixel, last_pixel="excluded").over(usual)
     assert (other.boxes_are, other.first_pixel, other.last_pixel) == ("xyxy", 1 - usual.first_pixel, "excluded")
@@ -49,7 +49,7 @@ def test_every_format_is_on_the_command_line_with_its_convention(form: str) -> N
 
 def test_a_last_pixel_of_widths_is_refused() -> None:
     with pytest.raises(UserError, match="--last-pixel has no meaning"):
-        Said(last_pixel="included").over(FORMATS["coco"].usual)
+        Said(last_pixel="included").over(PROPOSAL_FORMATS["coco"].usual)
 
 
 # ---------------------------------------------------------------- .npz
@@ -128,7 +128,7 @@ def test_broken_npz_files_are_refused_in_one_line(write: Callable[[Path], Path],
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_npz(tmp_path / "a.npz", a=np.zeros((100_000, 4)))
     assert len(everything(path)["a"][0]) == 100_000
-    monkeypatch.setattr("tag2box.proposals.readers.npz._ROOM", 1 << 20)
+    monkeypatch.setattr("tag2box.proposals.importers.proposal_files._ROOM", 1 << 20)
     refused(path, "unpacks to far more than any boxes")
 
 
@@ -164,7 +164,7 @@ def test_json_of_no_images(value: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_scores", [False, True])
 def test_coco_results(has_scores: bool, tmp_path: Path) -> None:
     path = save_json(tmp_path / "a.json", "\n " + json.dumps(coco_rows(has_scores=has_scores)))
-    assert format_of(path, None) == "coco"
+    assert proposal_format(path, None) == "coco"
     found = everything(path)
     assert_all({name: found.get(name, (np.zeros((0, 4)), None)) for name in BOXES}, has_scores=has_scores)
 
@@ -173,7 +173,7 @@ def test_coco_results(has_scores: bool, tmp_path: Path) -> None:
 def test_boxes_by_image(has_scores: bool, tmp_path: Path) -> None:
     tables = {name: np.c_[b, SCORES[name]] if has_scores else b for name, b in BOXES.items()}
     path = save_json(tmp_path / "a.json", {name: table.tolist() for name, table in tables.items()})
-    assert format_of(path, None) == "json"
+    assert proposal_format(path, None) == "json"
     assert_all(everything(path), has_scores=has_scores)
 
 
@@ -227,4 +227,4 @@ def test_formats_that_cannot_be_known(tmp_path: Path) -> None:
         (tmp_path / "a.txt", "mgc", "did you mean mcg"),
     ]:
         with pytest.raises(UserError, match=reason):
-            format_of(path, name)
+            proposal_format(path, name)

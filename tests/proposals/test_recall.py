@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.recall import PhotoReach, Reach, ReachMeter, best_overlaps, misses, recall
-from tag2box.types import Objects, Truth
+from tag2box.annotations import Objects, Truth
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.recall import PhotoReach, Reach, ReachMeter, best_overlaps, measure_recall, misses
 
 EDGES = (0.01, 0.1)
 
@@ -24,19 +24,19 @@ def _truth(*objects: Objects) -> Truth:
 
 def test_nothing_to_find() -> None:
     for truth, boxes in ((_truth(), []), (_truth(Objects.of([], [])), [torch.rand(3, 4)])):
-        found = recall(boxes, truth)
+        found = measure_recall(boxes, truth)
         assert found.objects == 0 and all(math.isnan(r) for r in found.recall) and math.isnan(found.mean_best_overlap)
 
 
 def test_nothing_proposed_finds_nothing() -> None:
-    found = recall([torch.zeros(0, 4)], _truth(Objects.of([[0, 0, 10, 10]], [0])))
+    found = measure_recall([torch.zeros(0, 4)], _truth(Objects.of([[0, 0, 10, 10]], [0])))
     assert found.recall == (0.0, 0.0, 0.0) and found.mean_best_overlap == 0.0 and found.boxes_per_image == 0.0
 
 
 def test_by_hand() -> None:
     truth = _truth(Objects.of([[0, 0, 10, 10], [20, 20, 30, 40]], [0, 0]), Objects.of([[0, 0, 4, 4]], [0]))
     boxes = [torch.tensor([[0.0, 0, 10, 8], [20, 20, 30, 30], [0, 0, 10, 5]]), torch.tensor([[0.0, 0, 4, 4]])]
-    found = recall(boxes, truth, (0.5, 0.7, 0.9))
+    found = measure_recall(boxes, truth, (0.5, 0.7, 0.9))
     assert found.recall == pytest.approx((1.0, 2 / 3, 1 / 3))  # overlaps 0.8, 0.5 and 1
     assert found.mean_best_overlap == pytest.approx(2.3 / 3) and found.boxes_per_image == 2.0
 
@@ -46,14 +46,14 @@ def test_difficult_objects_and_crowds_do_not_count() -> None:
     marks = Objects(
         boxes, torch.zeros(3, dtype=torch.long), torch.tensor([1, 0, 0]).bool(), torch.tensor([0, 1, 0]).bool()
     )
-    assert recall([torch.zeros(0, 4)], _truth(marks)).objects == 1
+    assert measure_recall([torch.zeros(0, 4)], _truth(marks)).objects == 1
     assert int(measure([(Candidates.unranked(boxes), marks)]).objects.sum()) == 1
     assert [miss.row for miss in misses(Candidates.unranked(torch.zeros(0, 4)), marks)] == [2]
 
 
 def test_images_must_match() -> None:
     with pytest.raises(ValueError):
-        recall([], _truth(Objects.of([], [])))
+        measure_recall([], _truth(Objects.of([], [])))
 
 
 # ---------------------------------------------------------------- against the number of boxes
@@ -166,7 +166,7 @@ def test_more_boxes_never_reach_less_and_parts_add_up(given_photos: list[tuple[C
     assert (found.hits <= found.objects).all()
     truth = Truth(("a", "b", "c"), tuple(map(str, range(len(given_photos)))), ((20, 20),) * len(given_photos),
                   tuple(objects for _, objects in given_photos))  # fmt: skip
-    simple = recall([candidates.boxes for candidates, _ in given_photos], truth)
+    simple = measure_recall([candidates.boxes for candidates, _ in given_photos], truth)
     assert found.recall()[:, -1].tolist() == pytest.approx(simple.recall, nan_ok=True)
     assert float(found.best_overlap()[-1]) == pytest.approx(simple.mean_best_overlap, nan_ok=True, abs=1e-6)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tag2box.proposals.early_responses import across_ridges, edge_like
 from tag2box.proposals.edge_boxes import Finder, thinned
-from tag2box.proposals.responses import across_ridges, edge_like
 
 
 def written_out(means: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from tag2box.annotations import Truth
 from tag2box.data.scenes import Scenes
-from tag2box.proposals.recall import recall
+from tag2box.proposals.recall import measure_recall
 from tag2box.proposals.selective_search import SelectiveSearch
-from tag2box.types import Truth
 
 SEARCH = SelectiveSearch(short_side=112, min_side=16, max_boxes=60)
 
@@ -92,5 +92,5 @@ def test_it_finds_the_things_of_generated_scenes() -> None:
     scenes = [Scenes().draw("test", i) for i in range(8)]
     boxes = [replace(SEARCH, max_boxes=200)(torch.from_numpy(s.image).permute(2, 0, 1)).boxes for s in scenes]
     truth = Truth(Scenes().classes, tuple("abcdefgh"), ((224, 192),) * 8, tuple(s.objects for s in scenes))
-    found = recall(boxes, truth)
+    found = measure_recall(boxes, truth)
     assert found.recall[0] >= 0.9 and found.boxes_per_image <= 200

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tag2box.annotations import Photo
 from tag2box.errors import UserError
-from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store, writing
-from tag2box.types import Photo
 
 SOURCE = {"kind": "test", "level": 3}
 

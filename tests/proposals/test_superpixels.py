@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tag2box.maths.straddling import straddling
-from tag2box.proposals.superpixels import Superpixels
+from tag2box.ops.superpixels import Superpixels, straddling
 
 CUT = Superpixels(min_size=10)
 

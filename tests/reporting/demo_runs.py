@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 
-from tag2box.reporting import ProposalRecall, ReportInputs, RunRecord, read_run
-from tag2box.types import Detections, Objects, Truth
+from tag2box.annotations import Detections, Objects, Truth
+from tag2box.reporting.records import ProposalRecall, ReportInputs, RunRecord, read_run
 
 CLASSES = ("mug", "plate", "spoon")
 COLOURS = ((200, 80, 60), (90, 140, 190), (210, 190, 110))

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tag2box.reporting.charts import Bars, Key, Line, Reference, Stack, grouped_bars, line_chart, stacked_bars
+from tag2box.reporting.charts import (
+    Bars,
+    Key,
+    Line,
+    Reference,
+    Stack,
+    grouped_bars,
+    line_chart,
+    nice_ticks,
+    shorten,
+    spread_labels,
+    stacked_bars,
+)
 from tag2box.reporting.curves import smooth, thin
-from tag2box.reporting.svg import nice_ticks, shorten, spread
 
 NASTY = "<b>\"&'\x00\x07"
 
@@ -93,7 +104,7 @@ def test_ticks_enclose_the_data_and_are_few(a: float, b: float) -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(10, 180), max_size=8))
 def test_names_beside_lines_never_touch(wanted: list[float]) -> None:
-    placed = sorted(spread(wanted, 13, low=12, high=182))
+    placed = sorted(spread_labels(wanted, 13, low=12, high=182))
     assert all(b - a >= 13 - 1e-6 for a, b in pairwise(placed))
 
 

@@ -13,24 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_report_page import read
 
+from tag2box.annotations import Objects, Photo, TaggedPhotos, Truth
 from tag2box.data.stats import count_dataset, count_objects, count_sizes, count_tags
-from tag2box.reporting import object_figures, tag_figures
+from tag2box.reporting import dataset_figures as object_figures
+from tag2box.reporting import dataset_figures as tag_figures
 from tag2box.reporting.charts import Key, Line
-from tag2box.reporting.data_page import DataInputs, build_data_page, write_data_page
+from tag2box.reporting.dataset_page import DataInputs, build_data_page, write_data_page
 from tag2box.reporting.plots import (
     Bubble,
-    Column,
+    PlotColumn,
     Shares,
     bubble_chart,
     budget_chart,
     columns,
-    gather,
+    gather_bubbles,
     matrix,
     share_bars,
     short,
 )
 from tag2box.reporting.sections import fill
-from tag2box.types import Objects, Photo, TaggedPhotos, Truth
 from tiny import tiny_photos
 
 NASTY = "<b>\"&'\x00\x07"
@@ -64,8 +65,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> TaggedPhotos:
 # ---------------------------------------------------------------- charts
 
 
-@pytest.mark.parametrize("bars", [[], [Column("0", 0.0)], [Column(NASTY, 3.0), Column("b", 120_000.0)]])
-def test_columns_stand_on_the_axis(bars: list[Column]) -> None:
+@pytest.mark.parametrize("bars", [[], [PlotColumn("0", 0.0)], [PlotColumn(NASTY, 3.0), PlotColumn("b", 120_000.0)]])
+def test_columns_stand_on_the_axis(bars: list[PlotColumn]) -> None:
     root = ElementTree.fromstring(columns(bars, label=NASTY, x_label="x", y_label="y"))
     rects = list(root.iter("rect"))
     assert len(rects) == len(bars)
@@ -108,7 +109,7 @@ def test_shares_fill_their_room(rows: list[Shares]) -> None:
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 9)), max_size=60))
 def test_gathered_bubbles_are_few_and_lose_no_photo(sizes: list[tuple[int, int, int]]) -> None:
     bubbles = [Bubble(float(x), float(y), n) for x, y, n in sizes]
-    kept = gather(bubbles, limit=10)
+    kept = gather_bubbles(bubbles, limit=10)
     assert sum(b.count for b in kept) == sum(n for _, _, n in sizes)
     assert len(kept) <= len(bubbles)
     if len(bubbles) <= 10:
@@ -148,7 +149,7 @@ def test_the_reading_of_figure_1c_counts() -> None:
         "cat (33.3 %)."
     )
     assert {"cat, objects: 3", "dog, objects: 1"} <= set(hints(figure.charts[0]))
-    number = object_figures.number_figure(count_objects(known))
+    number = object_figures.objects_per_photo_figure(count_objects(known))
     assert "1.33 times on average, and only once on 66.7 % of the photos" in number.reading
     assert "cat comes in the largest numbers (1.5 a photo), dog in the smallest (1.0)" in number.reading
 
@@ -158,7 +159,7 @@ def test_readings_when_nothing_is_missed() -> None:
     counted = count_objects(known)
     assert object_figures.missed_figure(counted).reading.endswith("every photo shows its classes once.")
     assert object_figures.company_figure(counted).reading == "0.0 % of the objects touch another of their class."
-    assert object_figures.number_figure(counted).reading.endswith("only once on 100.0 % of the photos.")
+    assert object_figures.objects_per_photo_figure(counted).reading.endswith("only once on 100.0 % of the photos.")
 
 
 @pytest.mark.parametrize(
@@ -193,13 +194,14 @@ def test_what_tags_cannot_teach_is_pointed_out() -> None:
 def test_the_reading_of_sizes_and_shapes() -> None:
     sizes = count_sizes([Photo(str(i), Path("x"), w, h) for i, (w, h) in enumerate([(40, 30), (40, 30), (10, 90)])])
     assert (
-        "2 different sizes in 3 photos; the most frequent is 40 x 30 (66.7 %)" in tag_figures.size_figure(sizes).reading
+        "2 different sizes in 3 photos; the most frequent is 40 x 30 (66.7 %)"
+        in tag_figures.photo_size_figure(sizes).reading
     )
-    assert "Short sides go from 10 to 30 pixels, half of them up to 30." in tag_figures.size_figure(sizes).reading
+    assert "Short sides go from 10 to 30 pixels, half of them up to 30." in tag_figures.photo_size_figure(sizes).reading
     shape = tag_figures.shape_figure(sizes)
     assert shape.reading.startswith("66.7 % of the photos lie, 33.3 % stand upright and 0.0 % are square")
     assert {"4:3: 2", "1:2: 1"} <= set(hints(shape.charts[0]))
-    assert tag_figures.size_figure(count_sizes([])).reading == "There is no photo."
+    assert tag_figures.photo_size_figure(count_sizes([])).reading == "There is no photo."
 
 
 # ---------------------------------------------------------------- the page

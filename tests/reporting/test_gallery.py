@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tag2box.reporting.data import GalleryPhoto
+from tag2box.annotations import Detections, Objects
 from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, evenly_spaced, pseudo_tile
-from tag2box.types import Detections, Objects
+from tag2box.reporting.records import GalleryPhoto
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tag2box.maths.boxes import iou
-from tag2box.reporting.matching import match
-from tag2box.types import Detections, Objects
+from tag2box.annotations import Detections, Objects
+from tag2box.ops.boxes import iou
+from tag2box.reporting.gallery import match_boxes
 
 A, B = [0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]
 HALF, LESS = [0.0, 0.0, 10.0, 5.0], [0.0, 0.0, 10.0, 4.9]  # IoU 0.5 and 0.49 with A
@@ -43,7 +43,7 @@ def found(rows: Found) -> Detections:
 def test_the_rule(
     rows: Found, boxes: list[list[float]], labels: list[int], right: list[bool], missed: list[bool]
 ) -> None:
-    verdict = match(found(rows), Objects.of(boxes, labels))
+    verdict = match_boxes(found(rows), Objects.of(boxes, labels))
     assert verdict.right.tolist() == right
     assert verdict.missed.tolist() == missed
     assert verdict.wrong.tolist() == [not r for r in right]
@@ -53,7 +53,7 @@ def test_the_rule(
 @pytest.mark.parametrize(("difficult", "crowd"), [(True, False), (False, True)])
 def test_difficult_objects_and_crowds_neither_reward_nor_punish(difficult: bool, crowd: bool) -> None:
     objects = Objects(torch.tensor([A]), torch.tensor([0]), torch.tensor([difficult]), torch.tensor([crowd]))
-    verdict = match(found([(A, 0.9, 0), (A, 0.8, 0), (B, 0.7, 0), (A, 0.6, 1)]), objects)
+    verdict = match_boxes(found([(A, 0.9, 0), (A, 0.8, 0), (B, 0.7, 0), (A, 0.6, 1)]), objects)
     assert verdict.ignored.tolist() == [True, True, False, False]
     assert verdict.wrong.tolist() == [False, False, True, True]
     assert verdict.missed.tolist() == [False]
@@ -62,8 +62,8 @@ def test_difficult_objects_and_crowds_neither_reward_nor_punish(difficult: bool,
 def test_a_small_box_inside_a_crowd_is_ignored_inside_a_difficult_object_wrong() -> None:
     small = found([([1.0, 1.0, 3.0, 3.0], 0.9, 0)])
     yes, no = torch.tensor([True]), torch.tensor([False])
-    assert match(small, Objects(torch.tensor([A]), torch.tensor([0]), no, yes)).ignored.tolist() == [True]
-    assert match(small, Objects(torch.tensor([A]), torch.tensor([0]), yes, no)).wrong.tolist() == [True]
+    assert match_boxes(small, Objects(torch.tensor([A]), torch.tensor([0]), no, yes)).ignored.tolist() == [True]
+    assert match_boxes(small, Objects(torch.tensor([A]), torch.tensor([0]), yes, no)).wrong.tolist() == [True]
 
 
 boxes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8), st.integers(1, 8)).map(
@@ -76,7 +76,7 @@ things = st.lists(st.tuples(boxes, st.integers(0, 1)), max_size=5)
 @settings(max_examples=60, deadline=None)
 @given(rows, things)
 def test_agrees_with_the_rule_written_with_loops(detected: Found, objects: list[tuple[list[float], int]]) -> None:
-    verdict = match(found(detected), Objects.of([b for b, _ in objects], [c for _, c in objects]))
+    verdict = match_boxes(found(detected), Objects.of([b for b, _ in objects], [c for _, c in objects]))
     free, right = set(range(len(objects))), [False] * len(detected)
     for i in sorted(range(len(detected)), key=lambda i: -detected[i][1]):
         best, chosen = 0.0, -1

@@ -10,19 +10,19 @@ import pytest
 import torch
 from test_report_page import read
 
+from tag2box.annotations import Objects, TaggedPhotos
 from tag2box.data.stats import SIZE_EDGES
-from tag2box.proposals.candidates import Candidates
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.recall import ReachMeter, misses
 from tag2box.reporting.recall_page import (
-    BoxSource,
     Lost,
     RecallInputs,
+    RecallSource,
     WorstPhoto,
     build_recall_page,
     write_recall_page,
 )
 from tag2box.reporting.sections import Leaf, fill
-from tag2box.types import Objects, TaggedPhotos
 from tiny import tiny_photos
 
 OBJECTS = Objects.of([[0, 0, 20, 20], [24, 4, 40, 24]], [0, 1])
@@ -32,11 +32,11 @@ NASTY = "<b>\"&'"
 SECTIONS = ["curves", "sources", "sizes", "classes"]
 
 
-def source(name: str, boxes: torch.Tensor, missing: tuple[str, ...] = (), photos: int = 2) -> BoxSource:
+def source(name: str, boxes: torch.Tensor, missing: tuple[str, ...] = (), photos: int = 2) -> RecallSource:
     meter = ReachMeter(3, SIZE_EDGES)
     for _ in range(photos):
         meter.add(Candidates.unranked(boxes), OBJECTS, (48, 40))
-    return BoxSource(name, "made by hand", meter.result(), missing)
+    return RecallSource(name, "made by hand", meter.result(), missing)
 
 
 def lost(boxes: torch.Tensor) -> Lost:
@@ -44,7 +44,7 @@ def lost(boxes: torch.Tensor) -> Lost:
     return Lost(found, tuple(None if miss.best is None else tuple(boxes[miss.best].tolist()) for miss in found))
 
 
-def page(*sources: BoxSource, worst: tuple[WorstPhoto, ...] = ()) -> Leaf:
+def page(*sources: RecallSource, worst: tuple[WorstPhoto, ...] = ()) -> Leaf:
     return build_recall_page(RecallInputs("Proposals", ("cat", "dog", "eel"), sources, worst))
 
 

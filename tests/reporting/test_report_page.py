@@ -12,12 +12,20 @@ import pytest
 import torch
 from demo_runs import write_demo
 
+from tag2box.annotations import Detections, Objects, Truth
 from tag2box.errors import UserError
-from tag2box.reporting import ReportInputs, RunRecord, write_report
-from tag2box.reporting.data import Challenges, ClassScores, Metrics, OnTest, OnTrain, StartInfo
-from tag2box.reporting.page import build_page, name_runs, render
-from tag2box.reporting.text import duration, listed, number, percent, plural, points
-from tag2box.types import Detections, Objects, Truth
+from tag2box.reporting.charts import duration, format_number, listed, percent, plural, points
+from tag2box.reporting.page import build_page, name_runs, render, write_report
+from tag2box.reporting.records import (
+    Challenges,
+    ClassRecord,
+    Metrics,
+    OnTest,
+    OnTrain,
+    ReportInputs,
+    RunRecord,
+    StartInfo,
+)
 
 SECTIONS = {"challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about", "repeat"}
 VOID = {"meta", "input", "br", "link", "img"}
@@ -147,7 +155,7 @@ def test_lost_photos_are_told_of(demo: ReportInputs, tmp_path: Path) -> None:
 
 def test_names_with_html_in_them_are_text(tmp_path: Path, demo: ReportInputs) -> None:
     evil = "<script>alert('1')</script>\"&"
-    scores = ClassScores(0.5, {evil: 0.5})
+    scores = ClassRecord(0.5, {evil: 0.5})
     start = StartInfo(evil, (evil,), 1, machine={evil: evil}, versions={evil: evil})
     metrics = Metrics(OnTest(scores, coco={evil: 0.1}, challenges=Challenges(1, 0, 0, 0, 0)), OnTrain(scores))
     found = {evil: Detections(torch.tensor([[0.0, 0, 9, 9]]), torch.ones(1), torch.zeros(1, dtype=torch.long))}
@@ -181,7 +189,7 @@ def test_figures_read_well() -> None:
         "±0.0",
         "–",  # noqa: RUF001
     ]
-    assert [number(None), number(0.12345), number(12345.6)] == ["–", "0.123", "12 346"]  # noqa: RUF001
+    assert [format_number(None), format_number(0.12345), format_number(12345.6)] == ["–", "0.123", "12 346"]  # noqa: RUF001
     assert [duration(None), duration(0.442), duration(168.3), duration(18420)] == [
         "–",  # noqa: RUF001
         "0.442 s",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tag2box.errors import UserError
-from tag2box.reporting import read_run
+from tag2box.reporting.records import read_run
 
 
 def written(folder: Path, *lines: object) -> Path:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tag2box.data.voc_tags import voc_root
-from tag2box.engine.progress import Bar
-from tag2box.studies.reproduce import Written, reproduce
-from tag2box.types import Truth
+from tag2box.annotations import Truth
+from tag2box.experiments.reproduce import Written, reproduce
+from tag2box.formats.voc_tags import voc_root
+from tag2box.progress import Bar
 from tiny_world import SCENES, TINY
 
 WORLD = replace(SCENES, train=6, test=3)

@@ -15,15 +15,15 @@ from study_world import WORLD, Killed, Mortal, study
 
 from tag2box import settings
 from tag2box.errors import Busy, Interrupted, UserError
-from tag2box.lock import locked
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.imported import Imported
+from tag2box.experiments import run_queue as queue
+from tag2box.experiments.grid import RUN_LOCK, GridRun, RunResult, finish_run, is_finished, is_taken, pathless
+from tag2box.experiments.run_queue import finish_all
+from tag2box.experiments.study_data import Boxes, StudyData, open_data
+from tag2box.io import locked
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import write_store
 from tag2box.recipes import Config, scenes
-from tag2box.studies import queue
-from tag2box.studies.cells import LOCK, Cell, Result, finish, is_finished, is_taken, pathless
-from tag2box.studies.datasets import Boxes, StudyData, open_data
-from tag2box.studies.queue import finish_all
 from tiny import tiny_boxes
 from tiny_world import TINY, small_network, tree
 
@@ -58,7 +58,7 @@ def changed(*overrides: str) -> Config:
     ],
 )
 def test_a_cell_is_the_same_whatever_it_is_called_and_wherever_it_lies(data: StudyData, same: Config) -> None:
-    assert Cell(same, data).name == Cell(BASE, data).name
+    assert GridRun(same, data).name == GridRun(BASE, data).name
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ def test_a_cell_is_the_same_whatever_it_is_called_and_wherever_it_lies(data: Stu
     ],
 )
 def test_a_changed_setting_is_another_cell(data: StudyData, change: str) -> None:
-    assert Cell(changed(change), data).name != Cell(BASE, data).name
+    assert GridRun(changed(change), data).name != GridRun(BASE, data).name
 
 
 def test_other_photos_are_another_cell(data: StudyData, tmp_path: Path) -> None:
     other = open_data(WORLD, 1, tmp_path)
-    assert Cell(BASE, other).name != Cell(BASE, data).name
+    assert GridRun(BASE, other).name != GridRun(BASE, data).name
 
 
 def test_the_same_photos_elsewhere_are_the_same_cell(data: StudyData, tmp_path: Path) -> None:
-    assert Cell(BASE, open_data(WORLD, 0, tmp_path)).name == Cell(BASE, data).name
+    assert GridRun(BASE, open_data(WORLD, 0, tmp_path)).name == GridRun(BASE, data).name
 
 
 def test_a_file_of_weights_counts_by_its_content(data: StudyData, tmp_path: Path) -> None:
     names = []
     for name, content in (("a.pth", b"x"), ("b.pth", b"x"), ("c.pth", b"y")):
         (tmp_path / name).write_bytes(content)
-        names.append(Cell(changed("backbone.kind=vgg16", f"backbone.weights={tmp_path / name}"), data).name)
+        names.append(GridRun(changed("backbone.kind=vgg16", f"backbone.weights={tmp_path / name}"), data).name)
     assert names[0] == names[1] != names[2]
 
 
@@ -107,7 +107,7 @@ def test_pathless_settings_keep_all_that_matters() -> None:
 # ---------------------------------------------------------------- running
 
 
-def figures(results: dict[str, Result]) -> dict[str, object]:
+def figures(results: dict[str, RunResult]) -> dict[str, object]:
     return {name: {k: v for k, v in result.figures.items() if k != "cost"} for name, result in results.items()}
 
 
@@ -116,25 +116,25 @@ def test_nothing_to_do_is_nothing(tmp_path: Path) -> None:
 
 
 def test_a_finished_cell_is_not_run_again(data: StudyData, tmp_path: Path) -> None:
-    cell = Cell(BASE, data)
-    first = finish(cell, tmp_path)
+    cell = GridRun(BASE, data)
+    first = finish_run(cell, tmp_path)
     assert is_finished(cell, tmp_path)
     assert first.figure(("test", "voc12", "mAP")) is not None
     assert first.figure(("cost", "iterations")) == 4
     assert first.figure(("no", "such", "figure")) is None
     before, watch = tree(tmp_path), Mortal(dies_at=1)
-    assert finish(cell, tmp_path, progress=watch) == first
+    assert finish_run(cell, tmp_path, progress=watch) == first
     assert tree(tmp_path) == before
 
 
 def test_equal_cells_are_one_run(data: StudyData, tmp_path: Path) -> None:
-    cells = [Cell(replace(BASE, name=name), data) for name in ("a", "b")]
+    cells = [GridRun(replace(BASE, name=name), data) for name in ("a", "b")]
     assert len(finish_all(cells, tmp_path)) == 1
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_cells_share_proposals_and_maps(data: StudyData, tmp_path: Path) -> None:
-    cells = [Cell(changed(f"plan.seed={seed}"), data) for seed in (0, 1)]
+    cells = [GridRun(changed(f"plan.seed={seed}"), data) for seed in (0, 1)]
     watch = Mortal()
     finish_all(cells, tmp_path, progress=watch)
     assert not any((tmp_path / cell.name / "proposals").exists() for cell in cells)
@@ -143,8 +143,8 @@ def test_cells_share_proposals_and_maps(data: StudyData, tmp_path: Path) -> None
 
 
 def test_the_queue_says_where_it_stands(data: StudyData, tmp_path: Path) -> None:
-    cells = [Cell(changed(f"plan.seed={seed}"), data) for seed in (0, 1, 2)]
-    finish(cells[1], tmp_path)
+    cells = [GridRun(changed(f"plan.seed={seed}"), data) for seed in (0, 1, 2)]
+    finish_run(cells[1], tmp_path)
     watch = Mortal()
     finish_all(cells, tmp_path, progress=watch)
     trained = [title for title in watch.titles if title.endswith("training")]
@@ -155,13 +155,13 @@ def test_the_queue_says_where_it_stands(data: StudyData, tmp_path: Path) -> None
 
 def test_a_cell_that_another_is_at_comes_last(data: StudyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "PAUSE", 0.01)
-    first, second = (Cell(changed(f"plan.seed={seed}"), data) for seed in (0, 1))
+    first, second = (GridRun(changed(f"plan.seed={seed}"), data) for seed in (0, 1))
     watch = Mortal()
     with ThreadPoolExecutor(1) as other:
-        with locked(tmp_path / first.name / LOCK, "finishes a cell"):
+        with locked(tmp_path / first.name / RUN_LOCK, "finishes a cell"):
             assert is_taken(first, tmp_path) and not is_taken(second, tmp_path)
             with pytest.raises(Busy, match="another process finishes a cell here"):
-                finish(first, tmp_path)
+                finish_run(first, tmp_path)
             running = other.submit(finish_all, [first, second], tmp_path, progress=watch)
             while not watch.titles or "waiting" not in watch.titles[-1]:
                 assert not running.done()
@@ -174,7 +174,7 @@ def test_a_cell_that_another_is_at_comes_last(data: StudyData, tmp_path: Path, m
 
 def test_killed_at_any_moment_a_queue_goes_on_to_the_same_figures(data: StudyData, tmp_path: Path) -> None:
     def run(home: Path, watch: Mortal) -> dict[str, object]:
-        cells = [Cell(changed(f"plan.seed={seed}"), replace(data, home=home)) for seed in (0, 1)]
+        cells = [GridRun(changed(f"plan.seed={seed}"), replace(data, home=home)) for seed in (0, 1)]
         return figures(finish_all(cells, home / "cells", progress=watch))
 
     counting = Mortal()
@@ -189,23 +189,23 @@ def test_killed_at_any_moment_a_queue_goes_on_to_the_same_figures(data: StudyDat
 
 
 def test_killed_between_two_files_a_cell_begins_anew(data: StudyData, tmp_path: Path) -> None:
-    cell = Cell(BASE, data)
-    whole = finish(cell, tmp_path / "whole")
+    cell = GridRun(BASE, data)
+    whole = finish_run(cell, tmp_path / "whole")
     broken = tmp_path / "broken" / cell.name
     broken.mkdir(parents=True)
     shutil.copy(whole.folder / "config.toml", broken)
-    assert finish(cell, tmp_path / "broken").figures["test"] == whole.figures["test"]
+    assert finish_run(cell, tmp_path / "broken").figures["test"] == whole.figures["test"]
     assert json.loads((broken / "events.jsonl").read_text().splitlines()[0])["event"] == "start"
 
 
 def test_a_dataset_that_moved_takes_an_unfinished_cell_along(tmp_path: Path) -> None:
-    cell = Cell(BASE, open_data(WORLD, 0, tmp_path / "before"))
+    cell = GridRun(BASE, open_data(WORLD, 0, tmp_path / "before"))
     with pytest.raises(Killed):
-        finish(cell, tmp_path / "cells", progress=Mortal(dies_at=9))
+        finish_run(cell, tmp_path / "cells", progress=Mortal(dies_at=9))
     shutil.move(tmp_path / "before", tmp_path / "after")
-    moved = Cell(BASE, open_data(WORLD, 0, tmp_path / "after"))
+    moved = GridRun(BASE, open_data(WORLD, 0, tmp_path / "after"))
     assert moved.name == cell.name
-    assert finish(moved, tmp_path / "cells").figure(("cost", "iterations")) == 4
+    assert finish_run(moved, tmp_path / "cells").figure(("cost", "iterations")) == 4
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(data: StudyData, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(data: StudyData, tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="cell 1 of 1; what is done is kept, and the same command goes on"):
-        finish_all([Cell(BASE, data)], tmp_path, progress=Impatient())
+        finish_all([GridRun(BASE, data)], tmp_path, progress=Impatient())
 
 
 def test_proposals_from_elsewhere_are_learnt_from_and_are_part_of_the_name(data: StudyData, tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_proposals_from_elsewhere_are_learnt_from_and_are_part_of_the_name(data:
             boxes = [Candidates.unranked(tiny_boxes(photo, 6 + making, chance)) for photo in photos]
             write_store(tmp_path / f"{part}{making}", {"kind": "imported"}, photos, boxes)
         brought = replace(data, boxes=Boxes(tmp_path / f"train{making}", tmp_path / f"test{making}"))
-        names.append(Cell(replace(BASE, proposals=Imported()), brought))
-    assert names[0].name != names[1].name != Cell(BASE, data).name
-    assert finish(names[0], tmp_path / "cells").figure(("test", "voc12", "mAP")) is not None
+        names.append(GridRun(replace(BASE, proposals=Imported()), brought))
+    assert names[0].name != names[1].name != GridRun(BASE, data).name
+    assert finish_run(names[0], tmp_path / "cells").figure(("test", "voc12", "mAP")) is not None
 
 
 # ---------------------------------------------------------------- folders that are not what they should be
@@ -252,10 +252,10 @@ def spoil(folder: Path, name: str, text: str) -> None:
     ],
 )
 def test_a_spoilt_cell_is_one_line(data: StudyData, tmp_path: Path, file: str, text: str, words: str) -> None:
-    cell = Cell(BASE, data)
-    spoil(finish(cell, tmp_path).folder, file, text)
+    cell = GridRun(BASE, data)
+    spoil(finish_run(cell, tmp_path).folder, file, text)
     with pytest.raises(UserError) as error:
-        finish(cell, tmp_path)
+        finish_run(cell, tmp_path)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 

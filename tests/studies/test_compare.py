@@ -15,15 +15,15 @@ from PIL import Image
 from study_world import WORLD, Killed, Mortal, study, write_voc
 
 from pages import DOCS, load
-from tag2box.data.datasets import DataSource
+from tag2box.annotations import Detections
 from tag2box.errors import UserError
-from tag2box.studies.cells import forget_peak, read_result
-from tag2box.studies.compare import compare, finish_contests, open_contests
-from tag2box.studies.datasets import Parts, open_data, parts
-from tag2box.studies.fates import best_of, with_fates
-from tag2box.studies.reproduce import Written
+from tag2box.experiments.compare import compare, finish_contests, open_contests
+from tag2box.experiments.grid import forget_peak, read_result
+from tag2box.experiments.outcomes import best_of, with_fates
+from tag2box.experiments.reproduce import Written
+from tag2box.experiments.study_data import Splits, open_data, splits_of
+from tag2box.formats.listing import DataSource
 from tag2box.systems import SYSTEMS
-from tag2box.types import Detections
 from tiny_world import TINY, call, tree
 
 pytestmark = pytest.mark.usefixtures("tiny_study")
@@ -105,8 +105,8 @@ def test_several_datasets_and_seeds_are_one_page(out: Path, tmp_path: Path) -> N
     data = open_data(WORLD, 0, tmp_path)
     ids, photos = list(data.train.ids), {p.id: p.path for p in data.tagged.photos}
     voc = write_voc(tmp_path / "VOC", data.train, photos, {"trainval": ids[:4], "test": ids[4:]})
-    place = parts(DataSource(path=voc), None, None)
-    assert isinstance(place, Parts)
+    place = splits_of(DataSource(path=voc), None, None)
+    assert isinstance(place, Splits)
     written = contest(out, "oicr", "c-wsl", seeds=(0, 1), places=(WORLD, place))
     scenes, folder = told(out)["datasets"]
     assert (scenes["on"], scenes["seeds"], folder["seeds"]) == ("scenes", [0, 1], [0, 1])

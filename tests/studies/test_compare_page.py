@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tag2box.reporting.data import Gallery, GalleryPhoto
+from tag2box.annotations import Detections, Objects, Truth
+from tag2box.experiments.compare_page import agreement, order
+from tag2box.experiments.outcomes import best_of
+from tag2box.experiments.pictures import best_boxes, last_look, same_photos
+from tag2box.reporting.records import Gallery, GalleryPhoto
 from tag2box.reporting.study_page import SeedFigures, StudyRow, StudyTable
-from tag2box.studies.compare_page import agreement, order
-from tag2box.studies.fates import best_of
-from tag2box.studies.side_by_side import best_boxes, last_look, same_photos
-from tag2box.types import Detections, Objects, Truth
 
 
 def row_of(name: str, *by_seed: float, paper: float | None = None) -> StudyRow:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.reporting.data import Gallery, GalleryPhoto, PseudoCount, RunRecord
-from tag2box.reporting.quality_figures import Followed, Moment, quality_sections
-from tag2box.studies.quality import mean, mean_moments, quality, quality_json
-from tag2box.types import Objects, Truth
+from tag2box.annotations import Objects, Truth
+from tag2box.experiments.label_quality import mean, mean_moments, quality, quality_json
+from tag2box.reporting.records import Gallery, GalleryPhoto, PseudoCount, RunRecord
+from tag2box.reporting.study_figures import Followed, Moment, quality_sections
 
 TRUTH = Truth(
     ("cat", "dog"),

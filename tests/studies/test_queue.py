@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tag2box.studies.queue import standing
+from tag2box.experiments.run_queue import standing
 
 
 @pytest.mark.parametrize(

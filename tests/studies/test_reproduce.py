@@ -15,13 +15,13 @@ from study_world import WORLD, Mortal, study
 
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
-from tag2box.model.weights.cache import weights_folder
-from tag2box.studies.datasets import open_data
-from tag2box.studies.experiment import Row
-from tag2box.studies.experiments import EXPERIMENTS
-from tag2box.studies.experiments.shared import KINDS
-from tag2box.studies.listing import table
-from tag2box.studies.reproduce import UNASKED, distinct, find, only, reproduce, settle
+from tag2box.experiments import EXPERIMENTS
+from tag2box.experiments.experiment import StudyVariant
+from tag2box.experiments.paper_tables import KINDS
+from tag2box.experiments.reproduce import UNASKED, distinct, find_experiment, only, reproduce, settle
+from tag2box.experiments.study_data import open_data
+from tag2box.experiments.summary import experiments_table
+from tag2box.models.weights.weight_cache import weights_folder
 from tiny_world import TINY, call, environment, tree
 
 pytestmark = pytest.mark.usefixtures("tiny_study")
@@ -161,7 +161,7 @@ def test_backbones_without_weights_are_left_out_with_the_cure(out: Path) -> None
 @pytest.mark.parametrize("name", KINDS)
 def test_backbones_of_the_paper_are_known_to_the_settings(name: str) -> None:
     weights, kind, more = KINDS[name]
-    row = Row(label=name, settings=(f"backbone.kind={kind}", f"backbone.weights={weights}", *more))
+    row = StudyVariant(label=name, settings=(f"backbone.kind={kind}", f"backbone.weights={weights}", *more))
     assert row.config(settle(EXPERIMENTS["table3b"], Scenes(), None, ()), 0).backbone.kind == kind
 
 
@@ -173,7 +173,7 @@ def test_the_scenes_of_a_sweep_are_lighter_unless_a_recipe_is_named() -> None:
 
 
 def test_the_list_names_all() -> None:
-    assert table().row_count == len(EXPERIMENTS) == 13
+    assert experiments_table().row_count == len(EXPERIMENTS) == 13
 
 
 # ---------------------------------------------------------------- mistakes
@@ -214,7 +214,7 @@ def test_without_a_name_the_list_is_shown(monkeypatch, capsys):
 
 
 def test_names_and_seeds_are_checked() -> None:
-    assert find("fig4").name == "fig4"
+    assert find_experiment("fig4").name == "fig4"
     assert distinct((1, 0, 1)) == (1, 0)
     with pytest.raises(UserError, match="below 0"):
         distinct((0, -1))

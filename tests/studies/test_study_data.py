@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from study_world import WORLD, write_voc
 
-from tag2box.data.coco import read_coco_truth
-from tag2box.data.datasets import DataSource
 from tag2box.errors import UserError
-from tag2box.proposals.imported import Imported
+from tag2box.experiments.study_data import Boxes, Splits, open_data, splits_of
+from tag2box.formats.coco_boxes import read_coco_truth
+from tag2box.formats.listing import DataSource
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.recipes import photos
-from tag2box.studies.datasets import Boxes, Parts, open_data, parts
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +41,31 @@ IDS = [f"train_{i:05d}" for i in range(6)]
 )
 def test_a_voc_folder_has_the_usual_parts(tmp_path, scenes, lists, wanted):
     folder = voc(tmp_path / "VOC", scenes, **dict.fromkeys(lists, IDS[:3]))
-    found = parts(DataSource(path=folder), None, None)
+    found = splits_of(DataSource(path=folder), None, None)
     assert (found.train.split, found.test.split) == wanted
 
 
 def test_a_voc_folder_is_opened_with_its_parts(tmp_path, scenes):
     folder = voc(tmp_path / "VOC", scenes, train=IDS[:4], test=IDS[4:])
-    data = open_data(parts(DataSource(path=folder), None, None), 0, tmp_path / "home")
+    data = open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path / "home")
     assert [photo.id for photo in data.tagged.photos] == IDS[:4] == list(data.train.ids)
     assert [photo.id for photo in data.test_photos] == IDS[4:] == list(data.test.ids)
     assert data.train.classes == data.test.classes == data.tagged.classes
     assert data.name == "VOC, train"
-    assert open_data(parts(DataSource(path=folder), None, None), 5, tmp_path / "home").fingerprint == data.fingerprint
+    assert (
+        open_data(splits_of(DataSource(path=folder), None, None), 5, tmp_path / "home").fingerprint == data.fingerprint
+    )
 
 
 def test_named_parts_are_taken(tmp_path, scenes):
     folder = voc(tmp_path / "VOC", scenes, train=IDS, mine=IDS[:2], yours=IDS[2:3])
-    data = open_data(parts(DataSource(path=folder, split="mine"), None, "yours"), 0, tmp_path)
+    data = open_data(splits_of(DataSource(path=folder, split="mine"), None, "yours"), 0, tmp_path)
     assert (len(data.tagged), len(data.test_photos)) == (2, 1)
 
 
 def test_coco_files_are_opened(tmp_path, scenes):
     learn, test = (DataSource(path=scenes / p / "truth.json", photos=scenes / p / "photos") for p in ("train", "test"))
-    data = open_data(parts(learn, test, None), 0, tmp_path)
+    data = open_data(splits_of(learn, test, None), 0, tmp_path)
     assert (len(data.tagged), len(data.test_photos)) == (WORLD.train, WORLD.test)
     drawn = open_data(WORLD, 0, tmp_path)
     assert data.fingerprint == drawn.fingerprint  # the same photos, tags and boxes, told in another format
@@ -80,20 +82,20 @@ def test_coco_files_are_opened(tmp_path, scenes):
 def test_parts_that_cannot_be_are_one_line(tmp_path, scenes, lists, words):
     folder = voc(tmp_path / "VOC", scenes, **lists)
     with pytest.raises(UserError, match=words) as error:
-        open_data(parts(DataSource(path=folder), None, None), 0, tmp_path)
+        open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_boxes_are_asked_for(scenes, tmp_path):
     tags = DataSource(path=scenes / "train" / "tags.csv", photos=scenes / "train" / "photos")
     with pytest.raises(UserError, match="has no boxes"):
-        open_data(Parts(tags, tags), 0, tmp_path)
+        open_data(Splits(tags, tags), 0, tmp_path)
 
 
 def test_the_fingerprint_sees_tags_boxes_and_photos(tmp_path, scenes):
     def opened(name: str, **lists: list[str]) -> str:
         folder = voc(tmp_path / name, scenes, **lists)
-        return open_data(parts(DataSource(path=folder), None, None), 0, tmp_path).fingerprint
+        return open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path).fingerprint
 
     first = opened("a", train=IDS[:4], test=IDS[4:])
     assert opened("b", train=IDS[:4], test=IDS[4:]) == first
@@ -102,7 +104,7 @@ def test_the_fingerprint_sees_tags_boxes_and_photos(tmp_path, scenes):
     folder = voc(tmp_path / "e", scenes, train=IDS[:4], test=IDS[4:])
     xml = folder / "Annotations" / f"{IDS[5]}.xml"
     xml.write_text(xml.read_text().replace("<xmin>", "<xmin>1", 1))
-    assert open_data(parts(DataSource(path=folder), None, None), 0, tmp_path).fingerprint != first
+    assert open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path).fingerprint != first
 
 
 def test_proposals_of_another_method_are_kept_elsewhere(tmp_path, scenes):

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tag2box.reporting.charts import UNKNOWN
+from tag2box.reporting.study_figures import Sweep, sweep_figure
 from tag2box.reporting.study_page import (
     SeedFigures,
     StudyInputs,
@@ -17,8 +19,6 @@ from tag2box.reporting.study_page import (
     table_json,
     write_study_page,
 )
-from tag2box.reporting.sweep_figures import Sweep, sweep_figure
-from tag2box.reporting.text import UNKNOWN
 
 NASTY = '<script>alert("x")</script> & | \\'
 

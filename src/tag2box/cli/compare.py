@@ -14,7 +14,7 @@ from tag2box.cli.places import Brought, Recipe, TestBrought, TestData, TestPhoto
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
-    from tag2box.studies.datasets import Place
+    from tag2box.experiments.study_data import Place
 
 EPILOG = (
     "Example: `tag2box compare --systems oicr,mist,od-wscl --on scenes --on VOC2007`. "
@@ -55,8 +55,8 @@ def compare(
     ] = [],  # noqa: B006
 ) -> None:
     """Train systems on the same terms, on any datasets and seeds, and compare them on one page."""
-    from tag2box.engine.progress import Terminal
-    from tag2box.studies import compare as command
+    from tag2box.experiments import compare as command
+    from tag2box.progress import TerminalProgress
 
     test_source = None if test is None else data_source(test, test_photos, None, classes)
     companions = (photos, split, classes, test, test_photos, test_split, proposals, test_proposals)
@@ -76,7 +76,7 @@ def compare(
         recipe=recipe,
         overrides=override,
         commands=[shlex.join(["tag2box", *sys.argv[1:]])],
-        progress=Terminal(),
+        progress=TerminalProgress(),
     )
     typer.echo(written.table, nl=False)
     typer.echo(f"page: {written.page}")

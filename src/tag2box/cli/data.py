@@ -29,8 +29,8 @@ def check(
     from rich.console import Console
 
     from tag2box.commands import data_check as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
-    found = command.data_check(data_source(path, photos, split, classes), json=json, progress=Terminal())
+    found = command.data_check(data_source(path, photos, split, classes), json=json, progress=TerminalProgress())
     Console().print(command.page(found))
     raise typer.Exit(command.exit_code(found))

@@ -25,9 +25,9 @@ def stats(
     from rich.console import Console
 
     from tag2box.commands import data_stats as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
-    report = command.stats(data_source(data, photos, split, classes), out, json=json, progress=Terminal())
+    report = command.stats(data_source(data, photos, split, classes), out, json=json, progress=TerminalProgress())
     Console().print(command.table(report.stats))
     typer.echo(command.summary(report.stats))
     if report.left_out:

@@ -11,7 +11,7 @@ import typer
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
-    from tag2box.data.datasets import DataSource
+    from tag2box.formats.listing import DataSource
     from tag2box.proposals.pool import Pool
 
 DataPath = Annotated[
@@ -64,15 +64,15 @@ def pool(on: Where, address: str | None, *, workers: int | None = None, chunk: i
         if address is not None:
             raise UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
         return None
-    from tag2box.proposals.ray_cluster import check
-    from tag2box.proposals.ray_pool import RayPool
+    from tag2box.proposals.ray_pool import RayPool, check_ray
 
-    check(address)
+    check_ray(address)
     return RayPool(address, workers, chunk)
 
 
 def data_source(path: Path, photos: Path | None, split: str | None, classes: str | None) -> DataSource:
     """The dataset a command line names."""
-    from tag2box.data.datasets import DataSource, class_names
+    from tag2box.formats.datasets import class_names
+    from tag2box.formats.listing import DataSource
 
     return DataSource(path=path, photos=photos, split=split, classes=class_names(classes) if classes else None)

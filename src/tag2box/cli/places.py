@@ -10,8 +10,8 @@ import typer
 from tag2box.errors import UserError
 
 if TYPE_CHECKING:
-    from tag2box.data.datasets import DataSource
-    from tag2box.studies.datasets import Place
+    from tag2box.experiments.study_data import Place
+    from tag2box.formats.listing import DataSource
 
 TestData = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads it
@@ -52,7 +52,7 @@ def place_of(
     from dataclasses import replace
 
     from tag2box.data.scenes import Scenes
-    from tag2box.studies.datasets import SCENES, Boxes, parts
+    from tag2box.experiments.study_data import SCENES, Boxes, splits_of
 
     if learn.path == Path(SCENES):
         rest = (learn.photos, learn.split, learn.classes, test, test_split, proposals, test_proposals)
@@ -64,4 +64,4 @@ def place_of(
     if (proposals is None) != (test_proposals is None):
         raise UserError("--proposals and --test-proposals go together: both parts need boxes of the same making")
     boxes = None if proposals is None or test_proposals is None else Boxes(proposals, test_proposals)
-    return replace(parts(learn, test, test_split), boxes=boxes)
+    return replace(splits_of(learn, test, test_split), boxes=boxes)

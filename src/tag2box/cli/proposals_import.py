@@ -86,9 +86,8 @@ def import_(
 ) -> None:
     """Bring proposals made elsewhere into a store: ids are matched to the photos, boxes checked against their sizes."""
     from tag2box.commands import import_proposals as command
-    from tag2box.engine.progress import Terminal
-    from tag2box.proposals.readers.conventions import Said
-    from tag2box.proposals.readers.fit import Keep
+    from tag2box.progress import TerminalProgress
+    from tag2box.proposals.importers.validate import Keep, Said
 
     imported = command.import_proposals(
         file,
@@ -102,7 +101,7 @@ def import_(
         ),
         keep=Keep(min_side=min_side, max_boxes=max_boxes),
         allow_missing=allow_missing,
-        progress=Terminal(),
+        progress=TerminalProgress(),
     )
     for line in imported.lines():
         typer.echo(line)

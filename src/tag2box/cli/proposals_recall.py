@@ -26,9 +26,11 @@ def recall(
     from rich.console import Console
 
     from tag2box.commands import recall as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
-    sources = command.recall(data_source(data, photos, split, classes), stores, out, json=json, progress=Terminal())
+    sources = command.recall(
+        data_source(data, photos, split, classes), stores, out, json=json, progress=TerminalProgress()
+    )
     Console().print(command.table(sources))
     for source in sources:
         if source.missing:

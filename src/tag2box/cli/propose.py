@@ -60,7 +60,7 @@ def propose(
 ) -> None:
     """Propose boxes for photos, into a store that training and detection read."""
     from tag2box.commands import propose as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
     source = data_source(data, photos, split, classes)
     given = {
@@ -72,7 +72,7 @@ def propose(
     }
     built = command.build_method(method.value, given, override)
     where = pool(on, address, workers=workers, chunk=CHUNK)
-    done = command.propose(source, built, out, workers=workers, pool=where, progress=Terminal())
+    done = command.propose(source, built, out, workers=workers, pool=where, progress=TerminalProgress())
     for line in done.lines():
         typer.echo(line)
     typer.echo(f"next: {command.next_command(source, classes, out)}")

@@ -52,16 +52,16 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
 ) -> None:
     """Run a table or figure of the paper at the size you can afford, and write it beside the paper's."""
-    from tag2box.engine.progress import Terminal
-    from tag2box.studies import reproduce as command
-    from tag2box.studies.listing import table
+    from tag2box.experiments import reproduce as command
+    from tag2box.experiments.summary import experiments_table
+    from tag2box.progress import TerminalProgress
 
     if list_ or name is None:
         from rich.console import Console
 
-        Console().print(table())
+        Console().print(experiments_table())
         return
-    command.find(name)
+    command.find_experiment(name)
     test_source = None if test is None else data_source(test, test_photos, None, classes)
     learn = data_source(Path(on), photos, split, classes)
     place = place_of(learn, test_source, test_split, proposals, test_proposals)
@@ -74,7 +74,7 @@ def reproduce(
         recipe=recipe,
         overrides=override,
         commands=[shlex.join(["tag2box", *sys.argv[1:]])],
-        progress=Terminal(),
+        progress=TerminalProgress(),
     )
     typer.echo(written.table, nl=False)
     typer.echo(f"page: {written.page}")

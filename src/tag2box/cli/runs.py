@@ -29,9 +29,9 @@ def demo(
 ) -> None:
     """Generate scenes, train OICR+ and OD-WSCL from their tags, evaluate both, and write an HTML report."""
     from tag2box.commands import demo as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
-    command.demo(out, seed=seed, overrides=override, keep_maps=keep_maps, progress=Terminal())
+    command.demo(out, seed=seed, overrides=override, keep_maps=keep_maps, progress=TerminalProgress())
     typer.echo(f"report: {out / 'report.html'}")
     typer.echo(f"summary: {out / command.SUMMARY}")
 
@@ -65,14 +65,14 @@ def train(
     """Train a detector from photos and tags. Under torchrun, with all processes that it starts."""
     from tag2box.commands import train as command
     from tag2box.commands.runs import proposing_as
-    from tag2box.engine.processes import joined
-    from tag2box.engine.progress import Terminal, silent
+    from tag2box.progress import TerminalProgress, silent
+    from tag2box.training.dist import init_distributed
 
     if resume and (config or override or any((data, tags, photos, split, classes, proposals, system))):
         raise UserError("--resume takes its settings from the run; leave out the dataset, --config, --system and --set")
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals}
-    with joined() as processes:
-        progress = Terminal() if processes.leads else silent
+    with init_distributed() as processes:
+        progress = TerminalProgress() if processes.leads else silent
         if resume:
             command.resume(out, progress=progress, processes=processes)
         else:
@@ -103,7 +103,7 @@ def _config(
     from dataclasses import replace
 
     from tag2box import settings
-    from tag2box.data.datasets import class_names
+    from tag2box.formats.datasets import class_names
     from tag2box.recipes import Config as Whole
 
     loaded = settings.load(Whole, files, overrides, base=base)
@@ -138,10 +138,10 @@ def detect(
 ) -> None:
     """Detect objects in photos with a trained run. Under torchrun, the processes share the photos."""
     from tag2box.commands import detect as command
-    from tag2box.engine.processes import joined
-    from tag2box.engine.progress import Terminal, silent
+    from tag2box.progress import TerminalProgress, silent
+    from tag2box.training.dist import init_distributed
 
-    with joined() as processes:
+    with init_distributed() as processes:
         found = command.detect(
             run,
             photos,
@@ -154,7 +154,7 @@ def detect(
             overrides=override,
             pool=pool(on, address, chunk=1),
             processes=processes,
-            progress=Terminal() if processes.leads else silent,
+            progress=TerminalProgress() if processes.leads else silent,
         )
         if processes.leads:
             typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
@@ -178,7 +178,7 @@ def evaluate(
     from rich.console import Console
 
     from tag2box.commands import evaluate as command
-    from tag2box.metrics.run import table
+    from tag2box.metrics.evaluation import metrics_table
 
     result = command.evaluate(
         truth,
@@ -189,7 +189,7 @@ def evaluate(
         min_score=min_score,
         json=json,
     )
-    Console().print(table(result))
+    Console().print(metrics_table(result))
 
 
 @app.command(
@@ -210,7 +210,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about one or several runs."""
     from tag2box.commands import report as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
     again = "tag2box " + " ".join(sys.argv[1:])
     command.report(
@@ -223,7 +223,7 @@ def report(
         split=split,
         train_split=train_split,
         commands=[again],
-        progress=Terminal(),
+        progress=TerminalProgress(),
     )
     typer.echo(f"report: {out}")
 

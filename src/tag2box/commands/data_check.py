@@ -9,11 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tag2box.data.check import Survey, survey
-from tag2box.data.findings import FIRST, SEVERITIES, Finding
-from tag2box.data.listing import DataSource, some
-from tag2box.engine.progress import Progress, silent
-from tag2box.files import write_json
+from tag2box.data.check import FIRST, SEVERITIES, Finding, Survey, survey
+from tag2box.formats.listing import DataSource, some
+from tag2box.io import write_json
+from tag2box.progress import Progress, silent
 
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _CODE = {"error": 2, "warning": 1, "note": 0}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tag2box.data.datasets import DataSource, everything, has_boxes, read_tagged, read_truth
-from tag2box.data.faults import Fault
 from tag2box.data.stats import DataStats, count_dataset, to_json
-from tag2box.engine.progress import Progress, silent
-from tag2box.files import write_json
-from tag2box.reporting.data_page import DataInputs, write_data_page
+from tag2box.formats.datasets import everything, has_boxes, read_tagged, read_truth
+from tag2box.formats.listing import DataSource, Fault
+from tag2box.io import write_json
+from tag2box.progress import Progress, silent
+from tag2box.reporting.dataset_page import DataInputs, write_data_page
 
 
 @dataclass(frozen=True, slots=True)

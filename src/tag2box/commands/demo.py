@@ -12,14 +12,14 @@ from tag2box.commands.assess import METRICS, Exam, assess
 from tag2box.commands.report import report
 from tag2box.commands.runs import CONFIG, read_config, with_paths
 from tag2box.commands.train import resume, train
-from tag2box.data.coco import read_coco_truth
 from tag2box.data.scenes import Scenes
-from tag2box.data.tags import read_tags
-from tag2box.engine.checkpoint import read_state
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.files import read_json, write_json
+from tag2box.formats.coco_boxes import read_coco_truth
+from tag2box.formats.csv_tags import read_tags
+from tag2box.io import read_json, write_json
+from tag2box.progress import Progress, silent
 from tag2box.recipes import Config, Data, scenes, table_3a
+from tag2box.training.checkpoint import read_state
 
 SUMMARY = "summary.json"
 TABLE_3A = {

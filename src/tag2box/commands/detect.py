@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from tag2box import settings
+from tag2box.annotations import Detections, Photo
 from tag2box.commands.detect_pool import detect_on
 from tag2box.commands.runs import TrainedRun, load_run, proposals_of
-from tag2box.data.datasets import DataSource, read_photos
-from tag2box.data.look import see
-from tag2box.data.photos import find_photos
-from tag2box.data.transforms import View, place
-from tag2box.engine.infer import detect as detect_with
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.processes import ALONE, Processes
-from tag2box.engine.progress import Progress, silent
+from tag2box.data.images import find_photos, load_view
+from tag2box.data.transforms import View, boxes_in_view
 from tag2box.errors import Interrupted, UserError
-from tag2box.files import replacing
-from tag2box.metrics.results import write_coco_detections, write_voc_results
+from tag2box.formats.datasets import read_photos
+from tag2box.formats.detection_files import write_coco_detections, write_voc_results
+from tag2box.formats.listing import DataSource
+from tag2box.inference.predict import detect_photos_with as detect_with
+from tag2box.io import replacing
+from tag2box.progress import Progress, silent
 from tag2box.proposals.pool import Pool
 from tag2box.recipes import Config
-from tag2box.types import Detections, Photo
+from tag2box.training.dist import SINGLE_PROCESS, DistContext
+from tag2box.training.feature_cache import LiveRoiMaps
 
 DRAWN_MOST = 4096
 """Longest side of a picture with boxes; larger photos are drawn smaller."""
@@ -41,7 +41,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     min_score: float = 0.3,
     overrides: Sequence[str] = (),
     pool: Pool | None = None,
-    processes: Processes = ALONE,
+    processes: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
@@ -89,7 +89,7 @@ def detect_photos(
     *,
     proposals: Path | None = None,
     pool: Pool | None = None,
-    processes: Processes = ALONE,
+    processes: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
@@ -104,7 +104,7 @@ def detect_photos(
             raise Interrupted("stopped, and nothing kept; `tag2box propose` makes proposals that last") from None
         if pool is not None:
             return detect_on(pool, trained, photos, store, progress=progress)
-        maps = LiveMaps(trained.detector.backbone, photos, store)
+        maps = LiveRoiMaps(trained.detector.backbone, photos, store)
         return detect_with(
             trained.detector,
             photos,
@@ -124,12 +124,12 @@ def _part(places: Sequence[Path], split: str) -> tuple[Photo, ...]:
 
 
 def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
-    from tag2box.reporting.draw import draw_detections  # brings all that pages are made with
+    from tag2box.reporting.gallery import draw_detections  # brings all that pages are made with
 
     for photo in photos:
         view = View(min(photo.width, photo.height), long_max=DRAWN_MOST)
-        boxes = place(view, found[photo.id].boxes, (photo.height, photo.width))
+        boxes = boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
         shown = replace(found[photo.id], boxes=boxes)
-        picture = draw_detections(see(photo, view).round().byte(), shown, classes)
+        picture = draw_detections(load_view(photo, view).round().byte(), shown, classes)
         with replacing(folder / f"{photo.id.replace('/', '_')}.jpg") as temporary:
             picture.save(temporary, format="JPEG", quality=92)

@@ -13,17 +13,16 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from tag2box.annotations import BoxSource, Detections, Photo
 from tag2box.commands import runs
-from tag2box.data.batch import BoxSource
-from tag2box.engine.infer import Inference
-from tag2box.engine.infer import detect as detect_with
-from tag2box.engine.maps import LiveMaps
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.mil import Rescore
-from tag2box.model.detector import Detector
+from tag2box.inference.predict import Inference
+from tag2box.inference.predict import detect_photos_with as detect_with
+from tag2box.methods.wsrpn import Rescore
+from tag2box.models.detector import Detector
+from tag2box.progress import Progress, silent
 from tag2box.proposals.pool import Pool
-from tag2box.types import Detections, Photo
+from tag2box.training.feature_cache import LiveRoiMaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Looking:
     def __call__(self, order: Order) -> Looked:
         """Everything seen in a photo."""
         detector, photos = self._detector, (order.photo,)
-        maps = LiveMaps(detector.backbone, photos, order)
+        maps = LiveRoiMaps(detector.backbone, photos, order)
         try:
             seen = detect_with(detector, photos, order, maps=maps, inference=self.inference, rescore=self.rescore)
             found = seen[order.photo.id]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tag2box.data.coco import read_coco
-from tag2box.data.datasets import DataSource, format_of, read_truth
-from tag2box.files import write_json
+from tag2box.formats.coco_boxes import read_coco
+from tag2box.formats.datasets import dataset_format, read_truth
+from tag2box.formats.detection_files import read_detections
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
 from tag2box.metrics.challenges import MIN_SCORE
-from tag2box.metrics.detections import read_detections
-from tag2box.metrics.run import EvaluationResult
-from tag2box.metrics.run import evaluate as score
+from tag2box.metrics.evaluation import EvaluationResult
+from tag2box.metrics.evaluation import evaluate_detections as score
 
 
 def evaluate(
@@ -49,4 +50,4 @@ def dataset(
 ) -> DataSource:
     """A dataset with truth; ``split`` matters to formats that name their parts only."""
     source = DataSource(path=path, photos=photos, classes=tuple(classes) if classes is not None else None)
-    return replace(source, split=split) if format_of(source).names_splits else source
+    return replace(source, split=split) if dataset_format(source).names_splits else source

@@ -11,22 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from tag2box.data.datasets import DataSource, read_photos
-from tag2box.engine.progress import Bar, Progress, silent
+from tag2box.annotations import Photo
 from tag2box.errors import UserError
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.readers.conventions import Convention, Said
-from tag2box.proposals.readers.fit import Counts, Keep, fit, judge, notes
-from tag2box.proposals.readers.formats import FORMATS, format_of
-from tag2box.proposals.readers.listing import Listing, Rows
-from tag2box.proposals.readers.matching import Matching, match
+from tag2box.formats.datasets import read_photos
+from tag2box.formats.listing import DataSource
+from tag2box.progress import Bar, Progress, silent
+from tag2box.proposals.base import Candidates
+from tag2box.proposals.importers.match_ids import IdMatching, ImageRows, ProposalListing, match_ids
+from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS, proposal_format
+from tag2box.proposals.importers.validate import Convention, FitCounts, Keep, Said, fit_boxes, judge, notes
 from tag2box.proposals.store import write_store
-from tag2box.types import Photo
 
 _FEW = 3  # names that a message shows
 NOTHING_SAID = Said()
 KEEP_ALL = Keep()
-_NOTHING = Rows(np.zeros((0, 4)), None)
+_NOTHING = ImageRows(np.zeros((0, 4)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class Imported:
 
     format: str
     convention: Convention
-    matching: Matching
-    counts: Counts
+    matching: IdMatching
+    counts: FitCounts
 
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
@@ -73,11 +72,11 @@ def import_proposals(
         allow_missing: photos that the file does not have get no boxes, instead of an error.
     """
     _check_free(out)
-    name = format_of(file, form)
-    convention = said.over(FORMATS[name].usual)
-    listing = FORMATS[name].read(file)
+    name = proposal_format(file, form)
+    convention = said.over(PROPOSAL_FORMATS[name].usual)
+    listing = PROPOSAL_FORMATS[name].read(file)
     photos = read_photos(source)
-    matching = match(file, listing.ids, photos)
+    matching = match_ids(file, listing.ids, photos)
     _check_missing(file, listing.ids, matching, allow_missing=allow_missing)
     stream = _Stream(file, listing, convention, keep)
     with _beside(out) as folder, progress("importing proposals", len(photos)) as bar:
@@ -89,23 +88,23 @@ def import_proposals(
 class _Stream:
     """The boxes of photo after photo, and what became of them so far."""
 
-    def __init__(self, file: Path, listing: Listing, convention: Convention, keep: Keep) -> None:
+    def __init__(self, file: Path, listing: ProposalListing, convention: Convention, keep: Keep) -> None:
         self._file, self._listing, self._convention, self._keep = file, listing, convention, keep
         self._is_ranked: bool | None = None
-        self.counts = Counts.none()
+        self.counts = FitCounts.none()
 
-    def run(self, photos: Sequence[Photo], matching: Matching, bar: Bar) -> Iterator[Candidates]:
+    def run(self, photos: Sequence[Photo], matching: IdMatching, bar: Bar) -> Iterator[Candidates]:
         """The candidates of each photo, in the photos' order; refused early where it is plain that they do not fit."""
         for photo, place in zip(photos, matching.places, strict=True):
             rows = _NOTHING if place is None else self._listing.read(place)
             self._check_ranked(photo, rows)
-            fitted = fit(rows, photo, self._convention, self._keep)
+            fitted = fit_boxes(rows, photo, self._convention, self._keep)
             self.counts += fitted.counts
             judge(self._file, self.counts, self._convention, is_all=False)
             yield fitted.candidates
             bar.advance()
 
-    def _check_ranked(self, photo: Photo, rows: Rows) -> None:
+    def _check_ranked(self, photo: Photo, rows: ImageRows) -> None:
         if not len(rows):
             return
         is_ranked = rows.scores is not None
@@ -125,7 +124,7 @@ def _check_free(out: Path) -> None:
         raise UserError(f"{out}: is there already and is never replaced; remove it or name another folder")
 
 
-def _check_missing(file: Path, ids: Sequence[str], matching: Matching, *, allow_missing: bool) -> None:
+def _check_missing(file: Path, ids: Sequence[str], matching: IdMatching, *, allow_missing: bool) -> None:
     missing = matching.missing
     if missing and not matching.matched:
         raise UserError(

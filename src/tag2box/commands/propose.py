@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tag2box import settings
-from tag2box.data.datasets import DataSource, format_of, read_photos
-from tag2box.data.faults import Fault
-from tag2box.data.photos import read_photo
-from tag2box.engine.progress import Progress, silent
+from tag2box.data.images import read_photo
 from tag2box.errors import Interrupted, UserError
-from tag2box.model.wsrpn import Wsrpn
+from tag2box.formats.datasets import dataset_format, read_photos
+from tag2box.formats.listing import DataSource, Fault
+from tag2box.progress import Progress, silent
+from tag2box.proposals.base import ProposalMethod
+from tag2box.proposals.build import build_proposals
+from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.edge_boxes import EdgeBoxes
-from tag2box.proposals.make import make_proposals
-from tag2box.proposals.policy import ProposalMethod
 from tag2box.proposals.pool import Pool
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore
@@ -76,7 +76,7 @@ def propose(
     if not photos:
         first = f" ({faults[0].line})" if faults else ""
         raise UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")
-    store = make_proposals(
+    store = build_proposals(
         photos, method, out, read=read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
     )
     spans = [store.spans[photo.id] for photo in photos if photo.id in store.spans]
@@ -107,7 +107,7 @@ def build_method(kind: str, options: Mapping[str, object], overrides: Sequence[s
 
 def next_command(source: DataSource, classes: str | None, out: Path) -> str:
     """What to type next: training, or detection where the dataset has no tags to train from."""
-    if not format_of(source).has_tags:
+    if not dataset_format(source).has_tags:
         return f"tag2box detect RUN {shlex.quote(str(source.path))} --proposals {shlex.quote(str(out))} --draw drawn"
     given = {"--photos": source.photos, "--split": source.split, "--classes": classes}
     options = [word for option, value in given.items() if value is not None for word in (option, str(value))]

@@ -10,23 +10,24 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tag2box.data.datasets import DataSource, everything, read_photos, read_truth
+from tag2box.annotations import Photo, Truth
 from tag2box.data.stats import SIZE_EDGES
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.files import write_json
-from tag2box.proposals.policy import Source
-from tag2box.proposals.recall import PhotoReach, ReachMeter, misses, plain
+from tag2box.formats.datasets import everything, read_photos, read_truth
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
+from tag2box.progress import Progress, silent
+from tag2box.proposals.base import PhotoSource
+from tag2box.proposals.recall import PhotoReach, ReachMeter, misses, plain_recall
 from tag2box.proposals.store import ProposalStore
-from tag2box.reporting.recall_page import BoxSource, Lost, RecallInputs, WorstPhoto, write_recall_page
-from tag2box.types import Photo, Truth
+from tag2box.reporting.recall_page import Lost, RecallInputs, RecallSource, WorstPhoto, write_recall_page
 
 WORST = 12  # photos that are drawn
 
 
 def recall(
     source: DataSource, stores: Sequence[Path], out: Path, *, json: Path | None = None, progress: Progress = silent
-) -> tuple[BoxSource, ...]:
+) -> tuple[RecallSource, ...]:
     """Write a page that compares stores of proposals on the photos they all have.
 
     Args:
@@ -35,7 +36,7 @@ def recall(
     whole = everything(source)
     opened = _open(stores)
     truth = read_truth(whole)
-    if not any(bool(plain(objects).any()) for objects in truth.objects):
+    if not any(bool(plain_recall(objects).any()) for objects in truth.objects):
         raise UserError(f"{source.path}: no object of these classes to find; recall needs a dataset with boxes")
     photos = {photo.id: photo for photo in read_photos(whole)}
     rows = _common(truth, opened, source.path)
@@ -75,7 +76,7 @@ def names_of(stores: Sequence[ProposalStore]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(store.path) for store in stores]
 
 
-def origin_of(source: Source) -> str:
+def origin_of(source: PhotoSource) -> str:
     """The method and its settings as words."""
     settings = {key: value for key, value in source.items() if key != "kind"}
     words = [f"{key} {value if isinstance(value, str) else jsonlib.dumps(value)}" for key, value in settings.items()]
@@ -84,7 +85,7 @@ def origin_of(source: Source) -> str:
 
 def _measure(
     truth: Truth, stores: Sequence[ProposalStore], rows: Sequence[int], progress: Progress
-) -> tuple[tuple[BoxSource, ...], list[int]]:
+) -> tuple[tuple[RecallSource, ...], list[int]]:
     """The reach of every store, and the rows of the worst photos."""
     meters = [ReachMeter(len(truth.classes), SIZE_EDGES) for _ in stores]
     seen: list[tuple[int, float, int]] = []
@@ -97,7 +98,7 @@ def _measure(
             seen.append(_badness(each, row))
             bar.advance()
     sources = [
-        BoxSource(
+        RecallSource(
             name,
             origin_of(store.source),
             meter.result(),
@@ -126,7 +127,7 @@ def _look(truth: Truth, row: int, stores: Sequence[ProposalStore], photos: dict[
 # ---------------------------------------------------------------- numbers
 
 
-def table(sources: Sequence[BoxSource]) -> Table:
+def table(sources: Sequence[RecallSource]) -> Table:
     """Recall with all boxes, a row each source, for the terminal."""
     grid = Table("source", "boxes a photo", *(f"IoU {t:g}" for t in sources[0].reach.thresholds), "best overlap")
     for column in grid.columns[1:]:
@@ -140,7 +141,7 @@ def table(sources: Sequence[BoxSource]) -> Table:
     return grid
 
 
-def _numbers(source: BoxSource) -> dict[str, object]:
+def _numbers(source: RecallSource) -> dict[str, object]:
     reach = source.reach
     return {
         "name": source.name,

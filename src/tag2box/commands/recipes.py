@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from tag2box import settings
 from tag2box.errors import UserError
-from tag2box.model.resnet_ws import ResNetWs
-from tag2box.model.wsrpn import Wsrpn
-from tag2box.paper import NOTHING, PAPER_RUNS, Figures
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
+from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.edge_boxes import EdgeBoxes
-from tag2box.proposals.imported import Imported
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config
 
@@ -37,7 +37,7 @@ class Row:
     lr: float
     iterations: int
     contrast_weight: float | None  # lambda; None where L_wscl is off
-    figures: Figures
+    figures: PaperFigures
 
     def cells(self) -> tuple[str, ...]:
         """As words, under ``HEADER``."""

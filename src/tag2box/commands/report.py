@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tag2box.annotations import Photo, Truth
 from tag2box.commands.assess import DETECTIONS, METRICS, Exam, assess
 from tag2box.commands.evaluate import dataset
 from tag2box.commands.runs import proposals_of, read_config, required
 from tag2box.commands.train import prepared
-from tag2box.data.datasets import DataSource, read_photos, read_truth
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.metrics.detections import read_detections
-from tag2box.proposals.recall import recall
+from tag2box.formats.datasets import read_photos, read_truth
+from tag2box.formats.detection_files import read_detections
+from tag2box.formats.listing import DataSource
+from tag2box.progress import Progress, silent
+from tag2box.proposals.recall import measure_recall
 from tag2box.recipes import Config
-from tag2box.reporting import ProposalRecall, ReportInputs, RunRecord, read_run, write_report
-from tag2box.types import Photo, Truth
+from tag2box.reporting.page import write_report
+from tag2box.reporting.records import ProposalRecall, ReportInputs, RunRecord, read_run
 
 
 def report(  # noqa: PLR0913 - one keyword an option of the command
@@ -103,7 +105,7 @@ def _record(run: Path, test: Exam | None) -> RunRecord:
 
 def _reach(exam: Exam, config: Config, progress: Progress) -> ProposalRecall:
     store = proposals_of(exam.photos, config, exam.proposals, progress)
-    got = recall([store.boxes(name) for name in exam.truth.ids], exam.truth)
+    got = measure_recall([store.boxes(name) for name in exam.truth.ids], exam.truth)
     return ProposalRecall(
         {str(t): r for t, r in zip(got.thresholds, got.recall, strict=True)},
         got.mean_best_overlap,

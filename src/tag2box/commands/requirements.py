@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from tag2box.annotations import TaggedPhotos
 from tag2box.errors import UserError
-from tag2box.model.backbone import Backbone
-from tag2box.model.lite0 import Lite0, Lite0Backbone
-from tag2box.model.resnet_ws import ResNetWs, ResNetWsBackbone
-from tag2box.model.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.models.backbone import Backbone
+from tag2box.models.lite0 import Lite0, Lite0Backbone
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
-from tag2box.types import Needs, TaggedPhotos
+from tag2box.types import Requirements
 
 _LAYERS: dict[type, type[Backbone]] = {Lite0: Lite0Backbone, Vgg16: Vgg16Backbone, ResNetWs: ResNetWsBackbone}
 
@@ -78,6 +79,6 @@ def _who(config: Config, need: str) -> str:
     """The part of the objective that asks for something."""
     parts = {"objective.mil": config.objective.mil, "objective.labeler": config.objective.labeler}
     for name, part in parts.items():
-        if getattr(part.needs, need) != getattr(Needs(), need):
+        if getattr(part.needs, need) != getattr(Requirements(), need):
             return f'{name}.kind = "{getattr(part, "kind", type(part).__name__)}"'
     return "the objective"

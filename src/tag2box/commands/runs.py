@@ -12,25 +12,24 @@ from pathlib import Path
 import torch
 
 from tag2box import settings
+from tag2box.annotations import Photo
 from tag2box.commands.propose import METHODS
-from tag2box.data.photos import read_photo
+from tag2box.data.images import read_photo
 from tag2box.data.transforms import View
-from tag2box.engine import checkpoint
-from tag2box.engine.events import FILE as EVENTS
-from tag2box.engine.maps import CachedMaps, LiveMaps, map_bytes
-from tag2box.engine.progress import Progress
-from tag2box.engine.trunks import CachedTrunks, LiveTrunks, trunk_bytes
 from tag2box.errors import UserError
-from tag2box.files import write_text
-from tag2box.model.detector import Detector
-from tag2box.model.lite0 import Lite0
-from tag2box.model.weights.find import is_file
-from tag2box.proposals.imported import Imported
-from tag2box.proposals.make import make_proposals
+from tag2box.io import write_text
+from tag2box.models.detector import Detector
+from tag2box.models.lite0 import Lite0
+from tag2box.models.weights.weight_cache import is_weight_file
+from tag2box.progress import Progress
+from tag2box.proposals.build import build_proposals
+from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.pool import Pool
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
-from tag2box.types import Photo
+from tag2box.training import checkpoint
+from tag2box.training.events import EVENTS_FILE as EVENTS
+from tag2box.training.feature_cache import CachedRoiMaps, CachedTrunks, LiveRoiMaps, LiveTrunks, map_bytes, trunk_bytes
 
 CONFIG = "config.toml"
 IMPORTED = "imported"  # the kind of proposals that were not made here
@@ -107,7 +106,9 @@ def proposals_of(
     store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
     if store is None or store.source.get("kind") != IMPORTED:
         method = config.proposals
-        store = make_proposals(photos, method, folder, read=read_photo, pool=pool, skip_bad=skip_bad, progress=progress)
+        store = build_proposals(
+            photos, method, folder, read=read_photo, pool=pool, skip_bad=skip_bad, progress=progress
+        )
     store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
     return store
 
@@ -141,14 +142,14 @@ def roi_maps(
     config: Config,
     views: Sequence[View],
     progress: Progress,
-) -> LiveMaps | CachedMaps:
+) -> LiveRoiMaps | CachedRoiMaps:
     """Maps of the photos' proposals: kept on disk where their network is frozen and all views fit the budget."""
     backbone = detector.backbone
-    live = LiveMaps(backbone, photos, store)
+    live = LiveRoiMaps(backbone, photos, store)
     boxes = sum(len(store.boxes(photo.id)) for photo in photos)
     if not backbone.frozen_maps or len(views) * boxes * map_bytes(backbone) > config.maps_budget * 1e9:
         return live
-    kept = CachedMaps(live, required(config.maps))
+    kept = CachedRoiMaps(live, required(config.maps))
     kept.make(views, progress)
     return kept
 
@@ -176,7 +177,7 @@ def with_paths(config: Config, folder: Path) -> Config:
     """The settings with every path absolute, and the ones left open inside the run."""
     data, source = config.data, config.data.source()
     backbone = config.backbone
-    if not isinstance(backbone, Lite0) and backbone.weights is not None and is_file(backbone.weights):
+    if not isinstance(backbone, Lite0) and backbone.weights is not None and is_weight_file(backbone.weights):
         backbone = replace(backbone, weights=f"{Path(backbone.weights).absolute()}")
     is_list = data.split is not None and Path(data.split).is_file()
     return replace(

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from tag2box.annotations import TaggedPhotos
 from tag2box.commands.requirements import check_photos, check_store
 from tag2box.commands.runs import (
     build_detector,
@@ -21,33 +22,29 @@ from tag2box.commands.runs import (
     versions,
     with_paths,
 )
-from tag2box.data.box_counts import counted_from_boxes
-from tag2box.data.clues import ClueSource
-from tag2box.data.datasets import read_tagged
-from tag2box.data.faults import Fault, refuse
-from tag2box.engine import checkpoint
-from tag2box.engine.events import EventLog
-from tag2box.engine.evidence import make_evidence
-from tag2box.engine.loop import fit
-from tag2box.engine.maps import CachedMaps
-from tag2box.engine.processes import ALONE, Processes, by_torchrun
-from tag2box.engine.progress import Progress, silent
-from tag2box.engine.source import MapSource, PhotoSource
-from tag2box.engine.step import Step
-from tag2box.engine.trunk_source import TrunkSource
+from tag2box.data.side_info import SideInfoLoader, counts_from_boxes
 from tag2box.errors import UserError
-from tag2box.lock import LOCK, locked
-from tag2box.model.detector import Detector
-from tag2box.model.mask_net import MaskNet
-from tag2box.model.regularise import Regulariser
+from tag2box.formats.datasets import read_tagged
+from tag2box.formats.listing import Fault, refuse
+from tag2box.io import LOCK, locked
+from tag2box.models.detector import Detector
+from tag2box.models.drop_block import MaskNet, Regulariser
+from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
-from tag2box.types import TaggedPhotos
+from tag2box.training import checkpoint
+from tag2box.training.batches import ImageBatches, RoiMapBatches, TrunkBatches
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, is_torchrun
+from tag2box.training.events import EventLog
+from tag2box.training.feature_cache import CachedRoiMaps
+from tag2box.training.loop import fit
+from tag2box.training.step import Step
+from tag2box.training.superpixel_cache import build_superpixel_cache
 
 _OF_A_PHOTO = {"missing photo", "empty photo", "unreadable photo"}  # faults that leaving a photo out amends
 
 
-def train(config: Config, out: Path, *, progress: Progress = silent, processes: Processes = ALONE) -> None:
+def train(config: Config, out: Path, *, progress: Progress = silent, processes: DistContext = SINGLE_PROCESS) -> None:
     """Train a detector into a new run folder.
 
     Under torchrun a run that was begun with the same settings goes on: whoever is started again says the same words.
@@ -64,7 +61,7 @@ def train(config: Config, out: Path, *, progress: Progress = silent, processes: 
     _fit(config, out, photos, store, progress=progress, processes=processes)
 
 
-def resume(out: Path, *, progress: Progress = silent, processes: Processes = ALONE) -> None:
+def resume(out: Path, *, progress: Progress = silent, processes: DistContext = SINGLE_PROCESS) -> None:
     """Continue a run where its last checkpoint left it, with the settings it was started with."""
     config = read_config(out)
     config.compute.place()
@@ -75,7 +72,7 @@ def resume(out: Path, *, progress: Progress = silent, processes: Processes = ALO
 
 def _goes_on(config: Config, out: Path) -> bool:
     """Whether torchrun started again what it had begun."""
-    if not (by_torchrun() and has_run(out)):
+    if not (is_torchrun() and has_run(out)):
         return False
     if read_config(out) != config:
         raise UserError(f"{out}: already holds a run with other settings; continue it with --resume, or choose another")
@@ -109,7 +106,7 @@ def read_training(config: Config) -> TaggedPhotos:
     if not photos.tags.any():
         raise UserError(f"{config.data.tags}: no photo has a tag; at least one is needed to learn")
     if config.data.counts == "boxes" and config.objective.needs.counts:
-        return counted_from_boxes(photos, config.data.source())
+        return counts_from_boxes(photos, config.data.source())
     return photos
 
 
@@ -133,14 +130,14 @@ def _fit(
     store: ProposalStore,
     *,
     progress: Progress,
-    processes: Processes,
+    processes: DistContext,
 ) -> None:
     compute = config.compute
     detector = _network(config, out, len(photos.classes)).to(compute.place())
     with processes.leader_first():  # kept maps are made once
         clues = clues_of(config, photos, store, progress)
         source = replace(_source(config, detector, photos, store, progress), processes=processes, clues=clues)
-    memory = compute.memory_for(keeps_maps=isinstance(source, MapSource))
+    memory = compute.memory_for(keeps_maps=isinstance(source, RoiMapBatches))
     regularise = regulariser(config, detector)
     step = Step(detector, config.objective, regularise, config.augment, memory, compute.precision, processes)
     with locked(out / LOCK, "trains") if processes.leads else nullcontext():
@@ -164,24 +161,26 @@ def _network(config: Config, out: Path, num_classes: int) -> Detector:
 
 def _source(
     config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore, progress: Progress
-) -> MapSource | TrunkSource | PhotoSource:
+) -> RoiMapBatches | TrunkBatches | ImageBatches:
     """RoI maps where they are frozen and can be kept; else trunk maps where these are frozen; else pixels."""
     views = config.feed.resize.views()
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=progress)
-    if isinstance(maps, CachedMaps):
-        return MapSource(photos, store, config.feed, config.plan.seed, maps)
+    if isinstance(maps, CachedRoiMaps):
+        return RoiMapBatches(photos, store, config.feed, config.plan.seed, maps)
     if detector.backbone.frozen_trunk:
         trunks = trunk_maps(detector, photos.photos, config=config, views=views, progress=progress)
-        return TrunkSource(photos, store, config.feed, config.plan.seed, trunks)
-    return PhotoSource(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())
+        return TrunkBatches(photos, store, config.feed, config.plan.seed, trunks)
+    return ImageBatches(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())
 
 
-def clues_of(config: Config, photos: TaggedPhotos, store: ProposalStore, progress: Progress = silent) -> ClueSource:
+def clues_of(config: Config, photos: TaggedPhotos, store: ProposalStore, progress: Progress = silent) -> SideInfoLoader:
     """What the objective asks for beyond tags and boxes; evidence is made on first use, and kept beside the maps."""
     needs, evidence = config.objective.needs, None
     if needs.evidence:
-        evidence = make_evidence(photos.photos, store, config.superpixels, required(config.maps), progress=progress)
-    return ClueSource(
+        evidence = build_superpixel_cache(
+            photos.photos, store, config.superpixels, required(config.maps), progress=progress
+        )
+    return SideInfoLoader(
         counts=photos.counts if needs.counts else None,
         evidence=evidence,
         objectness=store.scores if needs.objectness or config.heads.box_prior else None,

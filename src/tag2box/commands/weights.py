@@ -6,17 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tag2box.engine.progress import Progress, silent
 from tag2box.errors import UserError
-from tag2box.model.weights.architectures import PREPROCESS
-from tag2box.model.weights.cache import Origin, store, stored_names, stored_path, verify, weights_folder
-from tag2box.model.weights.convert import KNOWN_FILES, Wishes
-from tag2box.model.weights.convert import convert as convert_file
-from tag2box.model.weights.files import read_weight_file
-from tag2box.model.weights.packages import lite0_file
-from tag2box.model.weights.provenance import Provenance
-from tag2box.model.weights.zoo import ZOO, Got
-from tag2box.model.weights.zoo import get as get_from_zoo
+from tag2box.models.weights.architectures import PREPROCESS
+from tag2box.models.weights.convert import KNOWN_FILES, Wishes
+from tag2box.models.weights.convert import convert_weights as convert_file
+from tag2box.models.weights.state_dict import read_weight_file
+from tag2box.models.weights.weight_cache import (
+    Origin,
+    Provenance,
+    store,
+    stored_names,
+    stored_path,
+    verify,
+    weights_folder,
+)
+from tag2box.models.weights.zoo import ZOO, Got, lite0_file
+from tag2box.models.weights.zoo import get_weights as get_from_zoo
+from tag2box.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.table import Table

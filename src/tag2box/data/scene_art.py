@@ -14,11 +14,11 @@ from numpy import ndarray
 SUPERSAMPLE = 2  # sprites are drawn this many times larger than shown, then averaged down
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates
 
-Colour = tuple[float, float, float]
-Points = Sequence[tuple[float, float]] | Float[ndarray, "n 2"]
+ColourRgb = tuple[float, float, float]
+PolygonPoints = Sequence[tuple[float, float]] | Float[ndarray, "n 2"]
 Picture = Float32[ndarray, "H W 3"]  # RGB, 0 to 1
 Mask = Float32[ndarray, "H W"]
-Paint = Colour | Picture
+Paint = ColourRgb | Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Canvas:
         self.rgb = np.zeros((side, side, 3), np.float32)
         self.alpha = np.zeros((side, side), np.float32)
 
-    def fill(self, points: Points, paint: Paint) -> None:
+    def fill(self, points: PolygonPoints, paint: Paint) -> None:
         """Paint the inside of a polygon."""
         at = self._pixels(points)
         mask = np.zeros(self.alpha.shape, np.uint8)
         cv2.fillPoly(mask, [at], 255, cv2.LINE_AA, _SHIFT)
         self._blend(mask, cv2.boundingRect(at >> _SHIFT), paint, margin=2)
 
-    def line(self, points: Points, width: float, paint: Paint) -> None:
+    def line(self, points: PolygonPoints, width: float, paint: Paint) -> None:
         """Paint a line through the points; ``width`` in units."""
         at = self._pixels(points)
         thick = max(1, round(width * self.unit))
@@ -67,7 +67,7 @@ class Canvas:
         covered = cv2.resize(rgb * self.alpha[..., None], size, interpolation=cv2.INTER_AREA)
         return Sprite(covered / np.maximum(alpha, 1e-3)[..., None], alpha)
 
-    def _pixels(self, points: Points) -> ndarray:
+    def _pixels(self, points: PolygonPoints) -> ndarray:
         at = np.asarray(points, np.float64) @ self.pose.T * self.unit + self.centre
         return np.asarray(np.round(at * (1 << _SHIFT)), np.int32)
 
@@ -92,12 +92,12 @@ def box(x1: float, y1: float, x2: float, y2: float) -> ndarray:
     return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]])
 
 
-def hsv(hue: float, saturation: float, value: float) -> Colour:
+def hsv(hue: float, saturation: float, value: float) -> ColourRgb:
     """A colour by hue (turns), saturation and value."""
     return colorsys.hsv_to_rgb(hue % 1.0, saturation, value)
 
 
-def mix(a: Colour, b: Colour, share: float) -> Colour:
+def mix(a: ColourRgb, b: ColourRgb, share: float) -> ColourRgb:
     """A colour between two: ``share`` of the second."""
     x, y = np.array(a), np.array(b)
     r, g, b_ = (x + share * (y - x)).tolist()
@@ -116,7 +116,7 @@ def noise(rng: np.random.Generator, shape: tuple[int, int], *, coarse: int, octa
     return np.asarray((total - low) / max(high - low, 1e-6), dtype=np.float32)
 
 
-def textured(rng: np.random.Generator, side: int, colour: Colour) -> Picture:
+def textured(rng: np.random.Generator, side: int, colour: ColourRgb) -> Picture:
     """Body paint: the colour, with stripes, checks, dots, noise or nothing, lit from above."""
     ys, xs = np.mgrid[0:side, 0:side].astype(np.float32) / np.float32(side)
     light = np.float32(0.3) * (np.float32(0.5) - (xs * np.float32(rng.uniform(-0.5, 1)) + ys) / np.float32(1.5))

@@ -16,13 +16,13 @@ from numpy import ndarray
 from PIL import Image
 from pydantic import Field
 
-from tag2box.data.coco import write_coco_truth
+from tag2box.annotations import Objects, Truth
 from tag2box.data.scene_art import Picture, Sprite, background, strew
-from tag2box.data.scene_things import THINGS, draw_thing
-from tag2box.data.tags import write_tags
+from tag2box.data.scene_objects import OBJECTS_DRAWN, draw_object
 from tag2box.errors import UserError
-from tag2box.files import read_json, replacing, write_json, write_text
-from tag2box.types import Objects, Truth
+from tag2box.formats.coco_boxes import write_coco_truth
+from tag2box.formats.csv_tags import write_tags
+from tag2box.io import read_json, replacing, write_json, write_text
 
 Split = Literal["train", "test"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -49,7 +49,7 @@ class Scenes:
     test: Annotated[int, Field(ge=0)] = 100
     width: Annotated[int, Field(ge=64)] = 224
     height: Annotated[int, Field(ge=64)] = 192
-    classes: tuple[str, ...] = THINGS
+    classes: tuple[str, ...] = OBJECTS_DRAWN
     most_classes: Annotated[int, Field(ge=1)] = 3
     """A photo shows one to this many classes."""
     most_instances: Annotated[int, Field(ge=1)] = 4
@@ -103,9 +103,11 @@ class Scenes:
         write_json(out / "scenes.json", self._card(is_complete=True))
 
     def _check(self) -> None:
-        unknown = [name for name in self.classes if name not in THINGS]
+        unknown = [name for name in self.classes if name not in OBJECTS_DRAWN]
         if unknown or not self.classes:
-            raise UserError(f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {', '.join(THINGS)}")
+            raise UserError(
+                f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {', '.join(OBJECTS_DRAWN)}"
+            )
         if self.smallest > self.largest:
             raise UserError(f"scenes: smallest: {self.smallest} is above largest ({self.largest}); swap them")
 
@@ -115,7 +117,7 @@ class Scenes:
         size = min(size, 0.55 * min(self.width, self.height))
         mean = stage.picture.mean((0, 1)).tolist()
         loud = bool(rng.random() < self.part)
-        sprite = draw_thing(rng, self.classes[label], size, loud=loud, behind=(mean[0], mean[1], mean[2]))
+        sprite = draw_object(rng, self.classes[label], size, loud=loud, behind=(mean[0], mean[1], mean[2]))
         place = stage.beside(rng, sprite, label) if is_touching else None
         place = place or stage.apart(rng, sprite, label)
         if place:

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tag2box.maths.boxes import areas
-from tag2box.types import Photo, TaggedPhotos, Truth
+from tag2box.annotations import Photo, TaggedPhotos, Truth
+from tag2box.ops.boxes import areas
 
 SIZE_EDGES = (0.01, 0.1)
 """Shares of the photo's area at which an object is no longer small, and is large."""
 
-CHUNK = 4096  # photos looked at together: memory does not grow with the dataset
+STATS_CHUNK = 4096  # photos looked at together: memory does not grow with the dataset
 
-Counts = tuple[int, ...]
+ClassCounts = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -32,10 +32,10 @@ class TagStats:
 
     classes: tuple[str, ...]
     photos: int
-    per_class: Counts  # photos tagged with each class
-    unsure: Counts  # photos that may show it or not
-    alone: Counts  # photos with this tag and no other
-    per_photo: Counts  # photos with 0, 1, 2, ... tags
+    per_class: ClassCounts  # photos tagged with each class
+    unsure: ClassCounts  # photos that may show it or not
+    alone: ClassCounts  # photos with this tag and no other
+    per_photo: ClassCounts  # photos with 0, 1, 2, ... tags
     together: Int[Tensor, "C C"]  # photos tagged with both; the diagonal repeats per_class
     untagged: tuple[str, ...]  # ids of the photos without any tag
 
@@ -61,7 +61,7 @@ class PhotoSizes:
     """The sizes the photos have, each once, and how many photos have it; the most frequent first."""
 
     sizes: tuple[tuple[int, int], ...]  # (width, height)
-    counts: Counts
+    counts: ClassCounts
 
     def shares(self, test: Callable[[int, int], bool]) -> float:
         """Share of the photos whose width and height pass a test; nan without photos."""
@@ -74,16 +74,16 @@ class ObjectStats:
     """Objects of a dataset, counted by class."""
 
     classes: tuple[str, ...]
-    objects: Counts
-    pairs: Counts  # photos with at least one object: what argmax labelling can find
-    difficult: Counts
-    crowds: Counts
+    objects: ClassCounts
+    pairs: ClassCounts  # photos with at least one object: what argmax labelling can find
+    difficult: ClassCounts
+    crowds: ClassCounts
     per_pair: Int[Tensor, "C most"]  # column k - 1: photos with exactly k objects of the class
     by_size: Int[Tensor, "C 3"]  # small, medium, large, as SIZE_EDGES says
     by_company: Int[Tensor, "C 3"]  # the only one of its class on the photo, apart from the others, touching one
 
     @property
-    def missed(self) -> Counts:
+    def missed(self) -> ClassCounts:
         """Objects of each class that one box per image-class pair leaves out."""
         return tuple(o - p for o, p in zip(self.objects, self.pairs, strict=True))
 
@@ -112,7 +112,7 @@ def count_tags(tagged: TaggedPhotos) -> TagStats:
     """Tags by class and by photo, and which classes come together."""
     classes = len(tagged.classes)
     together = torch.zeros(classes, classes, dtype=torch.long)
-    for rows in tagged.tags.split(CHUNK):
+    for rows in tagged.tags.split(STATS_CHUNK):
         shown = rows.double()  # sums of ones are exact
         together += (shown.T @ shown).long()
     numbers = tagged.tags.sum(1)
@@ -206,9 +206,9 @@ def _touch(a: Float[Tensor, "n 4"], b: Float[Tensor, "n 4"]) -> Bool[Tensor, " n
 
 def _crops(truth: Truth) -> Iterator[_Crop]:
     classes = len(truth.classes)
-    for start in range(0, len(truth), CHUNK):
-        objects = truth.objects[start : start + CHUNK]
-        sizes = torch.tensor(truth.sizes[start : start + CHUNK], dtype=torch.double)
+    for start in range(0, len(truth), STATS_CHUNK):
+        objects = truth.objects[start : start + STATS_CHUNK]
+        sizes = torch.tensor(truth.sizes[start : start + STATS_CHUNK], dtype=torch.double)
         labels, difficult, crowd = (
             torch.cat([getattr(o, k) for o in objects]) for k in ("labels", "difficult", "crowd")
         )

@@ -56,28 +56,28 @@ def resized(size: tuple[int, int], short: int, long_max: int | None) -> tuple[in
     return height, width
 
 
-def seen_size(view: View, size: tuple[int, int]) -> tuple[int, int]:
+def view_size(view: View, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width that a view shows a photo of ``size`` (height, width) in."""
     return size if view.short is None else resized(size, view.short, view.long_max)
 
 
-def place(view: View, boxes: Float[Tensor, "P 4"], size: tuple[int, int]) -> Float[Tensor, "P 4"]:
+def boxes_in_view(view: View, boxes: Float[Tensor, "P 4"], size: tuple[int, int]) -> Float[Tensor, "P 4"]:
     """Boxes of a photo of ``size`` (height, width), as a view shows them: scaled by the exact ratio of the sides."""
     height, width = size
-    seen = seen_size(view, size)
+    seen = view_size(view, size)
     scaled = boxes * boxes.new_tensor([seen[1] / width, seen[0] / height] * 2)
-    return mirror(scaled, seen[1]) if view.flip else scaled
+    return flip_boxes(scaled, seen[1]) if view.flip else scaled
 
 
-def mirror(boxes: Float[Tensor, "P 4"], width: float) -> Float[Tensor, "P 4"]:
+def flip_boxes(boxes: Float[Tensor, "P 4"], width: float) -> Float[Tensor, "P 4"]:
     """Boxes of the mirror image."""
     x1, y1, x2, y2 = boxes.unbind(1)
     return torch.stack([width - x2, y1, width - x1, y2], dim=1)
 
 
-def show(view: View, image: Float[Tensor, "ch H W"], size: tuple[int, int]) -> Float[Tensor, "ch h w"]:
+def render_view(view: View, image: Float[Tensor, "ch H W"], size: tuple[int, int]) -> Float[Tensor, "ch h w"]:
     """A photo of ``size`` (height, width) as a view shows it; ``image`` is the photo, or a copy of another size."""
-    seen = seen_size(view, size)
+    seen = view_size(view, size)
     if seen != tuple(image.shape[1:]):
         image = interpolate(image[None], seen, mode="bilinear", align_corners=False, antialias=True)[0]
     return image.flip(2) if view.flip else image

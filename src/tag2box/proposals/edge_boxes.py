@@ -16,7 +16,7 @@ from numpy import ndarray
 from pydantic import Field
 
 from tag2box.errors import UserError
-from tag2box.proposals.policy import Found, ProposalMethod
+from tag2box.proposals.base import FoundBoxes, ProposalMethod
 
 _FULL = 99.0  # percentile of the gradient that counts as the strongest edge of a photo
 _FAINT = 1.0  # gradient of a 32nd of a Lab unit a pixel: less is rounding, as in a photo of one colour
@@ -45,7 +45,7 @@ class EdgeBoxes(ProposalMethod):
         if self.model is not None:
             _try_model(self.model)
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> Found:
+    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """All boxes of a picture that enclose enough edges, with their scores."""
         edges, normals = self._edges(bgr)
         finder = Finder(alpha=self.alpha, beta=self.beta, most=self.max_boxes, min_side=min_side)
@@ -71,7 +71,7 @@ class Finder:
     most: int | None
     min_side: float
 
-    def __call__(self, edges: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> Found:
+    def __call__(self, edges: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> FoundBoxes:
         """Boxes of thin edges within 0 and 1, and of the direction across them within 0 and pi."""
         finder = cv2.ximgproc.createEdgeBoxes(
             alpha=self.alpha, beta=self.beta, maxBoxes=self.most or _MOST, minBoxArea=max(self.min_side**2, 1.0)
@@ -81,7 +81,7 @@ class Finder:
         corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
         strength = np.asarray(scores, np.float64).reshape(-1)[: len(found)]  # of no boxes the scores are None
         encloses = np.isfinite(strength) & (strength > 0)  # without edges, OpenCV divides zero by zero
-        return Found(corners[encloses], strength[encloses])
+        return FoundBoxes(corners[encloses], strength[encloses])
 
 
 def gradient(bgr: UInt8[ndarray, "h w 3"], smoothing: float) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:

@@ -74,7 +74,7 @@ class LocalPool:
         waiting = iter(files)
         first = list(islice(waiting, most * _FEW))
         workers = min(self.workers or min(most, 1 + len(first) // _FEW), len(first))
-        yield from spread(work, chain(first, waiting), workers=workers, lost=lost)
+        yield from run_in_pool(work, chain(first, waiting), workers=workers, lost=lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Worker(Generic[Item]):
     item: Item  # what it works on
 
 
-def spread(
+def run_in_pool(
     work: Callable[[Item], Result],
     items: Iterable[Item],
     *,

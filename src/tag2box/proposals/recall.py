@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tag2box.maths.boxes import areas, iou
-from tag2box.proposals.candidates import Candidates
-from tag2box.types import Objects, Truth
+from tag2box.annotations import Objects, Truth
+from tag2box.ops.boxes import areas, iou
+from tag2box.proposals.base import Candidates
 
 THRESHOLDS = (0.5, 0.7, 0.9)
 BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
@@ -30,11 +30,13 @@ class Recall:
     boxes_per_image: float
 
 
-def recall(boxes: Sequence[Float[Tensor, "_ 4"]], truth: Truth, thresholds: Sequence[float] = THRESHOLDS) -> Recall:
+def measure_recall(
+    boxes: Sequence[Float[Tensor, "_ 4"]], truth: Truth, thresholds: Sequence[float] = THRESHOLDS
+) -> Recall:
     """Recall of the plain (neither difficult nor crowd) objects of a truth by the boxes of each image, in its order."""
     best = [torch.zeros(0)]
     for candidates, objects in zip(boxes, truth.objects, strict=True):
-        wanted = objects.boxes[plain(objects)]
+        wanted = objects.boxes[plain_recall(objects)]
         overlap = iou(wanted, candidates.to(wanted.dtype))  # (G, P)
         best.append(overlap.amax(1) if len(candidates) else torch.zeros(len(wanted)))
     overlaps = torch.cat(best)
@@ -43,7 +45,7 @@ def recall(boxes: Sequence[Float[Tensor, "_ 4"]], truth: Truth, thresholds: Sequ
     return Recall(tuple(thresholds), shares, float(overlaps.mean()), len(overlaps), per_image)
 
 
-def plain(objects: Objects) -> Bool[Tensor, " B"]:
+def plain_recall(objects: Objects) -> Bool[Tensor, " B"]:
     """The objects that count: neither difficult nor a crowd."""
     return ~(objects.difficult | objects.crowd)
 
@@ -128,7 +130,7 @@ class ReachMeter:
 
     def add(self, candidates: Candidates, objects: Objects, size: tuple[int, int]) -> PhotoReach:
         """Count one photo of the given width and height."""
-        kept = plain(objects)
+        kept = plain_recall(objects)
         boxes = objects.boxes[kept].double()
         best = best_overlaps(candidates, boxes, self._budgets)  # (G, K)
         size_bin = torch.bucketize(areas(boxes) / (size[0] * size[1]), self._edges, right=True)
@@ -192,7 +194,7 @@ class Miss:
 
 def misses(candidates: Candidates, objects: Objects, threshold: float = 0.5) -> tuple[Miss, ...]:
     """The plain objects of a photo that no box overlaps by the threshold."""
-    rows = plain(objects).nonzero().flatten().tolist()
+    rows = plain_recall(objects).nonzero().flatten().tolist()
     if not len(candidates):
         return tuple(Miss(row, None, 0.0) for row in rows)
     overlap, best = iou(objects.boxes[rows].double(), candidates.boxes.double()).max(1)

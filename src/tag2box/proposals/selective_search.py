@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int, UInt8
 from numpy import ndarray
 from pydantic import Field
 
-from tag2box.proposals.policy import Found, ProposalMethod
+from tag2box.proposals.base import FoundBoxes, ProposalMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class SelectiveSearch(ProposalMethod):
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the order of the boxes, and so of what ``max_boxes`` keeps."""
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> Found:
+    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """All boxes of a picture, in no order to rely on."""
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
         search.setBaseImage(bgr)
@@ -34,7 +34,7 @@ class SelectiveSearch(ProposalMethod):
         found = np.asarray(search.process(), np.float64).reshape(-1, 4)
         # OpenCV gives (x, y, w, h) of whole pixels, so x + w is the exclusive right edge already.
         corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
-        return Found(corners, np.zeros(len(corners)))
+        return FoundBoxes(corners, np.zeros(len(corners)))
 
     def order(self, boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]) -> Int[ndarray, " n"]:
         """A shuffle by the seed.

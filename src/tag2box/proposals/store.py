@@ -1,13 +1,10 @@
-"""The proposal store of a dataset: the candidate boxes and scores of all photos in two mapped files, and an index.
-
-A store is written beside what is there and comes into being with its index: a reader finds the old store or the new,
-whole. Files of a store that replaces another have a number in their names, which the index says (its generation).
-"""
+"""Rows of numbers in an .npy file, mapped into memory and copied out a few at a time."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,19 +13,74 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from jaxtyping import Float32
+from numpy import ndarray
 from torch import Tensor
 
+from tag2box.annotations import Photo
 from tag2box.errors import UserError
-from tag2box.files import read_json, replacing, write_text
-from tag2box.lock import LOCK, locked
-from tag2box.proposals.candidates import Candidates
-from tag2box.proposals.policy import Source
-from tag2box.proposals.rows import Rows, write_header
-from tag2box.types import Photo
+from tag2box.io import LOCK, locked, read_json, replacing, write_text
+from tag2box.proposals.base import Candidates, PhotoSource
 
-FORMAT = 2
+# The kernel maps 64 kB around every page that is touched, so as much must be let go again.
+_AROUND = max(64 * 1024, mmap.ALLOCATIONGRANULARITY)
+_LET_GO: int | None = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and trims by itself
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """A float32 .npy file on disk. Reading from it does not make the process grow: read pages are let go at once."""
+
+    values: Float32[ndarray, "total ..."]  # a view of the mapping
+    mapping: mmap.mmap
+    start: int  # bytes of the header
+
+    @classmethod
+    def open(cls, path: Path, shape: tuple[int, ...]) -> MappedRows:
+        """Map a file that must hold float32 numbers of this shape."""
+        try:
+            with path.open("rb") as file:
+                found, dtype, start = _read_header(file)
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path}: not readable as proposals ({error}); make them anew") from None
+        if found != shape or dtype != np.dtype("<f4"):
+            raise UserError(f"{path}: {dtype} {found}, its index says float32 {shape}; make the proposals anew")
+        count = int(np.prod(shape))
+        if len(mapping) != start + 4 * count:
+            raise UserError(f"{path}: cut short or overlong ({len(mapping)} bytes); make the proposals anew")
+        values = np.frombuffer(mapping, np.dtype("<f4"), count, start).reshape(shape)
+        return cls(values, mapping, start)
+
+    def copy(self, first: int, last: int) -> Float32[ndarray, "n ..."]:
+        """Rows ``first`` to ``last`` (excluded), as the reader's own."""
+        rows = np.array(self.values[first:last], np.float32)
+        if _LET_GO is not None and rows.size:
+            width = self.values.strides[0]
+            begin = (self.start + first * width) // _AROUND * _AROUND
+            end = -(-(self.start + last * width) // _AROUND) * _AROUND
+            self.mapping.madvise(_LET_GO, begin, min(end, len(self.mapping)) - begin)
+        return rows
+
+
+def write_header(file: BinaryIO, shape: Sequence[int]) -> None:
+    """An .npy header. NumPy pads it so that it keeps its length as the first axis grows: it can be rewritten."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype, int]:
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("of an unknown version")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if is_fortran:
+        raise ValueError("in column order")
+    return shape, dtype, file.tell()
+
+
+STORE_FORMAT = 2
 INDEX = "index.json"
 _SLACK = 1.0  # pixels a box may reach over its photo: what rounding between resolutions does
 ROWS = re.compile(r"(boxes|scores)(-\d+)?\.npy")
@@ -36,7 +88,7 @@ _AGAIN = "remove the folder and make the proposals anew"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """A photo as a store knows it."""
 
     id: str
@@ -54,14 +106,14 @@ class ProposalStore:
     """Boxes of many photos by photo id, read from disk as they are asked for."""
 
     path: Path
-    source: Source
+    source: PhotoSource
     ranked: bool  # whether scores say anything
     sizes: Mapping[str, tuple[int, int]]  # width and height of each photo, by id
     spans: Mapping[str, tuple[int, int]]  # rows of each photo
     failed: Mapping[str, str]  # photos that could not be searched, and why
     generation: int
-    box_rows: Rows
-    score_rows: Rows
+    box_rows: MappedRows
+    score_rows: MappedRows
 
     @staticmethod
     def exists(path: Path) -> bool:
@@ -74,8 +126,8 @@ class ProposalStore:
         file = path / INDEX
         index = read_json(file, "the index of a proposal store")
         try:
-            if index["format"] != FORMAT:
-                raise UserError(f"{file}: a store of format {index['format']}, expected {FORMAT}; {_AGAIN}")
+            if index["format"] != STORE_FORMAT:
+                raise UserError(f"{file}: a store of format {index['format']}, expected {STORE_FORMAT}; {_AGAIN}")
             ids, ends = index["ids"], list(itertools.accumulate(map(_natural, index["counts"]), initial=0))
             sizes = zip(map(_natural, index["widths"]), map(_natural, index["heights"]), strict=True)
             store = cls(
@@ -86,8 +138,8 @@ class ProposalStore:
                 spans=dict(zip(ids, itertools.pairwise(ends), strict=True)),
                 failed={str(name): str(reason) for name, reason in index["failed"].items()},
                 generation=_natural(index["generation"]),
-                box_rows=Rows.open(path / file_name("boxes", index["generation"]), (ends[-1], 4)),
-                score_rows=Rows.open(path / file_name("scores", index["generation"]), (ends[-1],)),
+                box_rows=MappedRows.open(path / file_name("boxes", index["generation"]), (ends[-1], 4)),
+                score_rows=MappedRows.open(path / file_name("scores", index["generation"]), (ends[-1],)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{file}: not an index of proposals ({error!r}); {_AGAIN}") from None
@@ -144,21 +196,21 @@ def writing(path: Path) -> AbstractContextManager[None]:
     return locked(path / LOCK, "writes proposals")
 
 
-def write_store(path: Path, source: Source, photos: Sequence[Photo], candidates: Iterable[Candidates]) -> None:
+def write_store(path: Path, source: PhotoSource, photos: Sequence[Photo], candidates: Iterable[Candidates]) -> None:
     """Write a store: the candidates of each photo, in the photos' order.
 
     They are taken one by one, so that all need not fit memory. A store that is there is replaced when the new one is
     whole.
     """
-    entries = [Entry(photo.id, photo.width, photo.height) for photo in photos]
+    entries = [StoreEntry(photo.id, photo.width, photo.height) for photo in photos]
     with writing(path):
         write_entries(path, source, entries, candidates)
 
 
 def write_entries(
     path: Path,
-    source: Source,
-    entries: Sequence[Entry],
+    source: PhotoSource,
+    entries: Sequence[StoreEntry],
     candidates: Iterable[Candidates],
     *,
     failed: Mapping[str, str] | None = None,
@@ -177,7 +229,7 @@ def write_entries(
     ):
         counts, is_ranked = _write_rows(path, zip(entries, candidates, strict=True), box_stream, score_stream)
     index = {
-        "format": FORMAT,
+        "format": STORE_FORMAT,
         "source": dict(source),
         "ranked": is_ranked,
         "generation": generation,
@@ -200,7 +252,7 @@ def remove_older(path: Path, generation: int) -> None:
 
 
 def _write_rows(
-    path: Path, found: Iterable[tuple[Entry, Candidates]], boxes: BinaryIO, scores: BinaryIO
+    path: Path, found: Iterable[tuple[StoreEntry, Candidates]], boxes: BinaryIO, scores: BinaryIO
 ) -> tuple[list[int], bool]:
     """Write the numbers; gives how many each photo has, and whether any score says something."""
     counts, is_ranked = [], False

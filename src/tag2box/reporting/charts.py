@@ -1,17 +1,135 @@
-"""Charts as SVG text: lines over training, stacked bars, grouped bars. Pure functions, numbers in tooltips.
-
-Lines have a view box and grow with the page. Bars are laid out in per cent of the width, so that their words keep
-their size on a telephone.
-"""
+"""Figures as readers want them: short, aligned, and honest about what is unknown."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape as html_escape
 
-from tag2box.reporting.svg import escape, hint, nice_ticks, shorten, spread, tag
-from tag2box.reporting.text import known, number, percent
+UNKNOWN = "–"  # noqa: RUF001 - the dash printed where a figure is not known
+
+
+def known(value: float | None) -> bool:
+    """Whether there is a finite figure to show."""
+    return value is not None and math.isfinite(value)
+
+
+def percent(value: float | None) -> str:
+    """A fraction as per cent with one decimal, without the sign: 0.4132 -> 41.3."""
+    return f"{100 * value:.1f}" if value is not None and math.isfinite(value) else UNKNOWN
+
+
+def points(value: float | None, baseline: float | None) -> str:
+    """The difference of two fractions in percentage points, with its sign."""
+    if value is None or baseline is None or not (math.isfinite(value) and math.isfinite(baseline)):
+        return UNKNOWN
+    difference = round(100 * (value - baseline), 1)
+    return f"{difference:+.1f}".replace("-", "−") if difference else "±0.0"  # noqa: RUF001 - a true minus sign
+
+
+def format_number(value: float | None) -> str:
+    """A plain figure with three significant digits, thousands grouped."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}"
+
+
+def whole(value: float | None) -> str:
+    """A count, thousands grouped."""
+    return f"{value:,.0f}".replace(",", " ") if value is not None and math.isfinite(value) else UNKNOWN
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 42 s, 12 min 3 s, 5 h 07 min."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    total = round(seconds)
+    if total < 60:
+        return f"{seconds:.3g} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 photo, 2 photos, 3 classes."""
+    ending = "" if count == 1 else "es" if noun[-1] in "sx" else "s"
+    return f"{whole(count)} {noun}{ending}"
+
+
+def spoken(count: int) -> str:
+    """A count as a sentence begins with it: Two, Three, ... and figures from eleven on."""
+    words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+    return words[count] if count < len(words) else whole(count)
+
+
+def listed(words: tuple[str, ...], limit: int = 20) -> str:
+    """Words as a phrase: a, b and c; the tail of a long list is counted."""
+    if len(words) > limit:
+        return ", ".join(words[:limit]) + f" and {len(words) - limit} more"
+    *most, last = words or ("",)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-�\U00010000-\U0010ffff]")
+
+
+def escape(text: str) -> str:
+    """Text made safe inside SVG elements and attributes; characters XML has no place for are dropped."""
+    return html_escape(_NOT_XML.sub("", text), quote=True)
+
+
+def svg_tag(name: str, body: str = "", /, **attributes: str | float) -> str:
+    """An element; ``class_`` and ``stroke_width`` become ``class`` and ``stroke-width``. The body is markup already."""
+    pairs = "".join(f' {k.strip("_").replace("_", "-")}="{_attribute(v)}"' for k, v in attributes.items())
+    return f"<{name}{pairs}>{body}</{name}>"
+
+
+def hint(text: str) -> str:
+    """A tooltip."""
+    return svg_tag("title", escape(text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Text cut to ``limit`` characters, the last of them an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> tuple[float, ...]:
+    """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+    size = max(abs(low), abs(high))
+    if high - low < 1e-9 * max(size, 1.0):  # as good as one value: make room around it
+        room = 0.5 * size if size > 1e-6 else 0.5
+        low, high = low - room, high + room
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(round(k * step, 12) for k in range(first, last + 1))
+
+
+def spread_labels(wanted: Sequence[float], gap: float, *, low: float, high: float) -> tuple[float, ...]:
+    """Positions near the wanted ones, at least ``gap`` apart, in the same order from ``low`` to about ``high``."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = [0.0] * len(wanted)
+    at = low - gap
+    for i in order:
+        at = max(wanted[i], at + gap)
+        placed[i] = at
+    ceiling = high
+    for i in reversed(order):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    return tuple(placed)
+
+
+def _attribute(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+
 
 Points = tuple[tuple[float, float], ...]
 
@@ -53,13 +171,13 @@ def line_chart(
     body = axes(frame, x_ticks, y_ticks, x_label)
     if reference:
         y = frame.y(reference.value)
-        words = hint(f"{reference.name}: {number(reference.value)}")
-        rule = tag("line", words, x1=LEFT, x2=WIDTH - frame.right, y1=y, y2=y)
-        body += tag("g", rule, class_="reference")
+        words = hint(f"{reference.name}: {format_number(reference.value)}")
+        rule = svg_tag("line", words, x1=LEFT, x2=WIDTH - frame.right, y1=y, y2=y)
+        body += svg_tag("g", rule, class_="reference")
     for line in lines:
         body += curve(frame, line, x_label)
     body += end_names(frame, lines, reference)
-    return tag("svg", body, class_="chart", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
+    return svg_tag("svg", body, class_="chart", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +211,31 @@ def axes(frame: Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_lab
     right = WIDTH - frame.right
     for value in y_ticks:
         y = frame.y(value)
-        parts.append(tag("line", class_="axis" if value == y_ticks[0] else "grid", x1=LEFT, x2=right, y1=y, y2=y))
-        parts.append(tag("text", f"{value:g}", class_="tick", x=LEFT - 6, y=y + 3.5, text_anchor="end"))
+        parts.append(svg_tag("line", class_="axis" if value == y_ticks[0] else "grid", x1=LEFT, x2=right, y1=y, y2=y))
+        parts.append(svg_tag("text", f"{value:g}", class_="tick", x=LEFT - 6, y=y + 3.5, text_anchor="end"))
     for value in x_ticks:
         words = f"{value / 1000:g}k" if value >= 10000 else f"{value:g}"
-        parts.append(tag("text", words, class_="tick", x=frame.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle"))
+        parts.append(
+            svg_tag("text", words, class_="tick", x=frame.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+        )
     middle = (LEFT + right) / 2
-    parts.append(tag("text", escape(x_label), class_="tick", x=middle, y=HEIGHT - 4, text_anchor="middle"))
+    parts.append(svg_tag("text", escape(x_label), class_="tick", x=middle, y=HEIGHT - 4, text_anchor="middle"))
     if y_label:
-        parts.append(tag("text", escape(y_label), class_="tick", x=0, y=-2))
+        parts.append(svg_tag("text", escape(y_label), class_="tick", x=0, y=-2))
     return "".join(parts)
 
 
 def curve(frame: Frame, line: Line, x_label: str) -> str:
     """A line with tooltips on some of its points."""
-    body = tag("path", class_="raw", d=frame.path(line.raw)) if line.raw else ""
+    body = svg_tag("path", class_="raw", d=frame.path(line.raw)) if line.raw else ""
     if line.points:
-        body += tag("path", class_="line", d=frame.path(line.points))
+        body += svg_tag("path", class_="line", d=frame.path(line.points))
     stride = -(-len(line.points) // MAX_HINTS) or 1
     for x, y in (*line.points[::stride], *line.points[-1:]):
         dot = "dot end" if (x, y) == line.points[-1] else "dot"
-        words = f"{line.name}, {x_label} {x:g}: {number(y)}"
-        body += tag("circle", hint(words), class_=dot, cx=frame.x(x), cy=frame.y(y), r=2.6)
-    return tag("g", body, class_=line.css)
+        words = f"{line.name}, {x_label} {x:g}: {format_number(y)}"
+        body += svg_tag("circle", hint(words), class_=dot, cx=frame.x(x), cy=frame.y(y), r=2.6)
+    return svg_tag("g", body, class_=line.css)
 
 
 def room_for(names: Sequence[str]) -> float:
@@ -128,11 +248,13 @@ def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None =
     names = [(line.name, line.css, line.points[-1][1]) for line in lines if line.points]
     if reference:
         names.append((reference.name, "reference", reference.value))
-    heights = spread([frame.y(value) for _, _, value in names], 13, low=TOP, high=HEIGHT - BOTTOM)
+    heights = spread_labels([frame.y(value) for _, _, value in names], 13, low=TOP, high=HEIGHT - BOTTOM)
     return "".join(
-        tag("text", escape(shorten(name, LONGEST)) + tip, class_=f"name {css}", x=WIDTH - frame.right + AWAY, y=y + 3.5)
+        svg_tag(
+            "text", escape(shorten(name, LONGEST)) + tip, class_=f"name {css}", x=WIDTH - frame.right + AWAY, y=y + 3.5
+        )
         for (name, css, value), y in zip(names, heights, strict=True)
-        for tip in [hint(f"{name}: {number(value)}")]
+        for tip in [hint(f"{name}: {format_number(value)}")]
     )
 
 
@@ -153,23 +275,25 @@ def stacked_bars(stacks: Sequence[Stack], parts: Sequence[str], *, label: str) -
     body = ""
     for index, stack in enumerate(stacks):
         top = index * row
-        body += tag("text", escape(stack.name), class_="bar-name", x=0, y=top + 15)
+        body += svg_tag("text", escape(stack.name), class_="bar-name", x=0, y=top + 15)
         total = sum(stack.shares) or 1.0
         left = 0.0
         for part, share in zip(parts, stack.shares, strict=True):
             body += _segment(f"{stack.name}, {part}: {percent(share)} %", f"part-{part}", left, share / total, top + 22)
             left += share / total
-    return tag(
+    return svg_tag(
         "svg", body, class_="chart bars", width="100%", height=max(len(stacks), 1) * row, role="img", aria_label=label
     )
 
 
 def _segment(words: str, css: str, left: float, share: float, top: float) -> str:
-    bar = tag("rect", hint(words), x=f"{100 * left:.2f}%", y=top, width=f"{100 * share:.2f}%", height=30)
+    bar = svg_tag("rect", hint(words), x=f"{100 * left:.2f}%", y=top, width=f"{100 * share:.2f}%", height=30)
     if share < 0.08:  # too narrow for its number on a telephone
-        return tag("g", bar, class_=css)
-    figure = tag("text", f"{100 * share:.0f}", x=f"{100 * (left + share / 2):.2f}%", y=top + 20, text_anchor="middle")
-    return tag("g", bar + figure, class_=css)
+        return svg_tag("g", bar, class_=css)
+    figure = svg_tag(
+        "text", f"{100 * share:.0f}", x=f"{100 * (left + share / 2):.2f}%", y=top + 20, text_anchor="middle"
+    )
+    return svg_tag("g", bar + figure, class_=css)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +327,12 @@ def grouped_bars(
     for index, group in enumerate(groups):
         top = 4 + index * (height + THICK)
         name = escape(shorten(group.name, 14)) + hint(group.name)
-        body += tag("text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + height / 2 + 4, text_anchor="end")
+        body += svg_tag(
+            "text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + height / 2 + 4, text_anchor="end"
+        )
         body += _bars(group, keys, top, limit=limit, show=show)
     total = 4 + len(groups) * (height + THICK)
-    return tag("svg", body, class_="chart bars", width="100%", height=total, role="img", aria_label=label)
+    return svg_tag("svg", body, class_="chart bars", width="100%", height=total, role="img", aria_label=label)
 
 
 def _bars(group: Bars, keys: Sequence[Key], top: float, *, limit: float, show: Callable[[float | None], str]) -> str:
@@ -214,13 +340,13 @@ def _bars(group: Bars, keys: Sequence[Key], top: float, *, limit: float, show: C
     for index, (key, value) in enumerate(zip(keys, group.values, strict=True)):
         words, y, share = show(value), top + index * THICK, _room(value, limit)
         width, tip = f"{max(share, 0.3):.2f}%", hint(f"{group.name}, {key.name}: {words}")
-        bars += tag("rect", tip, class_=f"bar {key.css}", x=f"{GUTTER}%", y=y + 1, width=width, height=THICK - 2)
-        figures += tag("text", words, class_="bar-value", x=f"{GUTTER + share + 1:.2f}%", y=y + THICK - 2.5)
+        bars += svg_tag("rect", tip, class_=f"bar {key.css}", x=f"{GUTTER}%", y=y + 1, width=width, height=THICK - 2)
+        figures += svg_tag("text", words, class_="bar-value", x=f"{GUTTER + share + 1:.2f}%", y=y + THICK - 2.5)
     mark = ""
     if known(group.mark):
         at = f"{GUTTER + _room(group.mark, limit):.2f}%"
         words = hint(f"{group.name}, true number: {show(group.mark)}")
-        mark = tag("line", words, class_="mark", x1=at, x2=at, y1=top - 3, y2=top + THICK * len(keys) + 3)
+        mark = svg_tag("line", words, class_="mark", x1=at, x2=at, y1=top - 3, y2=top + THICK * len(keys) + 3)
     return bars + mark + figures
 
 

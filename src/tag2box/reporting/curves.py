@@ -8,10 +8,21 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from tag2box.reporting.charts import Bars, Key, Line, Points, Reference, Stack, grouped_bars, line_chart, stacked_bars
-from tag2box.reporting.data import Challenges, ClassScores, ProposalRecall, RunRecord
-from tag2box.reporting.text import known, number
-from tag2box.types import Truth
+from tag2box.annotations import Truth
+from tag2box.reporting.charts import (
+    Bars,
+    Key,
+    Line,
+    Points,
+    Reference,
+    Stack,
+    format_number,
+    grouped_bars,
+    known,
+    line_chart,
+    stacked_bars,
+)
+from tag2box.reporting.records import Challenges, ClassRecord, ProposalRecall, RunRecord
 
 LOSSES = {
     "total": "All terms together, weighted as in training",
@@ -22,7 +33,7 @@ LOSSES = {
     "spatial": "Do boxes around the best one look like it?",
     "attention": "Is the same seen in every look at a photo?",
 }
-CHALLENGES = tuple(field.name for field in fields(Challenges))
+CHALLENGE_KEYS = tuple(field.name for field in fields(Challenges))
 MAX_POINTS = 240  # per line: more than a chart has pixels for
 
 
@@ -148,10 +159,10 @@ def class_count_chart(runs: Sequence[NamedRun], truth: Truth | None) -> str:
     groups = [Bars(n, tuple(table.get(n) for table in last), true.get(n)) for n in names]
     top = max([v for g in groups for v in (*g.values, g.mark) if v is not None and math.isfinite(v)], default=1.0)
     label = "Pseudo boxes per class at the end of training"
-    return grouped_bars(groups, _keys(runs), label=label, limit=top or 1.0, show=number)
+    return grouped_bars(groups, _keys(runs), label=label, limit=top or 1.0, show=format_number)
 
 
-def class_chart(scores: Sequence[ClassScores | None], runs: Sequence[NamedRun], label: str) -> str:
+def class_chart(scores: Sequence[ClassRecord | None], runs: Sequence[NamedRun], label: str) -> str:
     """Bars of a per-class figure, the runs side by side; empty where no run has it."""
     names = tuple(dict.fromkeys(n for s in scores if s for n in s.per_class))
     if not names:
@@ -168,7 +179,7 @@ def challenge_chart(runs: Sequence[NamedRun]) -> str:
         if asked and known(asked.found):
             shares = (asked.found, asked.part, asked.grouped, asked.missed, asked.other)
             stacks.append(Stack(run.name, tuple(share or 0.0 for share in shares)))
-    return stacked_bars(stacks, CHALLENGES, label="What became of the objects of the test photos") if stacks else ""
+    return stacked_bars(stacks, CHALLENGE_KEYS, label="What became of the objects of the test photos") if stacks else ""
 
 
 def recall_chart(splits: Sequence[tuple[str, ProposalRecall]]) -> str:

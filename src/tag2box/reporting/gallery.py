@@ -1,28 +1,72 @@
-"""Photos with boxes over them. Pixels are embedded once a photo; boxes are page elements, sharp at any size."""
+"""Which detections of a photo are right, which wrong, and which objects are missed."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import colorsys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from PIL import Image
+from jaxtyping import Bool, Float, UInt8
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from tag2box.data.photos import photo_size, read_photo
+from tag2box.annotations import Detections, Objects, Truth
+from tag2box.data.images import photo_size, read_photo
 from tag2box.errors import UserError
-from tag2box.reporting.data import GalleryPhoto
-from tag2box.reporting.matching import match
-from tag2box.reporting.text import plural
-from tag2box.types import Detections, Objects
+from tag2box.ops.boxes import areas, intersections, iou
+from tag2box.reporting.charts import plural
+from tag2box.reporting.curves import NamedRun
+from tag2box.reporting.records import Gallery, GalleryPhoto, ReportInputs
+
+
+@dataclass(frozen=True, slots=True)
+class BoxMatching:
+    """The verdict on one photo. A detection that is neither right nor ignored is wrong."""
+
+    right: Bool[Tensor, " B"]  # detections
+    ignored: Bool[Tensor, " B"]  # detections of difficult objects or inside crowds
+    missed: Bool[Tensor, " G"]  # objects
+
+    @property
+    def wrong(self) -> Bool[Tensor, " B"]:
+        """Detections of nothing, of a part, of a group, or of an object already found."""
+        return ~(self.right | self.ignored)
+
+
+def match_boxes(found: Detections, objects: Objects, *, min_iou: float = 0.5) -> BoxMatching:
+    """Judge detections, best score first: right where IoU >= ``min_iou`` with an unmatched object of the same class.
+
+    Of several such objects the one with the largest IoU is taken. Difficult objects and crowds neither reward nor
+    punish: a detection that only meets one of those is ignored, and they are never missed.
+    """
+    counts = ~(objects.difficult | objects.crowd)  # (G,)
+    same = found.labels[:, None] == objects.labels[None, :]  # (B, G)
+    overlap = iou(found.boxes, objects.boxes) * same
+    free = counts.clone()
+    right = torch.zeros(len(found), dtype=torch.bool)
+    for row in torch.argsort(found.scores, descending=True, stable=True).tolist():
+        candidates = torch.where(free, overlap[row], torch.zeros_like(overlap[row]))
+        if len(candidates) and float(candidates.max()) >= min_iou:
+            right[row] = True
+            free[int(candidates.argmax())] = False
+    excused = torch.where(objects.crowd, _share_inside(found.boxes, objects.boxes) * same, overlap)
+    ignored = ((excused >= min_iou) & ~counts).any(dim=1) & ~right
+    return BoxMatching(right, ignored, free)
+
+
+def _share_inside(boxes: Float[Tensor, "B 4"], regions: Float[Tensor, "G 4"]) -> Float[Tensor, "B G"]:
+    """The share of each box's area that lies inside each region: how COCO compares with crowds."""
+    return intersections(boxes, regions) / areas(boxes).clamp(min=1e-6)[:, None]
+
 
 THUMBNAIL = 480  # longest side of an embedded photo: enough for a sharp 320-pixel tile and a useful enlargement
-QUALITY = 80
+JPEG_QUALITY = 80
 
 Item = TypeVar("Item")
 
@@ -67,7 +111,7 @@ class Album:
             return None
         photo.thumbnail((self._longest, self._longest), reducing_gap=2.0)
         buffer = BytesIO()
-        photo.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+        photo.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
         css = f"photo-{len(self._rules)}"
         data = base64.b64encode(buffer.getvalue()).decode("ascii")
         self._rules.append(
@@ -144,7 +188,7 @@ def detection_tile(
     boxes: list[DrawnBox] = []
     caption = plural(len(kept), "detection")
     if objects is not None:
-        verdict = match(kept, objects)
+        verdict = match_boxes(kept, objects)
         kinds = [
             "right" if right else "ignored" if ignored else "wrong"
             for right, ignored in zip(verdict.right.tolist(), verdict.ignored.tolist(), strict=True)
@@ -174,3 +218,107 @@ def pseudo_tile(
         boxes.append(draw_box(shot, corners, kind="pseudo", name=class_name(classes, label), score=score))
     caption = f"iteration {iteration} · {plural(len(taught.boxes), 'box')}"
     return Tile(shot, tuple(boxes), caption, f"Photo {taught.id}, {caption} of pseudo ground truth")
+
+
+TEST_PHOTOS, PSEUDO_PHOTOS, MOMENTS = 12, 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonColumn:
+    """One run's tiles of one photo."""
+
+    name: str
+    css: str
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One photo, run beside run."""
+
+    photo: str
+    columns: tuple[ComparisonColumn, ...]
+
+
+def list_test_photos(runs: Sequence[NamedRun], truth: Truth | None) -> tuple[str, ...]:
+    """The test photos in order: the truth's, else the order in which the runs wrote their detections."""
+    if truth is not None:
+        return truth.ids
+    return tuple(dict.fromkeys(photo for run in runs for photo in run.record.test_detections or {}))
+
+
+def compare_detections(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
+    """Every run's detections on photos evenly spaced through the test list."""
+    shown = [run for run in runs if run.record.test_detections is not None]
+    ids = [photo for photo in list_test_photos(runs, inputs.test_truth) if photo in inputs.test_photos]
+    objects = _objects(inputs.test_truth)
+    out = []
+    for photo in evenly_spaced(ids, TEST_PHOTOS) if shown else ():
+        shot = album.add(inputs.test_photos[photo])
+        if shot is not None:
+            columns = (_detections(run, shot, photo, objects.get(photo), inputs=inputs) for run in shown)
+            out.append(Comparison(photo, tuple(columns)))
+    return tuple(out)
+
+
+def _detections(
+    run: NamedRun, shot: Shot, photo: str, objects: Objects | None, *, inputs: ReportInputs
+) -> ComparisonColumn:
+    found = (run.record.test_detections or {}).get(photo, Detections.empty())
+    classes = inputs.test_truth.classes if inputs.test_truth else run.record.start.classes
+    tile = detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=inputs.draw_score)
+    return ComparisonColumn(run.name, run.css, (tile,))
+
+
+def compare_pseudo(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
+    """The pseudo ground truth of every run on the same training photos, at up to four moments."""
+    shown = [(run, evenly_spaced(run.record.galleries, MOMENTS)) for run in runs if run.record.galleries]
+    ids = dict.fromkeys(photo.id for _, moments in shown for moment in moments for photo in moment.photos)
+    objects = _objects(inputs.train_truth)
+    out = []
+    for photo in evenly_spaced([i for i in ids if i in inputs.train_photos], PSEUDO_PHOTOS):
+        shot = album.add(inputs.train_photos[photo])
+        if shot is not None:
+            columns = (_pseudo(run, shot, photo, moments, objects=objects.get(photo)) for run, moments in shown)
+            out.append(Comparison(photo, tuple(columns)))
+    return tuple(out)
+
+
+def _pseudo(
+    run: NamedRun, shot: Shot, photo: str, moments: Sequence[Gallery], *, objects: Objects | None
+) -> ComparisonColumn:
+    true_boxes = None if objects is None else objects.boxes
+    classes = run.record.start.classes
+    tiles = [
+        pseudo_tile(shot, taught, true_boxes, classes=classes, iteration=moment.iteration)
+        for moment in moments
+        for taught in moment.photos
+        if taught.id == photo
+    ]
+    return ComparisonColumn(run.name, run.css, tuple(tiles))
+
+
+def _objects(truth: Truth | None) -> Mapping[str, Objects]:
+    return dict(zip(truth.ids, truth.objects, strict=True)) if truth else {}
+
+
+def draw_detections(image: UInt8[Tensor, "3 H W"], found: Detections, classes: Sequence[str]) -> Image.Image:
+    """The photo with every detection as a coloured box, labelled with its class and score."""
+    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    pen = ImageDraw.Draw(picture)
+    size = max(11, round(min(picture.size) / 36))
+    font = ImageFont.load_default(size)
+    for box, score, label in zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True):
+        colour = _colour(label, len(classes))
+        pen.rectangle(box, outline=colour, width=max(2, size // 6))
+        text = f"{classes[label]} {score:.2f}"
+        left, top, right, bottom = pen.textbbox((box[0], box[1]), text, font=font)
+        shift = min(0, picture.width - right), max(-(bottom - top) - 4, -top)  # above the box where there is room
+        pen.rectangle((left + shift[0], top + shift[1], right + shift[0] + 3, bottom + shift[1] + 3), fill=colour)
+        pen.text((box[0] + shift[0] + 1, box[1] + shift[1] + 1), text, fill="white", font=font)
+    return picture
+
+
+def _colour(label: int, count: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(label / max(count, 1), 0.85, 0.72)
+    return round(red * 255), round(green * 255), round(blue * 255)

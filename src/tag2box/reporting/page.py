@@ -9,14 +9,21 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tag2box.errors import UserError
-from tag2box.files import write_text
+from tag2box.io import write_text
 from tag2box.reporting import curves, tables
-from tag2box.reporting.comparisons import Comparison, compare_detections, compare_pseudo, list_test_photos
+from tag2box.reporting.charts import known, listed, plural, points, spoken
 from tag2box.reporting.curves import Chart, NamedRun
-from tag2box.reporting.data import ReportInputs, RunRecord
-from tag2box.reporting.gallery import Album, Tile, evenly_spaced
+from tag2box.reporting.gallery import (
+    Album,
+    Comparison,
+    Tile,
+    compare_detections,
+    compare_pseudo,
+    evenly_spaced,
+    list_test_photos,
+)
+from tag2box.reporting.records import ReportInputs, RunRecord
 from tag2box.reporting.sections import fill
-from tag2box.reporting.text import known, listed, plural, points, spoken
 
 STRIP_PHOTOS = 6
 OTHER_COLOURS = 5  # classes run-1 .. run-5 of the style sheet; the last run is always run-0
@@ -70,7 +77,7 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReachSection:
     """What the proposals made possible."""
 
     splits: tuple[str, ...]
@@ -87,7 +94,7 @@ class Page:
     pictures: Pictures
     results: Results
     training: Training
-    reach: Reach
+    reach: ReachSection
     about: tuple[tables.Table, ...]
     commands: tuple[str, ...]
 
@@ -115,7 +122,9 @@ def build_page(inputs: ReportInputs) -> Page:
         pictures=_pictures(runs, inputs),
         results=_results(runs),
         training=_training(runs, inputs),
-        reach=Reach(tuple(n for n, _ in splits), Markup(curves.recall_chart(splits)), tables.recall_table(splits)),
+        reach=ReachSection(
+            tuple(n for n, _ in splits), Markup(curves.recall_chart(splits)), tables.recall_table(splits)
+        ),
         about=tuple(table for table in about if table),
         commands=tuple(inputs.commands),
     )

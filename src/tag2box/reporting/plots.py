@@ -6,27 +6,44 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tag2box.reporting.charts import BOTTOM, GUTTER, HEIGHT, WIDTH, Frame, Key, Line, axes, curve, end_names, room_for
-from tag2box.reporting.svg import escape, hint, nice_ticks, shorten, tag
-from tag2box.reporting.text import percent, whole
+from tag2box.reporting.charts import (
+    BOTTOM,
+    GUTTER,
+    HEIGHT,
+    WIDTH,
+    Frame,
+    Key,
+    Line,
+    axes,
+    curve,
+    end_names,
+    escape,
+    hint,
+    nice_ticks,
+    percent,
+    room_for,
+    shorten,
+    svg_tag,
+    whole,
+)
 
 ABOVE = 14.0  # room over the plot for the name of the upright axis
-ROW, THICK = 20.0, 14.0  # a row of shares, and the bar in it
-ROOM = 61.0  # per cent of the width that full shares take; their figure stands behind
+ROW, PLOT_THICK = 20.0, 14.0  # a row of shares, and the bar in it
+PLOT_ROOM = 61.0  # per cent of the width that full shares take; their figure stands behind
 MAX_BUBBLES, CROWD = 400, 150  # bubbles from which they are gathered, and drawn small
-CELLS = 56  # along each axis, where bubbles must be gathered
-NUMBERED, NAMED = 14, 40  # classes up to which a matrix has its numbers in it, and tooltips
+MATRIX_CELLS = 56  # along each axis, where bubbles must be gathered
+NUMBERED, MATRIX_NAMED = 14, 40  # classes up to which a matrix has its numbers in it, and tooltips
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PlotColumn:
     """One upright bar: its name under it, its value over it."""
 
     name: str
     value: float
 
 
-def columns(bars: Sequence[Column], *, label: str, x_label: str, y_label: str) -> str:
+def columns(bars: Sequence[PlotColumn], *, label: str, x_label: str, y_label: str) -> str:
     """Upright bars, as of a histogram, over counts."""
     ticks = nice_ticks(0, max([b.value for b in bars], default=1.0) or 1.0)
     frame = Frame(0.0, max(len(bars), 1), 0.0, ticks[-1], right=8.0)
@@ -35,11 +52,11 @@ def columns(bars: Sequence[Column], *, label: str, x_label: str, y_label: str) -
     for index, bar in enumerate(bars):
         left, right, top = frame.x(index + gap), frame.x(index + 1 - gap), frame.y(bar.value)
         tip = hint(f"{bar.name}: {whole(bar.value)}")
-        body += tag("rect", tip, class_="bar", x=left, y=top, width=right - left, height=max(frame.y(0) - top, 0.0))
+        body += svg_tag("rect", tip, class_="bar", x=left, y=top, width=right - left, height=max(frame.y(0) - top, 0.0))
         middle = (left + right) / 2
-        body += tag("text", escape(bar.name), class_="tick", x=middle, y=HEIGHT - BOTTOM + 14, text_anchor="middle")
-        body += tag("text", short(bar.value), class_="bar-value", x=middle, y=top - 3, text_anchor="middle")
-    return _plot(tag("g", body, class_="run-0"), label)
+        body += svg_tag("text", escape(bar.name), class_="tick", x=middle, y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+        body += svg_tag("text", short(bar.value), class_="bar-value", x=middle, y=top - 3, text_anchor="middle")
+    return _plot(svg_tag("g", body, class_="run-0"), label)
 
 
 def short(value: float) -> str:
@@ -59,7 +76,7 @@ def budget_chart(lines: Sequence[Line], *, label: str, x_label: str, y_label: st
 
 def _plot(body: str, label: str) -> str:
     box = f"0 {-ABOVE:g} {WIDTH:g} {HEIGHT + ABOVE:g}"
-    return tag("svg", body, class_="chart", viewBox=box, role="img", aria_label=label)
+    return svg_tag("svg", body, class_="chart", viewBox=box, role="img", aria_label=label)
 
 
 # ---------------------------------------------------------------- shares of each class
@@ -80,21 +97,31 @@ def share_bars(rows: Sequence[Shares], keys: Sequence[Key], *, label: str) -> st
     for index, row in enumerate(rows):
         top = index * ROW
         name = escape(shorten(row.name, 14)) + hint(row.name)
-        body += tag("text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + THICK - 3, text_anchor="end")
+        body += svg_tag(
+            "text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + PLOT_THICK - 3, text_anchor="end"
+        )
         body += _share_row(row, keys, top)
-        body += tag("text", escape(row.figure), class_="bar-value", x=f"{GUTTER + ROOM + 1.2}%", y=top + THICK - 3)
+        body += svg_tag(
+            "text", escape(row.figure), class_="bar-value", x=f"{GUTTER + PLOT_ROOM + 1.2}%", y=top + PLOT_THICK - 3
+        )
     height = max(len(rows), 1) * ROW
-    return tag("svg", body, class_="chart bars", width="100%", height=height, role="img", aria_label=label)
+    return svg_tag("svg", body, class_="chart bars", width="100%", height=height, role="img", aria_label=label)
 
 
 def _share_row(row: Shares, keys: Sequence[Key], top: float) -> str:
     total, left, body = sum(row.counts), GUTTER, ""
     for key, count in zip(keys, row.counts, strict=True):
         if count:
-            width = ROOM * count / total
+            width = PLOT_ROOM * count / total
             tip = hint(f"{row.name}, {key.name}: {whole(count)} ({percent(count / total)} %)")
-            body += tag(
-                "rect", tip, class_=f"share {key.css}", x=f"{left:.3f}%", y=top, width=f"{width:.3f}%", height=THICK
+            body += svg_tag(
+                "rect",
+                tip,
+                class_=f"share {key.css}",
+                x=f"{left:.3f}%",
+                y=top,
+                width=f"{width:.3f}%",
+                height=PLOT_THICK,
             )
             left += width
     return body
@@ -112,11 +139,11 @@ class Bubble:
     count: int
 
 
-def gather(bubbles: Sequence[Bubble], limit: int = MAX_BUBBLES) -> tuple[Bubble, ...]:
+def gather_bubbles(bubbles: Sequence[Bubble], limit: int = MAX_BUBBLES) -> tuple[Bubble, ...]:
     """At most about ``limit`` bubbles: where there are more, those of one cell of a grid become one at their mean."""
     if len(bubbles) <= limit:
         return tuple(bubbles)
-    step = max(max(b.x, b.y) for b in bubbles) / CELLS
+    step = max(max(b.x, b.y) for b in bubbles) / MATRIX_CELLS
     cells: dict[tuple[int, int], list[Bubble]] = {}
     for b in bubbles:
         cells.setdefault((int(b.x / step), int(b.y / step)), []).append(b)
@@ -139,16 +166,16 @@ def bubble_chart(bubbles: Sequence[Bubble], *, label: str, x_label: str, y_label
     frame = Frame(0.0, ticks[0][-1], 0.0, ticks[1][-1], right=14.0)
     body = axes(frame, ticks[0], ticks[1], x_label, y_label)
     end = min(frame.x_high, frame.y_high)
-    diagonal = tag("line", hint("square"), x1=frame.x(0), y1=frame.y(0), x2=frame.x(end), y2=frame.y(end))
-    body += tag("g", diagonal, class_="reference")
+    diagonal = svg_tag("line", hint("square"), x1=frame.x(0), y1=frame.y(0), x2=frame.x(end), y2=frame.y(end))
+    body += svg_tag("g", diagonal, class_="reference")
     most = max((b.count for b in bubbles), default=1)
     reach = 9.0 if len(bubbles) <= CROWD else 3.5  # of the largest
     for b in sorted(bubbles, key=lambda b: -b.count):  # small ones on top, to be reached by the pointer
         tip = hint(f"{b.x:.0f} x {b.y:.0f}: {whole(b.count)}")
-        body += tag(
+        body += svg_tag(
             "circle", tip, class_="bubble", cx=frame.x(b.x), cy=frame.y(b.y), r=1.5 + reach * (b.count / most) ** 0.5
         )
-    return _plot(tag("g", body, class_="run-0"), label)
+    return _plot(svg_tag("g", body, class_="run-0"), label)
 
 
 # ---------------------------------------------------------------- what comes with what
@@ -159,21 +186,23 @@ def matrix(
 ) -> str:
     """A square of shares, dark where they are near one; the diagonal has a colour of its own."""
     count = len(names)
-    cell = 30.0 if count <= NUMBERED else 17.0 if count <= NAMED else 9.5
+    cell = 30.0 if count <= NUMBERED else 17.0 if count <= MATRIX_NAMED else 9.5
     font = {30.0: 11.0, 17.0: 10.5, 9.5: 7.0}[cell]
     side, head = 7.2 * font, 5.6 * font
     body = ""
     for i, name in enumerate(names):
         words, at = escape(shorten(name, 14)), (i + 0.5) * cell
         style = f"font-size:{font:g}px"
-        body += tag("text", words, style=style, class_="cell-name", x=side - 5, y=head + at + 3.5, text_anchor="end")
+        body += svg_tag(
+            "text", words, style=style, class_="cell-name", x=side - 5, y=head + at + 3.5, text_anchor="end"
+        )
         turn = f"translate({side + at + 3:.1f} {head - 5:.1f}) rotate(-50)"
-        body += tag("text", words, style=style, class_="cell-name", transform=turn)
+        body += svg_tag("text", words, style=style, class_="cell-name", transform=turn)
         body += _matrix_row(i, values[i], side=side, top=head + i * cell, cell=cell, tip=tip)
     width, height = side + count * cell + 5.0 * font, head + count * cell + 4
     size = f"max-width:{1.0 * width:.0f}px"
     box = f"0 0 {width:.1f} {height:.1f}"
-    return tag("svg", body, class_="chart matrix", viewBox=box, style=size, role="img", aria_label=label)
+    return svg_tag("svg", body, class_="chart matrix", viewBox=box, style=size, role="img", aria_label=label)
 
 
 def _matrix_row(
@@ -182,14 +211,16 @@ def _matrix_row(
     body, count = "", len(values)
     for column, value in enumerate(values):
         left = side + column * cell
-        words = hint(tip(row, column)) if count <= NAMED else ""
+        words = hint(tip(row, column)) if count <= MATRIX_NAMED else ""
         css = "heat alone" if row == column else "heat"
         shade = 0.06 + 0.94 * value**0.7 if value else 0.0
-        if value or count <= NAMED:
-            body += tag("rect", words, class_=css, fill_opacity=shade, x=left, y=top, width=cell - 1, height=cell - 1)
+        if value or count <= MATRIX_NAMED:
+            body += svg_tag(
+                "rect", words, class_=css, fill_opacity=shade, x=left, y=top, width=cell - 1, height=cell - 1
+            )
         if value and count <= NUMBERED:
             middle, css = left + (cell - 1) / 2, "cell over" if shade > 0.55 else "cell"
-            body += tag(
+            body += svg_tag(
                 "text", f"{100 * value:.0f}", class_=css, x=middle, y=top + cell / 2 + 3.5, text_anchor="middle"
             )
     return body

@@ -9,27 +9,26 @@ from pathlib import Path
 import torch
 from markupsafe import Markup
 
+from tag2box.annotations import Objects, Photo
 from tag2box.data.stats import SIZE_EDGES
 from tag2box.proposals.recall import Miss, Reach
-from tag2box.reporting.charts import Bars, Key, Line, grouped_bars
+from tag2box.reporting.charts import Bars, Key, Line, format_number, grouped_bars, listed, percent, plural, whole
 from tag2box.reporting.gallery import Album, Shot, Tile, class_name, draw_box
 from tag2box.reporting.plots import budget_chart
 from tag2box.reporting.sections import Fact, Figure, Leaf, Section, Shelf, write_leaf
-from tag2box.reporting.tables import Row, Table
-from tag2box.reporting.text import listed, number, percent, plural, whole
-from tag2box.types import Objects, Photo
+from tag2box.reporting.tables import Table, TableRow
 
-COLOURS = 6  # classes run-0 .. run-5 of the style sheet
+RECALL_COLOURS = 6  # classes run-0 .. run-5 of the style sheet
 COMPARED = 100  # boxes a photo at which sources are compared, where they have more
 BY_SIZE = 2  # thresholds that are drawn by size, the lowest first
-NAMED = 12  # missing photos that are named
+LISTED = 12  # missing photos that are named
 IN_A_ROW = 3  # photos of a single source
 LABELLED = 3  # missed objects of a photo up to which they have labels
 SIZES = (f"small: below {100 * SIZE_EDGES[0]:g} %", "medium", f"large: {100 * SIZE_EDGES[1]:g} % or more")
 
 
 @dataclass(frozen=True, slots=True)
-class BoxSource:
+class RecallSource:
     """One source of boxes: its name on the page, where it came from in words, what it reaches, photos it lacks."""
 
     name: str
@@ -61,12 +60,12 @@ class RecallInputs:
 
     title: str
     classes: tuple[str, ...]
-    sources: tuple[BoxSource, ...]
+    sources: tuple[RecallSource, ...]
     worst: tuple[WorstPhoto, ...] = ()
 
     def keys(self) -> tuple[Key, ...]:
         """The sources' names with their colours."""
-        return tuple(Key(source.name, f"run-{i % COLOURS}") for i, source in enumerate(self.sources))
+        return tuple(Key(source.name, f"run-{i % RECALL_COLOURS}") for i, source in enumerate(self.sources))
 
 
 def write_recall_page(inputs: RecallInputs, out: Path) -> None:
@@ -106,7 +105,7 @@ def _facts(inputs: RecallInputs) -> tuple[Fact, ...]:
         Fact(f"Recall at IoU {t:g}", percent(share), "%", f"{whose}all boxes")
         for t, share in zip(best.reach.thresholds, recall, strict=True)
     ]
-    per_photo = number(float(best.reach.boxes_per_photo()[-1]))
+    per_photo = format_number(float(best.reach.boxes_per_photo()[-1]))
     return (
         *facts,
         Fact("Mean best overlap", percent(overlap), "%", f"{whose}all boxes"),
@@ -210,7 +209,7 @@ def _class_section(inputs: RecallInputs) -> Section:
     rows = []
     for c, name in enumerate(inputs.classes):
         cells = [percent(float(table[row, c])) for row in range(len(measures)) for table in by_class]
-        rows.append(Row(name, (whole(int(reaches[0].objects[c].sum())), *cells)))
+        rows.append(TableRow(name, (whole(int(reaches[0].objects[c].sum())), *cells)))
     table = Table("Each class, in per cent, with all boxes", ("objects", *heads), tuple(rows))
     return Section("classes", "Class by class", _class_words(inputs), tables=(table,))
 
@@ -229,11 +228,11 @@ def _source_section(inputs: RecallInputs) -> Section:
     rows = []
     for source in inputs.sources:
         order = "by score" if source.reach.ranked else "as stored"
-        per_photo = number(float(source.reach.boxes_per_photo()[-1]))
-        rows.append(Row(source.name, (per_photo, whole(source.reach.most), order, source.origin)))
+        per_photo = format_number(float(source.reach.boxes_per_photo()[-1]))
+        rows.append(TableRow(source.name, (per_photo, whole(source.reach.most), order, source.origin)))
     table = Table("Where the boxes come from", ("boxes a photo", "most", "order", "made by"), tuple(rows))
     warnings = tuple(
-        f"{source.name} has no boxes for {plural(len(source.missing), 'photo')}: {listed(source.missing, NAMED)}. "
+        f"{source.name} has no boxes for {plural(len(source.missing), 'photo')}: {listed(source.missing, LISTED)}. "
         "All sources were measured without these."
         for source in inputs.sources
         if source.missing

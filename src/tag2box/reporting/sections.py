@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tag2box.files import write_text
+from tag2box.io import write_text
 from tag2box.reporting.charts import Key
 from tag2box.reporting.gallery import Tile
 from tag2box.reporting.tables import Table

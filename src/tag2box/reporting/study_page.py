@@ -9,10 +9,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from tag2box.reporting.charts import UNKNOWN, plural
 from tag2box.reporting.gallery import Album
 from tag2box.reporting.sections import Fact, Leaf, Section, write_leaf
-from tag2box.reporting.tables import Row, Table
-from tag2box.reporting.text import UNKNOWN, plural
+from tag2box.reporting.tables import Table, TableRow
 
 STYLE = (
     ".shelf{--tall:300px}.tiles{gap:14px}td small{display:block;color:var(--soft);font-size:11.5px}"
@@ -142,7 +142,7 @@ def table_section(
 def _main_table(table: StudyTable) -> Table:
     order = _order(table)
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
-    rows = tuple(Row(row.name, (*(_cell(row, *place) for place in order), _links(row))) for row in table.run())
+    rows = tuple(TableRow(row.name, (*(_cell(row, *place) for place in order), _links(row))) for row in table.run())
     return Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
 
 
@@ -183,7 +183,7 @@ def _difference_table(table: StudyTable) -> list[Table]:
         differences = {seed: own[seed] - first[seed] for seed in first if seed in own}
         cells = [f"{differences[seed]:+.1f}" if seed in differences else UNKNOWN for seed in first]
         mean = SeedFigures(differences).mean
-        out.append(Row(row.name, (*cells, UNKNOWN if mean is None else f"{mean:+.1f}")))
+        out.append(TableRow(row.name, (*cells, UNKNOWN if mean is None else f"{mean:+.1f}")))
     others = tuple(row for row in out if row.name != base.name)
     return [Table(f"{table.columns[0]} above {base.name}, on the same photos", heads, others)]
 
@@ -191,7 +191,7 @@ def _difference_table(table: StudyTable) -> list[Table]:
 def _absent_table(table: StudyTable) -> list[Table]:
     """Rows that were not run here, with the paper's figures; those it has none of are left to the notes."""
     rows = [row for row in table.rows if not row.runs and any(value is not None for value in row.paper)]
-    shown = tuple(Row(row.name, tuple(_reported(value) for value in row.paper)) for row in rows)
+    shown = tuple(TableRow(row.name, tuple(_reported(value) for value in row.paper)) for row in rows)
     return [Table("Reported in the paper, not run here", table.paper, shown)] if shown else []
 
 
@@ -207,7 +207,7 @@ def _reasons(table: StudyTable) -> tuple[str, ...]:
 def settings_table(table: StudyTable | None) -> list[Table]:
     """What each row that was run changes, as ``--set`` takes it."""
     rows = () if table is None else table.run()
-    shown = tuple(Row(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings)
+    shown = tuple(TableRow(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings)
     return [Table("What each row changes", ("settings",), shown)] if shown else []
 
 

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tag2box.reporting.charts import UNKNOWN, duration, format_number, known, percent, points, whole
 from tag2box.reporting.curves import NamedRun
-from tag2box.reporting.data import ClassScores, Metrics, ProposalRecall, RunRecord
-from tag2box.reporting.text import UNKNOWN, duration, known, number, percent, points, whole
+from tag2box.reporting.records import ClassRecord, Metrics, ProposalRecall, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row: its name and a cell a column."""
 
     name: str
@@ -25,7 +25,7 @@ class Table:
 
     caption: str
     heads: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Headline:
 
 def headlines(runs: Sequence[NamedRun]) -> tuple[Headline, ...]:
     """mAP50 on the test photos and CorLoc on the training photos, each with its difference from the first run."""
-    measures: tuple[tuple[str, str, list[ClassScores | None]], ...] = (
+    measures: tuple[tuple[str, str, list[ClassRecord | None]], ...] = (
         ("mAP50", "test photos: are the boxes right, and ranked right?", [r.record.metrics.ap for r in runs]),
         ("CorLoc", "training photos: is the best box of each tag right?", [r.record.metrics.corloc for r in runs]),
     )
@@ -78,7 +78,7 @@ def figures_table(runs: Sequence[NamedRun]) -> Table | None:
     for index, run in enumerate(runs):
         for name, value in _figures(run.record.metrics).items():
             named.setdefault(name, [None] * len(runs))[index] = value
-    rows = tuple(Row(name, _compared(values)) for name, values in named.items() if any(map(known, values)))
+    rows = tuple(TableRow(name, _compared(values)) for name, values in named.items() if any(map(known, values)))
     return Table("All figures, in per cent", _heads(runs), rows) if rows else None
 
 
@@ -97,7 +97,7 @@ def _figures(metrics: Metrics) -> dict[str, float | None]:
 
 def class_table(runs: Sequence[NamedRun]) -> Table | None:
     """AP and CorLoc of each class, run by run, with the difference between the last run and the first."""
-    kinds: tuple[tuple[str, list[ClassScores | None]], ...] = (
+    kinds: tuple[tuple[str, list[ClassRecord | None]], ...] = (
         ("AP50", [run.record.metrics.ap for run in runs]),
         ("CorLoc", [run.record.metrics.corloc for run in runs]),
     )
@@ -107,7 +107,7 @@ def class_table(runs: Sequence[NamedRun]) -> Table | None:
         return None
     heads = tuple(f"{kind}\n{head}" for kind, _ in kinds for head in _heads(runs))
     rows = [
-        Row(
+        TableRow(
             c,
             tuple(
                 cell for _, scores in kinds for cell in _compared([s.per_class.get(c) if s else None for s in scores])
@@ -116,7 +116,7 @@ def class_table(runs: Sequence[NamedRun]) -> Table | None:
         for c in classes
     ]
     means = tuple(cell for _, scores in kinds for cell in _compared([s.mean if s else None for s in scores]))
-    return Table("Each class, in per cent", heads, (*rows, Row("mean", means)))
+    return Table("Each class, in per cent", heads, (*rows, TableRow("mean", means)))
 
 
 def _heads(runs: Sequence[NamedRun]) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ FACTS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("training photos", lambda run: whole(run.start.train_photos)),
     ("iterations done", lambda run: whole(_iterations_done(run))),
     ("seed", lambda run: UNKNOWN if run.start.seed is None else str(run.start.seed)),
-    ("proposals a photo", lambda run: number(run.start.proposals_per_photo)),
+    ("proposals a photo", lambda run: format_number(run.start.proposals_per_photo)),
     ("training time", lambda run: duration(run.end.seconds if run.end else None)),
     ("time per iteration (median)", lambda run: duration(_median_seconds(run))),
     (
@@ -145,7 +145,7 @@ FACTS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 
 def facts_table(runs: Sequence[NamedRun]) -> Table | None:
     """What each run took; rows nobody has a figure for are left out."""
-    rows = [Row(name, tuple(fact(run.record) for run in runs)) for name, fact in FACTS]
+    rows = [TableRow(name, tuple(fact(run.record) for run in runs)) for name, fact in FACTS]
     return _runs_table("Training", runs, rows)
 
 
@@ -153,23 +153,23 @@ def machine_table(runs: Sequence[NamedRun]) -> Table | None:
     """Where the runs ran."""
     tables = [run.record.start.machine for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
-    return _runs_table("Machine", runs, [Row(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+    return _runs_table("Machine", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
 
 
 def versions_table(runs: Sequence[NamedRun]) -> Table | None:
     """The versions of the software underneath."""
     tables = [run.record.start.versions for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
-    return _runs_table("Versions", runs, [Row(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+    return _runs_table("Versions", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
 
 
-def _runs_table(caption: str, runs: Sequence[NamedRun], rows: Sequence[Row]) -> Table | None:
+def _runs_table(caption: str, runs: Sequence[NamedRun], rows: Sequence[TableRow]) -> Table | None:
     """A column a run, or a single one where the runs agree on everything."""
     kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
     if not kept:
         return None
     if len(runs) > 1 and all(len(set(row.cells)) == 1 for row in kept):
-        return Table(caption, ("all runs",), tuple(Row(row.name, row.cells[:1]) for row in kept))
+        return Table(caption, ("all runs",), tuple(TableRow(row.name, row.cells[:1]) for row in kept))
     return Table(caption, tuple(run.name for run in runs), kept)
 
 
@@ -187,8 +187,8 @@ def _median_seconds(run: RunRecord) -> float | None:
 def recall_table(splits: Sequence[tuple[str, ProposalRecall]]) -> Table | None:
     """What the bars of the proposal section do not show."""
     rows = (
-        Row("boxes a photo", tuple(number(split.boxes_per_photo) for _, split in splits)),
-        Row("mean best overlap", tuple(percent(split.mean_best_overlap) for _, split in splits)),
+        TableRow("boxes a photo", tuple(format_number(split.boxes_per_photo) for _, split in splits)),
+        TableRow("mean best overlap", tuple(percent(split.mean_best_overlap) for _, split in splits)),
     )
     kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
     return Table("Proposals", tuple(name for name, _ in splits), kept) if kept else None

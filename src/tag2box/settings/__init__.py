@@ -9,7 +9,7 @@ Layers are merged left to right: defaults (or ``base``), files, then all overrid
 
 from __future__ import annotations
 
-from tag2box.settings.read import load
-from tag2box.settings.write import Setting, describe, dump
+from tag2box.settings.parse import load
+from tag2box.settings.schema import Setting, describe, dump
 
 __all__ = ["Setting", "describe", "dump", "load"]

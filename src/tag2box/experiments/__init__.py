@@ -1,0 +1,16 @@
+"""The tables and figures of the paper, each as an experiment. One file each; this dictionary is all there is."""
+
+from __future__ import annotations
+
+from tag2box.experiments.experiment import Experiment
+from tag2box.experiments.paper_appendix import APPENDIX_A, APPENDIX_B, APPENDIX_C
+from tag2box.experiments.paper_figures import FIG1C, FIG4, FIG5, FIG6, FIG7
+from tag2box.experiments.paper_tables import TABLE1, TABLE2, TABLE3A, TABLE3B, TABLE3C
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        TABLE1, TABLE2, TABLE3A, TABLE3B, TABLE3C, FIG1C, FIG4, FIG5, FIG6, FIG7, APPENDIX_A, APPENDIX_B, APPENDIX_C,
+    )
+}  # fmt: skip
+"""By the names ``tag2box reproduce`` knows."""

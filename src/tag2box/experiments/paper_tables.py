@@ -1,0 +1,276 @@
+"""What several experiments say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from tag2box.experiments.experiment import (
+    OD,
+    OD_WSCL,
+    OICR_PLUS,
+    WSCL,
+    Drawn,
+    Experiment,
+    Findings,
+    StudyColumn,
+    StudyVariant,
+    unchanged,
+)
+from tag2box.experiments.outcomes import best_of
+from tag2box.experiments.study_data import StudyData
+from tag2box.metrics.challenges import challenges, challenges_by_company, in_company
+from tag2box.paper_runs import PAPER_RUNS
+from tag2box.recipes import Config
+from tag2box.reporting.gallery import Album
+from tag2box.reporting.sections import Section
+from tag2box.reporting.study_page import SeedFigures
+from tag2box.reporting.tables import Table
+from tag2box.reporting.tables import TableRow as Line
+from tag2box.systems import SYSTEMS, Change, System
+
+OURS = ("oicr-plus", "od-wscl")
+"""Systems whose rows experiments write themselves."""
+
+NETS = {"VGG16": "vgg16", "R50-WS": "r50-ws", "R101-WS": "r101-ws"}
+"""What the paper calls a backbone -> its part in the names of ``paper.PAPER_RUNS``."""
+
+
+def reported(run: str) -> dict[str, float]:
+    """What the paper reports of a run of its own, as ``voc07-mcg-vgg16``."""
+    return PAPER_RUNS[run].figures.reported()
+
+
+KINDS = {
+    "VGG16": ("vgg16", "vgg16", ()),
+    "VGG16, convolutions alone": ("vgg16-conv", "vgg16", ("backbone.train_trunk=false",)),
+    "R50-WS": ("r50-ws", "resnet_ws", ("backbone.depth=50",)),
+    "R101-WS": ("r101-ws", "resnet_ws", ("backbone.depth=101",)),
+}
+"""Backbone -> the weights it needs, its kind among the settings, and what else is set."""
+
+
+def compared(dataset: str) -> tuple[System, ...]:
+    """The systems before OD-WSCL for which the paper reports figures on a dataset, oldest first."""
+    return tuple(system for name, system in SYSTEMS.items() if name not in OURS and dataset in system.figures)
+
+
+def backbones(
+    method: str,
+    settings: Sequence[str],
+    paper: Mapping[str, Mapping[str, float]],
+    *,
+    change: Change = unchanged,
+) -> tuple[StudyVariant, ...]:
+    """A method on each backbone the paper has a figure for; rows whose weights are not stored here are left out."""
+    rows = []
+    for name, figures in paper.items():
+        weights, kind, more = KINDS[name]
+        changes = (*settings, f"backbone.kind={kind}", f"backbone.weights={weights}", *more)
+        rows.append(
+            StudyVariant(label=f"{method}, {name}", settings=changes, change=change, paper=figures, weights=weights)
+        )
+    return tuple(rows)
+
+
+NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+
+
+def _paper_coco(*figures: float) -> dict[str, float]:
+    return dict(zip(NAMES, figures, strict=False))
+
+
+COCO_ROWS = {name: reported(f"coco14-mcg-{net}") for name, net in NETS.items()}
+COCO17 = {
+    "MIST, VGG16, COCO17": _paper_coco(12.4, 25.8, 10.5, 3.9, 13.8, 19.9, 14.3, 23.3, 24.6, 9.7, 26.6, 39.6),
+    **{f"OD-WSCL, {name}, COCO17": reported(f"coco17-mcg-{net}") for name, net in NETS.items()},
+}
+
+TABLE1 = Experiment(
+    name="table1",
+    title="COCO's twelve numbers (table 1)",
+    shows="OD-WSCL is above the systems before it in all of COCO's numbers, most of all in recall: it finds objects "
+    "that others miss.",
+    origin="table 1; COCO14, VGG16, MCG proposals where nothing else is said",
+    rows=(
+        StudyVariant(label="OICR+", settings=OICR_PLUS),
+        StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper=COCO_ROWS["VGG16"]),
+        *backbones("OD-WSCL", OD_WSCL, COCO_ROWS),
+        *(
+            StudyVariant(label=s.title, change=s.change, paper=s.figures["coco14"].reported())
+            for s in compared("coco14")
+        ),
+        *(
+            StudyVariant(label=name, paper=paper, absent="another dataset than COCO14")
+            for name, paper in COCO17.items()
+        ),
+    ),
+    columns=tuple(StudyColumn(name, ("test", "coco", name)) for name in NAMES),
+    watched=("OICR+", "OD-WSCL"),
+)
+
+
+MCG: dict[str, tuple[float, ...]] = {"MIST, MCG": (56.5, 53.9), "CASD, MCG": (57.4,), "OD-WSCL, MCG": (58.7, 56.2)}
+
+
+def _paper_voc(figures: tuple[float, ...]) -> dict[str, float]:
+    return dict(zip(("VOC07", "VOC12"), figures, strict=False))
+
+
+def _selective_search(system: System) -> dict[str, float]:
+    figures = {name: system.reported(dataset) for name, dataset in (("VOC07", "voc07"), ("VOC12", "voc12"))}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+TABLE2 = Experiment(
+    name="table2",
+    title="Average precision on VOC (table 2)",
+    shows="With selective search OD-WSCL is second on VOC07 and first on VOC12; with MCG it is first on both.",
+    origin="table 2; VGG16, selective search where nothing else is said",
+    rows=(
+        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"VOC07": 52.3}),
+        StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper={"VOC07": 56.1, "VOC12": 54.6}),
+        *backbones("OD-WSCL", OD_WSCL, {"VGG16": {"VOC07": 56.1, "VOC12": 54.6}}),
+        *(StudyVariant(label=s.title, change=s.change, paper=_selective_search(s)) for s in compared("voc07")),
+        *(
+            StudyVariant(
+                label=name, paper=_paper_voc(f), absent="needs MCG proposals, with --proposals and --test-proposals"
+            )
+            for name, f in MCG.items()
+        ),
+    ),
+    notes=("OICR+ (52.3) is from table 3 of the paper: OICR with box regression and DropBlock.",),
+    watched=("OICR+", "OD-WSCL"),
+)
+
+
+COMPANY = ("alone", "in company")
+WHERE = ("all", *COMPANY)
+TABLE3A_COLUMNS = ("found", "missed")
+
+
+def draw_table3a(findings: Findings, base: Config, album: Album) -> Drawn:
+    """The fates of all objects, of those alone of their class in a photo, and of those that argmax must leave out."""
+    figures = {label: _by_company(label, findings) for label in findings.results}
+    heads = tuple(f"{fate},\n{where}" for fate in TABLE3A_COLUMNS for where in WHERE)
+    lines = tuple(
+        Line(label, tuple(own[where, fate].words() for fate in TABLE3A_COLUMNS for where in WHERE))
+        for label, own in figures.items()
+    )
+    counted = {seed: _counted(data) for seed, data in findings.data.items()}
+    first = counted[findings.first[0]]
+    words = (
+        f"Of {sum(first.values())} test objects (seed {findings.first[0]}) {first[COMPANY[1]]} share a photo with "
+        "others of their class. Labels by argmax have one box for all of these; discovery is there to find the rest. "
+        "Of each class as many boxes are kept as it has objects: from a score up, a detector that shows more boxes "
+        "would find more. Shares are in per cent."
+    )
+    numbers = {
+        label: {where: {fate: dict(own[where, fate].by_seed) for fate in TABLE3A_COLUMNS} for where in WHERE}
+        for label, own in figures.items()
+    }
+    table = Table("Found and missed, with as many boxes as objects", heads, lines)
+    section = Section("company", "Alone and in company", words, tables=(table,))
+    return Drawn((section,) if lines else (), {"company": numbers, "company_objects": counted})
+
+
+def _counted(data: StudyData) -> dict[str, int]:
+    """How many test objects are alone and in company."""
+    company = [is_other for objects in data.test.objects for is_other in in_company(objects)]
+    return dict(zip(COMPANY, (company.count(False), company.count(True)), strict=True))
+
+
+def _by_company(label: str, findings: Findings) -> dict[tuple[str, str], SeedFigures]:
+    """Shares of objects by their company and fate."""
+    shares = {}
+    for seed, result in findings.results[label].items():
+        data = findings.data[seed]
+        found = best_of(result.record(data).test_detections or {}, data.test)
+        fates = (challenges(data.test, found, min_score=0.0), *challenges_by_company(data.test, found, min_score=0.0))
+        shares[seed] = dict(zip(WHERE, map(asdict, fates), strict=True))
+    return {
+        (where, fate): SeedFigures(
+            {seed: 100 * own[where][fate] for seed, own in shares.items() if own[where][fate] is not None}
+        )
+        for where in WHERE
+        for fate in TABLE3A_COLUMNS
+    }
+
+
+TABLE3A = Experiment(
+    name="table3a",
+    title="Object discovery and WSCL (table 3a)",
+    shows="Discovery and the contrastive loss each help, and together more than either: each makes the other better.",
+    origin="table 3a; VOC07, VGG16",
+    rows=(
+        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}),
+        StudyVariant(label="+ OD", settings=OD, paper={"mAP50": 56.1}),
+        StudyVariant(label="+ WSCL", settings=WSCL, paper={"mAP50": 54.5}),
+        StudyVariant(label="+ both (OD-WSCL)", settings=OD_WSCL, paper={"mAP50": 58.7}),
+    ),
+    notes=("The paper's text says selective search, its figure (58.7) is that of MCG in table 2.",),
+    watched=("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"),
+    draw=draw_table3a,
+)
+
+
+OTHERS = {"oicr": (50.9, 51.4), "pcl": (50.8, 53.3), "c-mil": (53.4, 53.9)}
+"""System -> mAP50 on R50-WS and on R101-WS."""
+
+
+def _others(name: str, r50: float, r101: float) -> tuple[StudyVariant, ...]:
+    system, figures = SYSTEMS[name], {"R50-WS": {"mAP50": r50}, "R101-WS": {"mAP50": r101}}
+    lite0 = StudyVariant(label=f"{system.title}, lite0", settings=("backbone.kind=lite0",), change=system.change)
+    return (lite0, *backbones(system.title, (), figures, change=system.change))
+
+
+TABLE3B = Experiment(
+    name="table3b",
+    title="Other backbones (table 3b)",
+    shows="OD-WSCL is above the systems before it on ResNets too.",
+    origin="table 3b; VOC07",
+    rows=(
+        StudyVariant(label="OICR+, lite0", settings=(*OICR_PLUS, "backbone.kind=lite0")),
+        StudyVariant(label="OD-WSCL, lite0", settings=(*OD_WSCL, "backbone.kind=lite0")),
+        *backbones("OICR+", OICR_PLUS, {"VGG16": {"mAP50": 52.3}, "VGG16, convolutions alone": {}}),
+        *backbones("OD-WSCL", OD_WSCL, {"VGG16": reported("voc07-mcg-vgg16"), "VGG16, convolutions alone": {}}),
+        *backbones("OD-WSCL", OD_WSCL, {name: reported(f"voc07-mcg-{NETS[name]}") for name in ("R50-WS", "R101-WS")}),
+        *(row for name, figures in OTHERS.items() for row in _others(name, *figures)),
+    ),
+    against="OICR+, lite0",
+    notes=(
+        "VGG16 is from tables 2 and 3a, with MCG proposals. lite0 is not in the paper: its weights come with a pip "
+        "package, the others' with `tag2box weights get`.",
+    ),
+    watched=("OICR+, lite0", "OD-WSCL, lite0"),
+)
+
+
+FIGURES = {
+    (True, False, False): 56.8,
+    (False, True, False): 55.1,
+    (False, False, True): 54.8,
+    (True, True, False): 57.4,
+    (True, False, True): 57.4,
+    (False, True, True): 55.2,
+    (True, True, True): 58.7,
+}
+"""IoU sampling, masking, noise -> mAP50."""
+
+
+def _row(iou: bool, mask: bool, noise: bool) -> StudyVariant:
+    on = {"IoU": iou, "mask": mask, "noise": noise}
+    switches = [f"objective.sampling.iou={iou}", f"augment.mask={mask}", f"augment.noise={noise}"]
+    settings = (*OD_WSCL, *(switch.lower() for switch in switches))
+    label = " + ".join(name for name, is_on in on.items() if is_on)
+    return StudyVariant(label=label, settings=settings, paper={"mAP50": FIGURES[iou, mask, noise]})
+
+
+TABLE3C = Experiment(
+    name="table3c",
+    title="Augmentations of the exemplars (table 3c)",
+    shows="Each of the three helps alone, IoU sampling most, and all of them together help most.",
+    origin="table 3c; VOC07, VGG16, MCG proposals",
+    rows=(StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}), *(_row(*on) for on in FIGURES)),
+    watched=("OICR+", "IoU", "mask", "noise", "IoU + mask + noise"),
+)

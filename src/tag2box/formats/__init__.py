@@ -1,0 +1,1 @@
+"""Dataset and annotation formats, in and out."""

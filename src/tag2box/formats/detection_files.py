@@ -1,0 +1,337 @@
+"""Detections written to files that other evaluators read too."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+
+from tag2box.annotations import Detections, Photo, Truth
+from tag2box.errors import UserError
+from tag2box.io import read_json, write_text
+from tag2box.metrics.voc_ap import from_voc_pixels, to_voc_pixels
+
+_Entry = dict[str, int | float | str | list[float]]
+
+
+def write_coco_results(
+    path: Path,
+    detections: Mapping[str, Detections],
+    classes: Sequence[str],
+    *,
+    file_names: Mapping[str, str] | None = None,
+    image_ids: Mapping[str, int] | None = None,
+    category_ids: Mapping[str, int] | None = None,
+) -> None:
+    """Write a COCO results list, every entry carrying file and category name beside the numbers official tools read.
+
+    Args:
+        file_names: file of each image; the image's id where not given.
+        image_ids: COCO number of each image; 1, 2, ... in the mapping's order where not given.
+        category_ids: COCO number of each class; 1, 2, ... where not given.
+    """
+    numbers = image_ids or {image_id: number for number, image_id in enumerate(detections, start=1)}
+    categories = category_ids or {name: number for number, name in enumerate(classes, start=1)}
+    rows: list[_Entry] = []
+    for image_id, found in detections.items():
+        file_name = file_names[image_id] if file_names else image_id
+        for entry in _entries(found, classes, categories):
+            rows.append({"image_id": numbers[image_id], "file_name": file_name, **entry})
+    write_text(path, f"[{_lines(rows)}]\n")
+
+
+def write_coco_detections(
+    path: Path, detections: Mapping[str, Detections], classes: Sequence[str], photos: Sequence[Photo]
+) -> None:
+    """Write one self-contained COCO file: the photos, the categories, and the detections as scored annotations."""
+    categories = {name: number for number, name in enumerate(classes, start=1)}
+    annotations: list[_Entry] = []
+    for number, photo in enumerate(photos, start=1):
+        for entry in _entries(detections.get(photo.id, Detections.empty()), classes, categories):
+            annotations.append({"id": len(annotations) + 1, "image_id": number, **entry})
+    images: list[_Entry] = [
+        {"id": number, "file_name": _file_name(photo), "width": photo.width, "height": photo.height}
+        for number, photo in enumerate(photos, start=1)
+    ]
+    named: list[_Entry] = [{"id": number, "name": name} for name, number in categories.items()]
+    head = f'{{"images": [{_lines(images)}],\n"categories": [{_lines(named)}],\n"annotations": '
+    write_text(path, f"{head}[{_lines(annotations)}]}}\n")
+
+
+def write_voc_results(
+    folder: Path, detections: Mapping[str, Detections], classes: Sequence[str], *, split: str
+) -> None:
+    """Write the files VOC's evaluation server takes: ``comp4_det_SPLIT_CLASS.txt``, one for each class."""
+    lines: list[list[str]] = [[] for _ in classes]
+    for image_id, found in detections.items():
+        columns = (to_voc_pixels(found.boxes.double()).tolist(), found.scores.double().tolist(), found.labels.tolist())
+        for box, score, label in zip(*columns, strict=True):
+            lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
+    for name, rows in zip(classes, lines, strict=True):
+        write_text(folder / f"comp4_det_{split}_{name}.txt", "".join(rows))
+
+
+def _entries(found: Detections, classes: Sequence[str], categories: Mapping[str, int]) -> Iterator[_Entry]:
+    columns = (found.boxes.double().tolist(), found.scores.double().tolist(), found.labels.tolist())
+    for (x1, y1, x2, y2), score, label in zip(*columns, strict=True):
+        width, height = x2 - x1, y2 - y1
+        yield {
+            "category_id": categories[classes[label]],
+            "category_name": classes[label],
+            "bbox": [x1, y1, width, height],
+            "area": width * height,
+            "score": score,
+        }
+
+
+def _file_name(photo: Photo) -> str:
+    """The photo's file, with its folder where the id needed one: photos of one name must stay apart."""
+    return photo.id if photo.id.endswith(photo.path.suffix) else photo.id + photo.path.suffix
+
+
+def _lines(rows: list[_Entry]) -> str:
+    """One entry a line: legible, and twice as fast as JSON with every number on its own line."""
+    return ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+
+
+_Length = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_VOC_FILE = re.compile(r"comp\d+_det_(.+)\.txt")
+
+
+class _Image(BaseModel):
+    id: int | str
+    file_name: str
+
+
+class _Category(BaseModel):
+    id: int
+    name: str
+
+
+class _Result(BaseModel):
+    image_id: int | str
+    category_id: int
+    bbox: tuple[FiniteFloat, FiniteFloat, _Length, _Length]
+    score: FiniteFloat
+    file_name: str | None = None
+    category_name: str | None = None
+
+
+class _File(BaseModel):
+    images: list[_Image] | None
+    categories: list[_Category] | None
+    annotations: list[_Result]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Detections of one image while a file is being read."""
+
+    boxes: list[tuple[float, ...]] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+    def add(self, box: tuple[float, ...], score: float, label: int) -> None:
+        self.boxes.append(box)
+        self.scores.append(score)
+        self.labels.append(label)
+
+
+def read_detections(
+    path: Path,
+    truth: Truth,
+    *,
+    images: Mapping[int, str] | None = None,
+    categories: Mapping[int, str] | None = None,
+) -> dict[str, Detections]:
+    """Detections for every image of ``truth``, in its order, from a file or folder a user named.
+
+    * A folder holds VOC result files, ``comp4_det_SPLIT_CLASS.txt`` or ``comp4_det_CLASS.txt``.
+    * A JSON list is a COCO results file. ``images`` and ``categories`` (of ``data.coco.read_coco``) say what its
+      numbers mean; a ``file_name`` or ``category_name`` inside an entry goes before them. Without them an image
+      number stands for the image whose name is that number ("000012" for 12), and category k for the k-th class.
+    * A JSON object is a COCO file with scores, as ``tag2box detect`` writes; its images and categories are named
+      inside.
+
+    Numbers are kept in double precision: scores that differ must not become ties.
+    """
+    found = {image_id: _Found() for image_id in truth.ids}
+    if path.is_dir():
+        _read_voc(path, truth, found)
+    else:
+        named: dict[int | str, str] = {}
+        named.update((images or {}).items())
+        numbers = _Numbers(named, categories or {})
+        _read_coco(path, truth, numbers, found)
+    return {image_id: _to_detections(rows) for image_id, rows in found.items()}
+
+
+def _to_detections(rows: _Found) -> Detections:
+    return Detections(
+        boxes=torch.tensor(rows.boxes, dtype=torch.float64).reshape(-1, 4),
+        scores=torch.tensor(rows.scores, dtype=torch.float64),
+        labels=torch.tensor(rows.labels, dtype=torch.long),
+    )
+
+
+# ---------------------------------------------------------------- COCO
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What the numbers of a COCO file stand for."""
+
+    images: Mapping[int | str, str]  # image id -> id in the truth, or a file name
+    categories: Mapping[int, str]  # category id -> class name
+
+
+def _read_coco(path: Path, truth: Truth, numbers: _Numbers, found: dict[str, _Found]) -> None:
+    content = _parse(path, read_json(path, "a COCO results file, or a folder of VOC result files"))
+    if content.images is not None and content.categories is not None:
+        own = {image.id: image.file_name for image in content.images}
+        numbers = _Numbers(own, {category.id: category.name for category in content.categories})
+    names = _ImageNames(truth.ids)
+    labels = {name: label for label, name in enumerate(truth.classes)}
+    for row, entry in enumerate(content.annotations):
+        where = f"{path}: entry {row}"
+        class_name = _class_name(entry, truth, numbers, where)
+        if class_name not in labels:
+            raise UserError(_unknown_class(where, class_name, truth))
+        written = entry.file_name if entry.file_name is not None else numbers.images.get(entry.image_id, entry.image_id)
+        image_id = names.find(written)
+        if image_id is None:
+            raise UserError(f"{where}, image_id: image {written!r} is not in the truth; evaluate against its own truth")
+        x, y, width, height = entry.bbox
+        found[image_id].add((x, y, x + width, y + height), entry.score, labels[class_name])
+
+
+def _parse(path: Path, document: object) -> _File:
+    """A results list becomes the annotations of a file that names neither images nor categories."""
+    if not isinstance(document, list | dict):
+        raise UserError(f"{path}: expected a list of COCO results, or an object with annotations, got {document!r:.40}")
+    try:
+        if isinstance(document, list):
+            return _File.model_validate({"images": None, "categories": None, "annotations": document})
+        return _File.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = _place(first["loc"])
+        got = "" if first["type"] == "missing" else f", got {reprlib.repr(first['input'])}"
+        message = f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{got}"
+        raise UserError(f"{path}: {message}; expected COCO results") from None
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    if loc[0] == "annotations" and len(loc) > 1:
+        inner = "".join(f"[{part}]" if isinstance(part, int) else f", {part}" for part in loc[2:])
+        return f"entry {loc[1]}{inner}"
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+
+
+def _class_name(entry: _Result, truth: Truth, numbers: _Numbers, where: str) -> str:
+    if entry.category_name is not None:
+        return entry.category_name
+    if numbers.categories:
+        if entry.category_id in numbers.categories:
+            return numbers.categories[entry.category_id]
+        known = ", ".join(str(number) for number in sorted(numbers.categories)[:12])
+        raise UserError(f"{where}, category_id: no category has id {entry.category_id}; the ids begin {known}")
+    if 1 <= entry.category_id <= len(truth.classes):
+        return truth.classes[entry.category_id - 1]
+    raise UserError(
+        f"{where}, category_id: expected 1 to {len(truth.classes)}, got {entry.category_id}; name the categories"
+    )
+
+
+def _unknown_class(where: str, name: str, truth: Truth) -> str:
+    near = difflib.get_close_matches(name, truth.classes, n=1, cutoff=0.0)
+    hint = f"the nearest class of the truth is {near[0]!r}" if near else "the truth has no classes"
+    return f"{where}: class {name!r} is not in the truth; {hint}"
+
+
+class _ImageNames:
+    """Finds an image of the truth by its id, by the name of its file, or by the number its id spells."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self.ids = set(ids)
+        self.numbers: dict[int, str] = {}
+        for image_id in self.ids:
+            if image_id.isdecimal():
+                # "12" and "012" in one set leave 12 ambiguous: then only the exact name counts.
+                self.numbers[int(image_id)] = "" if int(image_id) in self.numbers else image_id
+
+    def find(self, written: int | str) -> str | None:
+        """The id of the truth that ``written`` stands for, or None."""
+        if isinstance(written, int):
+            candidates: tuple[str, ...] = (str(written), self.numbers.get(written, ""))
+        elif written in self.ids:
+            return written
+        else:
+            file = PurePosixPath(written.replace("\\", "/"))
+            candidates = (file.as_posix(), file.with_suffix("").as_posix(), file.stem)
+        return next((name for name in candidates if name in self.ids), None)
+
+
+# ---------------------------------------------------------------- VOC
+
+
+def _read_voc(folder: Path, truth: Truth, found: dict[str, _Found]) -> None:
+    matches = [(path, _VOC_FILE.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+    files = [(path, match[1]) for path, match in matches if match]
+    if not files:
+        raise UserError(f"{folder}: no comp4_det_CLASS.txt inside; expected a folder of VOC result files")
+    seen: dict[int, Path] = {}
+    for path, rest in files:
+        label = _voc_label(path, rest, truth)
+        if label in seen:
+            raise UserError(
+                f"{path}: class {truth.classes[label]!r} is also in {seen[label].name}; keep one split in a folder"
+            )
+        seen[label] = path
+        _read_voc_file(path, label, found)
+
+
+def _voc_label(path: Path, rest: str, truth: Truth) -> int:
+    """The class of a file: all of the name after ``det_``, or what is left of it without a leading split."""
+    parts = rest.split("_")
+    for start in range(len(parts)):
+        name = "_".join(parts[start:])
+        if name in truth.classes:
+            return truth.classes.index(name)
+    raise UserError(_unknown_class(str(path), parts[-1], truth))
+
+
+def _read_voc_file(path: Path, label: int, found: dict[str, _Found]) -> None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as VOC results ({error})") from None
+    rows = [(number, *_voc_line(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    corners = torch.tensor([numbers[1:] for _, _, numbers in rows], dtype=torch.float64).reshape(-1, 4)
+    for (number, image_id, numbers), box in zip(rows, from_voc_pixels(corners).tolist(), strict=True):
+        where = f"{path}: line {number}"
+        if image_id not in found:
+            raise UserError(f"{where}: image {image_id!r} is not in the truth; evaluate against its own truth")
+        if box[2] < box[0] or box[3] < box[1]:
+            raise UserError(f"{where}: box: expected xmin <= xmax and ymin <= ymax, got {numbers[1:]}")
+        found[image_id].add(tuple(box), numbers[0], label)
+
+
+def _voc_line(path: Path, number: int, line: str) -> tuple[str, tuple[float, ...]]:
+    parts = line.strip().rsplit(maxsplit=5)
+    try:
+        numbers = tuple(float(text) for text in parts[1:])
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 5 or not all(math.isfinite(value) for value in numbers):
+        raise UserError(f"{path}: line {number}: expected 'image score xmin ymin xmax ymax', got {line.strip()[:80]!r}")
+    return parts[0], numbers

@@ -1,0 +1,1 @@
+"""Inference with a trained detector."""

@@ -1,0 +1,82 @@
+"""Count-limited selection: as many boxes as there are objects, none inside another (C-WSL, Gao et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from tag2box.ops.boxes import containment
+from tag2box.ops.refine import assign
+from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
+
+
+def counted_boxes(
+    boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], count: int, *, overlap: float = 0.1, openers: int = 100
+) -> Int[Tensor, " s"]:
+    """The rows of up to ``count`` boxes whose scores add up to the most, best first, found greedily.
+
+    Each of the best boxes opens a set, which others join in the order of their scores while no box of the set has
+    ``overlap`` of its area, or more, inside another. The set with the largest sum wins; the first of equals. Boxes of
+    negative score never join: they are taken.
+    """
+    ranked = scores.argsort(descending=True, stable=True)
+    if count <= 1 or len(ranked) == 0:
+        return ranked[:1]
+    boxes, scores = boxes[ranked], scores[ranked]
+    chosen = torch.arange(min(openers, len(ranked)), device=boxes.device)[:, None]  # (o, members)
+    may_join = (scores >= 0).expand(len(chosen), -1)
+    total = scores[: len(chosen)]
+    for _ in range(count - 1):
+        last = chosen[:, -1]
+        may_join = (may_join & (containment(boxes[last], boxes) < overlap)).scatter(1, last[:, None], False)
+        joins = may_join.any(dim=1)
+        if not joins.any():
+            break
+        first = torch.where(joins, may_join.byte().argmax(dim=1), chosen[:, 0])  # nobody fits: its opener, again
+        total = total + torch.where(joins, scores[first], 0)
+        chosen = torch.cat([chosen, first[:, None]], dim=1)
+    return ranked[chosen[total.argmax()].unique()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CWsl:
+    """As many seeds for a class as it has objects, none inside another; one where nobody counted."""
+
+    kind: Literal["c_wsl"] = "c_wsl"
+    overlap: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """T: no seed has this share of its area, or more, inside another of its class."""
+    openers: Annotated[int, Field(ge=1)] = 100
+    """So many of the best proposals are each tried as the first of a set; 1 is plain greedy selection."""
+    foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """A proposal joins its nearest seed above this IoU; others are background."""
+
+    @property
+    def needs(self) -> Requirements:
+        """Counts, where there are any."""
+        return Requirements(counts=True)
+
+    def __call__(self, scene: LabelerInput) -> Labeling:
+        """Seeds and labels of every stage."""
+        num_classes = scene.tags.shape[1]
+        seeds = [self.find(scene, probs) for probs in scene.probs]
+        return Labeling(tuple(assign(scene.proposals, s, num_classes, self.foreground_iou) for s in seeds))
+
+    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+        """The seeds one teacher gives, image after image, class after class; none serves two classes."""
+        counts = scene.tags.long() if scene.clues.counts is None else scene.clues.counts
+        left = probs.clone()
+        picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
+        for image, span in enumerate(scene.proposals.spans()):
+            inside = slice(span.start, span.stop)
+            for c in scene.tags[image].nonzero().flatten().tolist():
+                boxes, count = scene.proposals.boxes[inside], int(counts[image, c])
+                rows = counted_boxes(boxes, left[inside, c], count, overlap=self.overlap, openers=self.openers)
+                left[rows + span.start] = -1.0  # below every probability
+                picks.append(torch.stack([rows + span.start, torch.full_like(rows, c)], dim=1))
+        rows, cls = torch.cat(picks).unbind(dim=1)
+        return PseudoBoxes(rows, cls, probs[rows, cls])

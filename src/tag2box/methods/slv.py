@@ -1,0 +1,194 @@
+"""Connected parts of a mask, and the rectangles around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.ops.boxes import iou
+from tag2box.ops.refine import assign, first_argmax
+from tag2box.types import LabelerInput, Labeling, PseudoBoxes, PseudoLabels, Requirements
+
+
+def rectangles(mask: Bool[np.ndarray, "h w"]) -> Int[np.ndarray, "n 4"]:
+    """The smallest rectangle (xyxy, exclusive) around every connected part, corners connecting too.
+
+    In the order of the first cell of each, read line by line. Works on runs of cells, not on cells.
+    """
+    runs = _runs(mask)
+    part = _joined(len(runs), _touching(runs, mask.shape[1]))
+    firsts, which = np.unique(part, return_inverse=True)
+    found = np.empty((len(firsts), 4), np.int64)
+    found[:, :2], found[:, 2:] = np.iinfo(np.int64).max, 0
+    row, begin, end = runs.T
+    for column, values, reduce in (
+        (0, begin, np.minimum), (1, row, np.minimum), (2, end, np.maximum), (3, row + 1, np.maximum),
+    ):  # fmt: skip
+        reduce.at(found[:, column], which, values)
+    return found
+
+
+def _runs(mask: Bool[np.ndarray, "h w"]) -> Int[np.ndarray, "r 3"]:
+    """(row, first column, column after the last) of every unbroken run, in reading order."""
+    padded = np.zeros((mask.shape[0], mask.shape[1] + 2), np.int8)
+    padded[:, 1:-1] = mask
+    change = np.diff(padded, axis=1)
+    row, begin = np.nonzero(change == 1)
+    _, end = np.nonzero(change == -1)
+    return np.stack([row, begin, end], axis=1)
+
+
+def _touching(runs: Int[np.ndarray, "r 3"], width: int) -> Int[np.ndarray, "t 2"]:
+    """Pairs of runs of neighbouring rows that touch, by an edge or a corner."""
+    row, begin, end = runs.T
+    line = width + 2  # longer than a row, so that runs of different rows never compare as neighbours
+    first = np.searchsorted(row * line + end, (row + 1) * line + begin, side="left")
+    last = np.searchsorted(row * line + begin, (row + 1) * line + end, side="right")
+    count = np.maximum(last - first, 0)
+    upper = np.repeat(np.arange(len(runs)), count)
+    lower = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count) + np.repeat(first, count)
+    return np.stack([upper, lower], axis=1)
+
+
+def _joined(count: int, pairs: Int[np.ndarray, "t 2"]) -> Int[np.ndarray, " r"]:
+    """The first member of the group each run belongs to."""
+    above = list(range(count))
+
+    def root(i: int) -> int:
+        while above[i] != i:
+            above[i] = above[above[i]]
+            i = above[i]
+        return i
+
+    for a, b in pairs.tolist():
+        low, high = sorted((root(a), root(b)))
+        above[high] = low
+    return np.array([root(i) for i in range(count)], np.int64)
+
+
+_VOTE = 2.0**32  # the strongest vote as a whole number: sums are exact, in any order, on every device
+
+
+def cells_of(boxes: Float[Tensor, "P 4"], cell: float) -> Int[Tensor, "P 4"]:
+    """The first and the last line of cells that each box takes: edges go to the nearest line, one cell at least."""
+    lines = (boxes.clamp(min=0) / cell).round().long()
+    return torch.cat([lines[:, :2], torch.maximum(lines[:, 2:], lines[:, :2] + 1)], dim=1)
+
+
+def likelihood_map(boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], cell: float) -> Float[Tensor, "h w"]:
+    """The sum of the scores of the boxes over each cell, divided by its maximum; the grid reaches as far as the boxes.
+
+    Four numbers a box (a difference array), then running sums down and across.
+    """
+    edges = cells_of(boxes, cell)
+    width, height = edges[:, 2:].amax(dim=0).tolist() if len(edges) else (0, 0)
+    votes = (scores / scores.max() * _VOTE).round().long() if len(scores) and scores.max() > 0 else scores.long()
+    left, top, right, bottom = edges.unbind(dim=1)
+    corners = torch.cat([top * (width + 1) + left, bottom * (width + 1) + right])
+    others = torch.cat([top * (width + 1) + right, bottom * (width + 1) + left])
+    counted = votes.new_zeros((height + 1) * (width + 1))
+    counted.index_add_(0, corners, votes.repeat(2)).index_add_(0, others, -votes.repeat(2))
+    total = counted.view(height + 1, width + 1).cumsum(dim=0).cumsum(dim=1)[:height, :width]
+    most = total.amax() if total.numel() else 0
+    return total.to(scores.dtype) / max(int(most), 1)
+
+
+def voted_boxes(
+    boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, threshold: float, cell: float
+) -> Float[Tensor, "n 4"]:
+    """The smallest rectangle around every connected part of the likelihood map that reaches the threshold.
+
+    What a rectangle's side on the grid came from is a side of some voter, so the strongest such voter's own side is
+    taken: one box alone gives itself back.
+    """
+    mask = likelihood_map(boxes, scores, cell) >= threshold
+    found = torch.from_numpy(rectangles(mask.cpu().numpy())).to(boxes.device)  # (n, 4), in cells
+    edges = cells_of(boxes, cell)
+    sides = [_own_side(found, edges, boxes, scores, side) for side in range(4)]
+    own, lines = torch.stack(sides, dim=1), found.to(boxes.dtype) * cell
+    is_box = (own[:, 2:] > own[:, :2]).repeat(1, 2)  # sides of voters smaller than a cell may cross
+    return torch.where(is_box, own, lines)
+
+
+def _own_side(
+    found: Int[Tensor, "n 4"],
+    edges: Int[Tensor, "P 4"],
+    boxes: Float[Tensor, "P 4"],
+    scores: Float[Tensor, " P"],
+    side: int,
+) -> Float[Tensor, " n"]:
+    """One side (0 to 3, as in xyxy) of each rectangle: that of the strongest voter it can have come from."""
+    if len(boxes) == 0:
+        return boxes.new_zeros(0)
+    other = 1 - side % 2  # the axis along the side
+    same_line = edges[:, side] == found[:, side, None]
+    beside = (edges[:, other] < found[:, other + 2, None]) & (edges[:, other + 2] > found[:, other, None])
+    strength = torch.where(same_line & beside, scores, -torch.inf)  # (n, P)
+    return boxes[first_argmax(strength), side]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slv:
+    """The last stage learns from voted boxes, more and more; those before it from their top proposals.
+
+    Made for one stage more (``heads.stages = 4``) and ``objective.refine.last_teacher = "mean"``.
+    """
+
+    kind: Literal["slv"] = "slv"
+    min_score: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    """Proposals above this score vote; where there is none, the best votes alone."""
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """What has this share of the most votes of its class belongs to an object; the paper takes 0.2 for people."""
+    cell: Annotated[float, Field(gt=0)] = 4.0
+    """Side of the cells that votes are counted in, in pixels of the resized photo."""
+    ramp: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of the training over which the last stage's weight grows from 0 to 1."""
+    weights: Literal["even", "score"] = "even"
+    """Whether all proposals of the last stage count alike, or by their seed's score as in the stages before."""
+    foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """A proposal joins its nearest seed above this IoU (in the last stage: from it on); others are background."""
+
+    @property
+    def needs(self) -> Requirements:
+        """Boxes and their scores vote."""
+        return Requirements()
+
+    def __call__(self, scene: LabelerInput) -> Labeling:
+        """Seeds and labels of every stage."""
+        num_classes, last = scene.tags.shape[1], len(scene.probs) - 1
+        tops = [argmax_pseudo_boxes(scene, stage) for stage in range(last)]
+        stages = [assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds in tops]
+        return Labeling((*stages, self._voted(scene, self.find(scene, scene.probs[last]))))
+
+    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+        """Voted boxes, image after image, class after class; each is scored as the proposal nearest to it."""
+        none = torch.zeros(0, dtype=torch.long, device=probs.device)
+        found = [(none, none, scene.proposals.boxes[:0])]
+        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+            inside = slice(span.start, span.stop)
+            boxes = scene.proposals.boxes[inside]
+            for c in tags.nonzero().flatten().tolist() if len(span) else ():
+                voted = self._vote(boxes, probs[inside, c])
+                rows = first_argmax(iou(voted, boxes)) + span.start
+                found.append((rows, torch.full_like(rows, c), voted))
+        rows, cls, placed = (torch.cat(part) for part in zip(*found, strict=True))
+        return PseudoBoxes(rows, cls, probs[rows, cls], placed)
+
+    def _vote(self, boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"]) -> Float[Tensor, "n 4"]:
+        voters = (scores > self.min_score).nonzero().flatten()
+        if len(voters):
+            return voted_boxes(boxes[voters], scores[voters], threshold=self.threshold, cell=self.cell)
+        alone = boxes[scores.argmax()][None]
+        return voted_boxes(alone, torch.ones_like(scores[:1]), threshold=self.threshold, cell=self.cell)
+
+    def _voted(self, scene: LabelerInput, seeds: PseudoBoxes) -> PseudoLabels:
+        labels = assign(scene.proposals, seeds, scene.tags.shape[1], self.foreground_iou, or_equal=True)
+        weight = (labels.owner >= 0).to(labels.weight.dtype) if self.weights == "even" else labels.weight
+        return replace(labels, weight=weight * min(scene.progress / self.ramp, 1.0))

@@ -1,0 +1,248 @@
+"""The weakly supervised contrastive loss (eq. 11-12), as the paper writes it and as its published code does.
+
+|S|^2 similarities never exist at once: they are made in square blocks, and made again for the gradient. Similarity is
+symmetric, so a block above the diagonal serves its rows and, turned over, its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tag2box.methods.discovery import neighbours
+from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.ops.boxes import at_least_single
+from tag2box.types import AugmentRois, Exemplars, LabelerInput, Labeling
+
+_SIDE = 1024  # of a block: 4 MB in single precision, which stays in a cache
+_NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
+
+
+def wscl(
+    embed: Float[Tensor, "M D"],
+    cls: Int[Tensor, " M"],
+    weight: Float[Tensor, " M"],
+    *,
+    temperature: float,
+    positives: Literal["outside", "inside"] = "outside",
+) -> Float[Tensor, ""]:
+    """L_wscl (eq. 11-12): pull exemplars of one class together, push other classes away, easy instances first.
+
+    ``outside`` is eq. 11, the mean over positives of log-ratios. ``inside`` is the published code's variant: one
+    logarithm of the positives' summed share. An exemplar alone in its class has no positive and adds zero.
+    Sums run in single precision at least, also under autocast.
+    """
+    if len(cls) == 0:
+        return embed.sum() * 0.0
+    with torch.autocast(embed.device.type, enabled=False):
+        z = at_least_single(embed)
+        order = cls.argsort(stable=True)
+        z, cls, weight = z[order], cls[order], weight[order].to(z.dtype)
+        members = torch.bincount(cls)[cls]
+        partition = _log_sum(z, torch.zeros_like(cls), temperature)
+        if positives == "outside":
+            inner = _mean_positive(z, cls, members, temperature)
+        else:
+            inner = _log_sum(z, cls, temperature)
+        return (torch.where(members > 1, partition - inner, 0.0) * weight).sum() / len(cls)
+
+
+def _mean_positive(
+    embed: Float[Tensor, "M D"], cls: Int[Tensor, " M"], members: Int[Tensor, " M"], temperature: float
+) -> Float[Tensor, " M"]:
+    """Each exemplar's mean logit with the others of its class: its product with their sum, so no pairs are needed."""
+    sums = embed.new_zeros(int(cls.max()) + 1, embed.shape[1]).index_add(0, cls, embed)
+    with_all = (embed * sums[cls]).sum(dim=1) - embed.square().sum(dim=1)
+    return with_all / ((members - 1).clamp(min=1).to(embed.dtype) * temperature)
+
+
+def _log_sum(embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float) -> Float[Tensor, " M"]:
+    """log sum of exp(z_i z_j / temperature) over the others j in i's group; ``group`` is sorted."""
+    result: Tensor = _LogSum.apply(embed, group, temperature)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _End(NamedTuple):
+    """What the gradient needs to know of the exemplars along one side of a block."""
+
+    total: Float[Tensor, " a"]
+    grad: Float[Tensor, " a"]
+
+
+class _LogSum(torch.autograd.Function):
+    """The sums block by block, and their gradient: softmax-weighted sums of embeddings, block by block again."""
+
+    @staticmethod
+    def forward(ctx: Any, embed: Tensor, group: Tensor, temperature: float) -> Tensor:
+        ctx.temperature = temperature
+        ctx.bound = float(embed.square().sum(dim=1).max()) / temperature
+        total = embed.new_full((len(embed),), -torch.inf)
+        for rows, columns, logits in _blocks(embed, group, temperature):
+            by_row, by_column = _block_sums(logits, ctx.bound)
+            total[rows] = torch.logaddexp(total[rows], by_row)
+            if rows != columns:
+                total[columns] = torch.logaddexp(total[columns], by_column)
+        ctx.save_for_backward(embed, group, total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        embed, group, total = ctx.saved_tensors
+        total = total.masked_fill(total.isneginf(), torch.inf)  # nobody in the group: every share is zero
+        pull = torch.zeros_like(embed)
+        with torch.autocast(embed.device.type, enabled=False):
+            for rows, columns, logits in _blocks(embed, group, ctx.temperature):
+                ends = [_End(total[part], grads[0][part]) for part in (rows, columns)]
+                shares = _block_shares(logits, ctx.bound, *ends)
+                pull[rows] += shares @ embed[columns]
+                if rows != columns:
+                    pull[columns] += shares.T @ embed[rows]
+        return pull / ctx.temperature, None, None
+
+
+def _blocks(
+    embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float
+) -> Iterator[tuple[slice, slice, Float[Tensor, "a b"]]]:
+    """Logits on and above the diagonal, block by block; pairs of two groups, or of one exemplar, are -inf."""
+    scaled = embed / temperature
+    edges = [slice(start, min(start + _SIDE, len(embed))) for start in range(0, len(embed), _SIDE)]
+    firsts, lasts = group[::_SIDE].tolist(), [int(group[edge.stop - 1]) for edge in edges]
+    for i, rows in enumerate(edges):
+        for j, columns in enumerate(edges[i:], start=i):
+            if firsts[j] > lasts[i]:
+                break
+            logits = scaled[rows] @ embed[columns].T
+            if i == j:
+                logits.fill_diagonal_(-torch.inf)
+            if firsts[i] != lasts[j]:
+                logits.masked_fill_(group[rows][:, None] != group[columns][None, :], -torch.inf)
+            yield rows, columns, logits
+
+
+def _block_sums(logits: Float[Tensor, "a b"], bound: float) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
+    """Log-sum-exp along both axes; narrow logits share one exponential, because nothing can vanish."""
+    if bound <= _NARROW:
+        shares = logits.sub_(bound).exp_()
+        return shares.sum(dim=1).log() + bound, shares.sum(dim=0).log() + bound
+    return logits.logsumexp(dim=1), logits.logsumexp(dim=0)
+
+
+def _block_shares(logits: Float[Tensor, "a b"], bound: float, left: _End, right: _End) -> Float[Tensor, "a b"]:
+    """g_i softmax_i(j) + g_j softmax_j(i): what the logit of a pair means to the loss, from its two ends."""
+    if bound <= _NARROW:
+        factors = [end.grad * (bound - end.total).exp() for end in (left, right)]
+        return logits.sub_(bound).exp_().mul_(factors[0][:, None] + factors[1][None, :])
+    from_left = (logits - left.total[:, None]).exp_().mul_(left.grad[:, None])
+    return from_left.addcmul_((logits - right.total).exp_(), right.grad.expand_as(logits))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """IoU sampling (eq. 5): which proposals stand for their class before anything is discovered."""
+
+    iou: bool = True
+    """Also take the neighbours of the top proposals; off, the top proposals alone."""
+    iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """tau_IoU: how much a neighbour overlaps."""
+
+    def __call__(self, scene: LabelerInput, views: AugmentRois) -> Exemplars:
+        """S (eq. 5-8): sampled proposals and their augmented copies over the whole batch, class known by the tag."""
+        rows, cls = self._rows(scene)
+        copies = views(rows)
+        repeats = 1 + copies.embed.shape[0]
+        own = torch.cat([scene.embed[rows][None], copies.embed]).flatten(0, 1)  # (repeats * m, D)
+        probs = [
+            torch.cat([p[rows, cls][None], v[:, torch.arange(len(rows)), cls]]).flatten()
+            for p, v in zip(scene.probs, copies.probs, strict=True)
+        ]
+        return Exemplars(
+            own,
+            cls.repeat(repeats),
+            instance_difficulty(scene, rows, cls).repeat(repeats),
+            rows.repeat(repeats),
+            tuple(probs),
+        )
+
+    def _rows(self, scene: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+        tops = [argmax_pseudo_boxes(scene, stage) for stage in range(len(scene.probs))]
+        image_of_top = scene.proposals.image_ids()[tops[0].rows]
+        spans = scene.proposals.spans()
+        rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
+        for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
+            span = spans[int(image_of_top[i])]
+            top_of_stages = torch.stack([t.rows[i] for t in tops])
+            near = top_of_stages.unique()
+            if self.iou:
+                inside = scene.proposals.boxes[span.start : span.stop]
+                near = neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
+            rows.append(near)
+            classes.append(torch.full_like(near, c))
+        return torch.cat(rows), torch.cat(classes)
+
+
+def instance_difficulty(scene: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """omega (eq. 12): a proposal's MIL score over the sum of its image's, for the class it stands for."""
+    mil = scene.probs[0]
+    sums = torch.stack([x.sum(dim=0) for x in scene.proposals.split(mil)])  # (N, C)
+    return mil[rows, cls] / sums[scene.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)
+
+
+def no_exemplars(embed: Float[Tensor, "R D"]) -> Exemplars:
+    """The empty set S."""
+    none = torch.zeros(0, dtype=torch.long, device=embed.device)
+    return Exemplars(embed[:0], none, embed.new_zeros(0), none)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """The weakly supervised contrastive loss (eq. 11-12)."""
+
+    enabled: bool = True
+    weight: Annotated[float, Field(ge=0)] = 0.03
+    """lambda; the paper takes 0.01 on COCO."""
+    temperature: Annotated[float, Field(gt=0)] = 0.2
+    """epsilon."""
+    positives: Literal["outside", "inside"] = "outside"
+    """Where the positives are averaged: outside the logarithm (the paper) or inside it (its published code)."""
+
+    def __call__(self, exemplars: Exemplars) -> Float[Tensor, ""]:
+        """The unweighted loss over S^U."""
+        return wscl(
+            exemplars.embed,
+            exemplars.cls,
+            exemplars.weight,
+            temperature=self.temperature,
+            positives=self.positives,
+        )
+
+
+def with_discovered(scene: LabelerInput, labeling: Labeling) -> Exemplars:
+    """S^U: the sampled exemplars and, once each, the discovered proposals that were not among them."""
+    s = scene.exemplars
+    rows = torch.cat([s.rows, *(stage.seeds.rows for stage in labeling.stages)])
+    cls = torch.cat([s.cls, *(stage.seeds.cls for stage in labeling.stages)])
+    new = first_occurrence(rows, cls, scene.tags.shape[1])
+    new = new[new >= len(s)]
+    return Exemplars(
+        torch.cat([s.embed, scene.embed[rows[new]]]),
+        torch.cat([s.cls, cls[new]]),
+        torch.cat([s.weight, instance_difficulty(scene, rows[new], cls[new])]),
+        torch.cat([s.rows, rows[new]]),
+    )
+
+
+def first_occurrence(rows: Int[Tensor, " a"], cls: Int[Tensor, " a"], num_classes: int) -> Int[Tensor, " b"]:
+    """Positions at which a (proposal, class) pair appears for the first time, in order."""
+    keys = rows * num_classes + cls
+    _, inverse = keys.unique(return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1 if len(keys) else 0,), len(keys), device=rows.device)
+    first = first.scatter_reduce(0, inverse, torch.arange(len(keys), device=rows.device), reduce="amin")
+    return first.sort().values

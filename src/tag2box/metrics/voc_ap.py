@@ -1,0 +1,191 @@
+"""What a metric answers: plain numbers as fractions, None where there is nothing to measure, never NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tag2box.annotations import Detections, Objects, Truth
+from tag2box.ops.boxes import iou
+
+JsonNumbers = dict[str, float | dict[str, float | None] | None]
+"""A metric's numbers as JSON: names to fractions, and at most one level of classes below."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """One fraction per class; None for a class without objects."""
+
+    classes: tuple[str, ...]
+    values: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the classes that have objects."""
+        known = [value for value in self.values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def per_class(self) -> dict[str, float | None]:
+        """Class name to value."""
+        return dict(zip(self.classes, self.values, strict=True))
+
+
+def share(part: int, whole: int) -> float | None:
+    """``part / whole``, or None of nothing."""
+    return part / whole if whole else None
+
+
+OTHER_CLASS = -1.0
+"""Stands where detection and object are of different classes: below every overlap, even none."""
+
+
+def same_class_iou(detections: Detections, objects: Objects) -> Float[Tensor, "B G"]:
+    """IoU of every detection with every object of its own class, ``OTHER_CLASS`` elsewhere; in double precision."""
+    overlap = iou(detections.boxes.double(), objects.boxes.double())
+    same = detections.labels[:, None] == objects.labels[None, :]
+    return torch.where(same, overlap, overlap.new_tensor(OTHER_CLASS))
+
+
+MATCH_IOU = 0.5
+"""A detection finds an object above this overlap; exactly this overlap is not enough."""
+
+PIXEL = 1.0
+"""The historic one."""
+
+
+def from_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
+    """VOC's boxes (first pixel is 1, last pixel included) as ours (first pixel is 0, right and bottom excluded)."""
+    return boxes - boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
+
+
+def to_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
+    """Our boxes as VOC's: the inverse of ``from_voc_pixels``."""
+    return boxes + boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Precision and recall of one class while ever lower scores are let in. P detections, best first."""
+
+    recall: Float[np.ndarray, " P"]
+    precision: Float[np.ndarray, " P"]
+    positives: int  # objects that count: neither difficult nor a crowd
+
+
+def voc07(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
+    """VOC 2007 AP at IoU 0.5: mean of the best precision at or beyond the recalls 0, 0.1, ... 1."""
+    return _class_scores(truth, detections, eleven_point)
+
+
+def voc12(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
+    """VOC 2010-2012 AP at IoU 0.5: area under the precision-recall curve made monotone."""
+    return _class_scores(truth, detections, area_under)
+
+
+def eleven_point(curve: Curve) -> float:
+    """Mean over eleven recalls of the best precision at or beyond them."""
+    # Classic evaluators step by 0.1, where 3 * 0.1 > 0.3: a recall of exactly 0.3 misses the fourth point. Kept.
+    levels = np.arange(11) * 0.1
+    reached = curve.recall[None, :] >= levels[:, None]  # (11, P)
+    return float(np.where(reached, curve.precision[None, :], 0.0).max(axis=1, initial=0.0).mean())
+
+
+def area_under(curve: Curve) -> float:
+    """Area under the curve after every precision is raised to the best one at any higher recall."""
+    recall = np.concatenate([[0.0], curve.recall])
+    best_beyond = np.maximum.accumulate(curve.precision[::-1])[::-1]
+    return float(((recall[1:] - recall[:-1]) * best_beyond).sum())
+
+
+def curves(truth: Truth, detections: Mapping[str, Detections]) -> tuple[Curve, ...]:
+    """Precision-recall curve of every class; difficult objects and crowds neither reward nor punish."""
+    claims = _claims(truth, detections)
+    counted = [objects.labels[~(objects.difficult | objects.crowd)] for objects in truth.objects]
+    labels = torch.cat(counted) if counted else torch.zeros(0, dtype=torch.long)
+    positives = torch.bincount(labels, minlength=len(truth.classes)).tolist()
+    return tuple(_curve(claims, label, count) for label, count in enumerate(positives))
+
+
+def _class_scores(truth: Truth, detections: Mapping[str, Detections], average: Callable[[Curve], float]) -> ClassScores:
+    values = tuple(average(c) if c.positives else None for c in curves(truth, detections))
+    return ClassScores(truth.classes, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    """All detections of the set, image after image: which object each would claim. P detections."""
+
+    scores: Float[np.ndarray, " P"]
+    labels: Int[np.ndarray, " P"]
+    target: Int[np.ndarray, " P"]  # number of the claimed object within the set, -1 for none
+    ignored: Bool[np.ndarray, " P"]  # the claimed object is difficult or a crowd
+
+
+def _claims(truth: Truth, detections: Mapping[str, Detections]) -> _Claims:
+    scores, labels, targets, ignored = [], [], [], []
+    offset = 0
+    for image_id, objects in zip(truth.ids, truth.objects, strict=True):
+        found = detections.get(image_id, Detections.empty())
+        if len(found):
+            overlap = same_class_iou(found, objects).numpy()
+            # numpy's argmax takes the first of equals, as the classic evaluator does.
+            best = overlap.argmax(axis=1) if len(objects) else np.zeros(len(found), dtype=np.int64)
+            claims = overlap.max(axis=1, initial=-1.0) > MATCH_IOU
+            skip = (objects.difficult | objects.crowd).numpy()
+            scores.append(found.scores.double().numpy())
+            labels.append(found.labels.numpy())
+            targets.append(np.where(claims, best + offset, -1))
+            ignored.append(claims & skip[best] if len(objects) else claims)
+        offset += len(objects)
+    if not scores:
+        return _Claims(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
+    return _Claims(*(np.concatenate(column) for column in (scores, labels, targets, ignored)))
+
+
+def _curve(claims: _Claims, label: int, positives: int) -> Curve:
+    rows = np.flatnonzero(claims.labels == label)
+    rows = rows[np.argsort(-claims.scores[rows], kind="stable")]
+    target, ignored = claims.target[rows], claims.ignored[rows]
+    is_true = np.zeros(len(rows), dtype=bool)
+    _, first = np.unique(target, return_index=True)  # only the best-scored claim of an object is right
+    is_true[first] = True
+    is_true &= (target >= 0) & ~ignored
+    is_false = ~is_true & ~ignored
+    right, wrong = np.cumsum(is_true), np.cumsum(is_false)
+    precision = right / np.maximum(right + wrong, 1)
+    return Curve(right / max(positives, 1), precision, positives)
+
+
+CORLOC_IOU = 0.5
+
+
+def corloc(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
+    """CorLoc (Deselaers et al., 2012): share of a class's positive images whose best box of it has IoU >= 0.5.
+
+    An image is positive where it shows an object of the class, difficult ones included: the tag says it is there.
+    Crowds are regions, not objects. A positive image without a box of the class is a failure. Boxes and objects are
+    compared in one pixel frame.
+    """
+    positive = np.zeros(len(truth.classes), dtype=np.int64)
+    right = np.zeros(len(truth.classes), dtype=np.int64)
+    for image_id, objects in zip(truth.ids, truth.objects, strict=True):
+        labels = np.where(objects.crowd.numpy(), -1, objects.labels.numpy())
+        present = np.unique(labels[labels >= 0])
+        positive[present] += 1
+        found = detections.get(image_id, Detections.empty())
+        if not len(found) or not len(present):
+            continue
+        overlap = same_class_iou(found, objects).numpy()
+        scores, classes = found.scores.double().numpy(), found.labels.numpy()
+        for label in present:
+            rows = np.flatnonzero(classes == label)
+            if len(rows):
+                best = rows[scores[rows].argmax()]
+                right[label] += overlap[best, labels == label].max() >= CORLOC_IOU
+    values = tuple(share(int(r), int(p)) for r, p in zip(right, positive, strict=True))
+    return ClassScores(truth.classes, values)

@@ -1,1 +1,0 @@
-"""Networks: trunk, RoI maps, neck and heads."""

@@ -1,0 +1,1 @@
+"""Networks: backbones, heads, the detector, and their pretrained weights."""

@@ -1,0 +1,160 @@
+"""Heads over RoI feature vectors: MIL, refinement with box regression, and similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from tag2box.models.backbone import Backbone
+from tag2box.models.rng import RowRng
+from tag2box.ops.boxes import at_least_single, unit_rows
+from tag2box.types import Batch, Proposals, StageScores
+
+HEAD_STD = 0.001
+"""Spread of fresh head weights: scores start nearly uniform."""
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=HEAD_STD)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class MilHead(nn.Module):
+    """Two linear streams, classification and detection (eq. 1), before their softmaxes."""
+
+    def __init__(self, features: int, columns: int, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.cls = _linear(features, columns)
+        self.det = _linear(features, columns)
+        self.temperature = temperature
+
+    def logits(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
+        """Of both streams; detection logits are divided by the temperature."""
+        return self.cls(vector), self.det(vector) / self.temperature
+
+
+class RefineHead(nn.Module):
+    """One refinement stage: C+1 class logits and, if wanted, class-specific box deltas."""
+
+    def __init__(self, features: int, num_classes: int, *, regress: bool) -> None:
+        super().__init__()
+        self.cls = _linear(features, num_classes + 1)
+        self.box = _linear(features, 4 * num_classes) if regress else None
+
+
+class SimilarityHead(nn.Module):
+    """phi: two linear layers onto the unit sphere (section 4.1)."""
+
+    def __init__(self, features: int, embed_dim: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, features)
+        self.out = nn.Linear(features, embed_dim)
+        for layer in (self.hidden, self.out):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
+        """Unit-length embeddings."""
+        hidden = torch.relu(self.hidden(vector))
+        return unit_rows(at_least_single(self.out(hidden)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What stands on the backbone."""
+
+    stages: Annotated[int, Field(ge=0)] = 3
+    """K, the number of refinement stages; without any, the MIL head itself detects."""
+    regress: bool = True
+    """Class-specific box regression in every stage."""
+    embed_dim: Annotated[int, Field(ge=1)] = 128
+    """D, the size of the similarity embedding."""
+    mil_background: bool = False
+    """A background column in both MIL softmaxes (the published code has one, the paper has none).
+
+    A single class always gets one: a softmax over one column is 1 whatever the photo shows, and nothing would learn.
+    """
+
+    mil_heads: Annotated[int, Field(ge=1, le=2)] = 1
+    """Pairs of MIL layers; a coupled MIL strategy reads two."""
+    mil_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """What detection logits are divided by before the softmax over proposals; WSDDN's authors take 2."""
+
+    box_prior: Annotated[float, Field(ge=0)] = 0.0
+    """Maps of proposals are multiplied by this times the score their method gave them; 0 leaves them as they are.
+
+    WSDDN's authors take 10 with Edge Boxes. Needs proposals with scores.
+    """
+
+    def mil_columns(self, num_classes: int) -> int:
+        """Width of the MIL head."""
+        return num_classes + int(self.mil_background or num_classes == 1)
+
+
+class Detector(nn.Module):
+    """Trunk, RoI maps, neck and heads. Each step is a method; nothing here knows about losses or labels."""
+
+    def __init__(self, backbone: Backbone, num_classes: int, heads: Heads) -> None:
+        super().__init__()
+        features = backbone.vector_size
+        self.num_classes = num_classes
+        self.backbone = backbone
+        self.box_prior = heads.box_prior
+        columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
+        self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
+        self.mil_more = nn.ModuleList(more)
+        self.refine = nn.ModuleList(
+            RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
+        )
+        self.similarity = SimilarityHead(features, heads.embed_dim)
+
+    def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
+        """f: one small map a proposal; read from the batch where frozen maps were kept."""
+        return self.believed(self._plain_maps(batch), batch.clues.objectness)
+
+    def believed(
+        self, maps: Float[Tensor, "R ch h w"], objectness: Float[Tensor, " R"] | None
+    ) -> Float[Tensor, "R ch h w"]:
+        """Maps weighed by what is thought of their proposals, where that is asked for."""
+        if self.box_prior == 0:
+            return maps
+        assert objectness is not None  # asked for before training starts
+        return maps * (self.box_prior * objectness).to(maps)[:, None, None, None]
+
+    def _plain_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
+        if batch.maps is not None:
+            return batch.maps
+        if batch.images is not None:
+            return self.backbone.roi_maps(self.backbone.trunk(batch.images), batch.proposals)
+        assert batch.trunks is not None  # a Batch carries one of the three
+        photos = zip(batch.trunks, batch.proposals.split(batch.proposals.boxes), strict=True)
+        return torch.cat([self.backbone.roi_maps(t[None], Proposals(b, (len(b),))) for t, b in photos])
+
+    def neck(self, maps: Float[Tensor, "R ch h w"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+        """v = eta(f): the feature vector of each proposal."""
+        return self.backbone.neck(maps, dice)
+
+    def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
+        """Logits and deltas of all stages."""
+        stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
+        more = [head for head in self.mil_more if isinstance(head, MilHead)]
+        mil_cls, mil_det = self.mil.logits(vector)
+        return StageScores(
+            mil_cls=mil_cls,
+            mil_det=mil_det,
+            refine=tuple(stage.cls(vector) for stage in stages),
+            deltas=tuple(stage.box(vector) for stage in stages if stage.box is not None),
+            mil_more=tuple(x for head in more for x in head.logits(vector)),
+        )
+
+    def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
+        """z = phi(v): unit-length embeddings."""
+        embedding: Tensor = self.similarity(vector)
+        return embedding

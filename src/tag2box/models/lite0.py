@@ -1,0 +1,207 @@
+"""EfficientNet-lite0 (Liu, 2020; Tan and Le, "EfficientNet", 2019), cut for proposals: the backbone for a CPU.
+
+Trunk: stem and blocks 0-10 (stride 16, 112 channels). Every proposal: pooled, then blocks 11-15 (the map f, 320
+channels). Neck: the head convolution and the mean over cells. The whole of it is pretrained.
+
+Batch norm always uses its stored statistics, so each is folded into the convolution before it: fewer passes over
+memory, and nothing that training mode could change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tag2box.methods.casd import channel_mean
+from tag2box.models.backbone import Backbone
+from tag2box.models.drop_block import dropout
+from tag2box.models.rng import RowRng
+from tag2box.models.weights.architectures import LITE0_HEAD, LITE0_STAGES, LITE0_STEM, PREPROCESS
+from tag2box.models.weights.state_dict import load_into
+from tag2box.models.weights.zoo import LITE0_PACKAGE, lite0_weights
+from tag2box.ops.roi import masked_mean, roi_align, roi_pool
+from tag2box.types import Proposals
+
+_TRUNK_BLOCKS = 11
+_BATCH_NORM_EPS = 1e-3
+_CHUNK = 64  # proposals that run through frozen tail blocks at a time: their maps then stay in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lite0:
+    """EfficientNet-lite0 with ImageNet weights from a pip package."""
+
+    kind: Literal["lite0"] = "lite0"
+    pooling: Literal["align", "max"] = "align"
+    """How a proposal is cut out of the photo's map: RoIAlign, whose values the pretrained blocks know, or RoIPool."""
+    pool_size: Annotated[int, Field(ge=2, multiple_of=2)] = 14
+    """Side of the pooled grid before blocks 11-15, which halve it: 14 gives the paper's 7 x 7 maps, 8 is cheaper."""
+    train_tail: bool = False
+    """Let blocks 11-15 learn. Maps of photos are then kept on disk in place of those of proposals."""
+    train_neck: bool = True
+    """Let the head convolution learn."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the feature vector of a proposal."""
+
+    def build(self, *, pretrained: bool = True) -> Lite0Backbone:
+        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+        backbone = Lite0Backbone(self)
+        if pretrained:
+            load_into(backbone, fold_weights(lite0_weights()), LITE0_PACKAGE)
+        return backbone
+
+
+class Lite0Backbone(Backbone):
+    """EfficientNet-lite0 as trunk, RoI tail and neck."""
+
+    preprocess = PREPROCESS["lite0"]
+    stride = 16
+    channels = LITE0_STAGES[-1][2]
+    vector_size = LITE0_HEAD
+    layers = 2
+
+    def __init__(self, settings: Lite0) -> None:
+        super().__init__()
+        self.pool = roi_align if settings.pooling == "align" else roi_pool
+        self.pool_size = settings.pool_size
+        self.map_size = settings.pool_size // 2
+        blocks = _blocks()
+        self.stem = _Conv(3, LITE0_STEM, kernel=3, stride=2)
+        self.body = nn.Sequential(*blocks[:_TRUNK_BLOCKS])
+        self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
+        self.head = _Conv(self.channels, LITE0_HEAD)
+        self.dropout = settings.dropout
+        self.stem.requires_grad_(False)
+        self.body.requires_grad_(False)
+        self.tail.requires_grad_(settings.train_tail)
+        self.head.requires_grad_(settings.train_neck)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 112 h w"]:
+        """Photo maps at stride 16. Photos are padded to a multiple of 16, so that every size halves evenly."""
+        height, width = images.shape[-2:]
+        pixels = F.pad(self.preprocess(images), (0, -width % self.stride, 0, -height % self.stride))
+        x: Tensor = self.body(self.stem(pixels.contiguous(memory_format=torch.channels_last)))
+        return x
+
+    def roi_maps(self, features: Float[Tensor, "N 112 h w"], proposals: Proposals) -> Float[Tensor, "R 320 s s"]:
+        """Pooling, then blocks 11-15: a bounded number of proposals at a time where these do not learn."""
+        ids = proposals.image_ids()
+        step = max(1, len(ids)) if any(p.requires_grad for p in self.tail.parameters()) else _CHUNK
+        parts = [
+            self.tail(self.pool(features, boxes, image, size=self.pool_size, scale=1 / self.stride))
+            for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def neck(self, maps: Float[Tensor, "R 320 s s"], dice: RowRng | None = None) -> Float[Tensor, "R 1280"]:
+        """Head convolution, ReLU6, mean over cells, dropout."""
+        return self.leave(self.enter(maps), maps.new_ones(len(maps), *maps.shape[2:]), dice)
+
+    def enter(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
+        """The head convolution without its bias."""
+        cells = maps.flatten(2).transpose(1, 2)  # (R, s * s, 320)
+        # a 1 x 1 convolution is a matrix product, and on maps this small torch is a quarter faster if told so
+        return F.linear(cells, self.head.weight.flatten(1))
+
+    def leave(
+        self, entered: Float[Tensor, "R cells 1280"], factors: Float[Tensor, "R s s"], dice: RowRng | None = None
+    ) -> Float[Tensor, "R 1280"]:
+        """Bias, ReLU6, mean over cells, dropout."""
+        assert self.head.bias is not None
+        return dropout(masked_mean(entered, factors.flatten(1), self.head.bias), self.dropout, dice)
+
+    def responses(
+        self, maps: Float[Tensor, "R 320 s s"], entered: Float[Tensor, "R cells 1280"]
+    ) -> Float[Tensor, "R 2 s s"]:
+        """Of f, and of the head convolution after its ReLU6, which learns where f is frozen."""
+        assert self.head.bias is not None
+        head = channel_mean(entered, self.head.bias).view(len(maps), *maps.shape[2:])
+        return torch.stack([maps.mean(dim=1), head], dim=1)
+
+    def map_recipe(self) -> str:
+        """Also the way proposals are pooled."""
+        return f"{super().map_recipe()} {self.pool.__name__}"
+
+    def map_parts(self) -> tuple[nn.Module, ...]:
+        """Stem, body and tail."""
+        return (self.stem, self.body, self.tail)
+
+    def trunk_parts(self) -> tuple[nn.Module, ...]:
+        """Stem and body; the tail runs on proposals."""
+        return (self.stem, self.body)
+
+
+class _Conv(nn.Conv2d):
+    """A convolution with its batch norm folded in, then ReLU6 unless ``linear``.
+
+    A stride of 2 pads one cell less before than after, as TensorFlow does on even sizes: the weights expect it.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, kernel: int = 1, stride: int = 1, groups: int = 1, linear: bool = False
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups)
+        self.before = (kernel // 2 - 1, kernel // 2) * 2 if stride == 2 else None
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x if self.before is None else F.pad(x, self.before))
+        return y if self.linear else F.relu6(y, inplace=True)
+
+
+class _Block(nn.Module):
+    """Inverted residual: expand, filter each channel, project; added to its input where the shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.expand = _Conv(inputs, inner) if expansion > 1 else nn.Identity()
+        self.depthwise = _Conv(inner, inner, kernel=kernel, stride=stride, groups=inner)
+        self.project = _Conv(inner, outputs, linear=True)
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.project(self.depthwise(self.expand(x)))
+        return x + y if self.residual else y
+
+
+def _blocks() -> list[_Block]:
+    widths = [LITE0_STEM] + [outputs for _, _, outputs, count in LITE0_STAGES for _ in range(count)]
+    shapes = [(kernel, stride if i == 0 else 1) for kernel, stride, _, count in LITE0_STAGES for i in range(count)]
+    return [
+        _Block(inputs, outputs, kernel=kernel, stride=stride, expansion=1 if index == 0 else 6)
+        for index, ((inputs, outputs), (kernel, stride)) in enumerate(zip(pairwise(widths), shapes, strict=True))
+    ]
+
+
+def fold_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The package's convolutions and batch norms as the biased convolutions of ``Lite0Backbone``, under its names."""
+    pairs = [("_conv_stem", "_bn0", "stem"), ("_conv_head", "_bn1", "head")]
+    for index in range(sum(count for *_, count in LITE0_STAGES)):
+        ours = f"body.{index}" if index < _TRUNK_BLOCKS else f"tail.{index - _TRUNK_BLOCKS}"
+        names = (
+            ("_expand_conv", "_bn0", "expand"),
+            ("_depthwise_conv", "_bn1", "depthwise"),
+            ("_project_conv", "_bn2", "project"),
+        )
+        pairs += [
+            (f"_blocks.{index}.{conv}", f"_blocks.{index}.{norm}", f"{ours}.{name}") for conv, norm, name in names
+        ]
+    folded: dict[str, Tensor] = {}
+    for conv, norm, name in pairs:
+        if f"{conv}.weight" not in state:
+            continue  # the first block has no expansion
+        scale = state[f"{norm}.weight"].double() / (state[f"{norm}.running_var"].double() + _BATCH_NORM_EPS).sqrt()
+        weight = state[f"{conv}.weight"].double() * scale.view(-1, 1, 1, 1)
+        bias = state[f"{norm}.bias"].double() - state[f"{norm}.running_mean"].double() * scale
+        folded |= {f"{name}.weight": weight.float(), f"{name}.bias": bias.float()}
+    return folded

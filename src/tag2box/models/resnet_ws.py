@@ -1,0 +1,229 @@
+"""R50-WS and R101-WS: ResNets rebuilt for weakly supervised detection (Shen et al., 2020, section 4).
+
+The stem is three 3 x 3 convolutions and a max-pool. Later maps are halved by a max-pool at the end of a stage, never by
+a convolution with a stride, which would drop three cells of four: here once, after res2. res4 and res5 are dilated by 2
+instead, so that the trunk ends at stride 8. RoIPool 7 x 7 and two linear layers follow, as in VGG16.
+
+Batch norm never learns, and always uses its stored statistics. It is a fixed scale and shift of every channel, folded
+into the convolution before it at each call: the convolution learns as it would with the norm behind it, and there is
+nothing that training mode could change.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tag2box.errors import UserError
+from tag2box.models.backbone import PIXELS_BUFFER, Backbone, Preprocess, from_numbers, normal_init, to_numbers
+from tag2box.models.drop_block import dropout
+from tag2box.models.rng import RowRng
+from tag2box.models.weights.architectures import PREPROCESS, WS_BLOCKS, WS_NECK, WS_WIDTH, Weights
+from tag2box.models.weights.state_dict import load_into
+from tag2box.models.weights.weight_cache import find_weights
+from tag2box.ops.roi import roi_pool
+from tag2box.types import Proposals
+
+_BATCH_NORM_EPS = 1e-5
+_DILATION = {2: 1, 3: 1, 4: 2, 5: 2}  # of the 3 x 3 convolutions of each stage
+_BRANCH = 0.25  # how much smaller a block's fresh branch is than its shortcut: sums of many would grow without bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetWs:
+    """R50-WS or R101-WS with ImageNet weights, stored or from a file."""
+
+    kind: Literal["resnet_ws"] = "resnet_ws"
+    depth: Literal[50, 101] = 50
+    """R50-WS or R101-WS; the weights must agree."""
+    weights: str | None = None
+    """Name of stored weights (``tag2box weights convert`` makes one of your file), or a file."""
+    preprocess: Literal["torchvision", "caffe"] | None = None
+    """The pixels a file was trained on, where it does not tell. Stored weights bring their own, and may not differ."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Dropout after each of the two linear layers."""
+
+    @property
+    def architecture(self) -> str:
+        """The name of its weights in ``tag2box weights list``."""
+        return f"r{self.depth}-ws"
+
+    def build(self, *, pretrained: bool = True) -> ResNetWsBackbone:
+        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+        if not pretrained:
+            return ResNetWsBackbone(self)
+        if self.weights is None:
+            name = self.architecture
+            raise UserError(
+                f"backbone.weights: {name} needs a file of weights, or the name that "
+                f"`tag2box weights convert FILE --name {name}` stored one under"
+            )
+        weights = find_weights(self.weights, self.preprocess)
+        backbone = ResNetWsBackbone(self)
+        load_resnet_ws(backbone, weights, self.weights)
+        return backbone
+
+
+class ResNetWsBackbone(Backbone):
+    """R-WS as trunk and fc neck; the stem and res2 never learn. Its preprocessing is a buffer among its weights."""
+
+    stride = 8
+    map_size = 7
+    pixels: Tensor
+
+    def __init__(self, settings: ResNetWs, *, width: int = WS_WIDTH, neck: tuple[int, int] = WS_NECK) -> None:
+        super().__init__()
+        self.register_buffer(PIXELS_BUFFER, to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
+        self.architecture = settings.architecture
+        self.channels = 32 * width
+        self.vector_size = neck[1]
+        self.dropout = settings.dropout
+        blocks = WS_BLOCKS[settings.architecture]
+        self.stem = _Stem(width)
+        self.res2, self.res3, self.res4, self.res5 = (
+            _stage(width, stage, count) for stage, count in enumerate(blocks, start=2)
+        )
+        self.fc6 = nn.Linear(self.channels * self.map_size**2, neck[0])
+        self.fc7 = nn.Linear(*neck)
+        for layer in (self.fc6, self.fc7):
+            normal_init(layer, std=0.01)
+        self.stem.requires_grad_(False)
+        self.res2.requires_grad_(False)
+
+    @property  # only weights that are loaded set it
+    def preprocess(self) -> Preprocess:  # type: ignore[override]
+        """The pixels that the weights now in this network learnt from."""
+        return from_numbers(self.pixels)
+
+    def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        """Photo maps at stride 8: stem and res2 to res5. Sizes are halved upwards, so that no edge is lost."""
+        x = _halved(self.res2(_halved(self.stem(self.preprocess(images)))))
+        y: Tensor = self.res5(self.res4(self.res3(x)))
+        return y
+
+    def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R c 7 7"]:
+        """RoIPool 7 x 7."""
+        scale = 1 / self.stride
+        return roi_pool(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
+
+    def neck(self, maps: Float[Tensor, "R c 7 7"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+        """Two linear layers, each with ReLU and dropout."""
+        hidden = dropout(F.relu(self.fc6(maps.flatten(1))), self.dropout, dice)
+        return dropout(F.relu(self.fc7(hidden)), self.dropout, dice)
+
+    def map_parts(self) -> tuple[nn.Module, ...]:
+        """The stem and the four stages."""
+        return (self.stem, self.res2, self.res3, self.res4, self.res5)
+
+
+class _Conv(nn.Conv2d):
+    """A convolution and the fixed batch norm behind it."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int = 1, stride: int = 1, dilation: int = 1) -> None:
+        padding = dilation * (kernel // 2)
+        super().__init__(inputs, outputs, kernel, stride, padding=padding, dilation=dilation, bias=False)
+        self.register_buffer("scale", torch.ones(outputs))
+        self.register_buffer("shift", torch.zeros(outputs))
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        # weights are far fewer than the values of a photo's map: to scale them is all but free
+        y: Tensor = self._conv_forward(x, self.weight * self.scale.view(-1, 1, 1, 1), self.shift)
+        return y
+
+
+class _Stem(nn.Module):
+    """Three 3 x 3 convolutions, the first with a stride of 2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = _Conv(3, width, kernel=3, stride=2)
+        self.conv2 = _Conv(width, width, kernel=3)
+        self.conv3 = _Conv(width, width, kernel=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.relu(conv(x), inplace=True)
+        return x
+
+
+class _Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input; a convolution fits that where widths differ."""
+
+    def __init__(self, inputs: int, inner: int, *, dilation: int) -> None:
+        super().__init__()
+        outputs = 4 * inner
+        self.conv1 = _Conv(inputs, inner)
+        self.conv2 = _Conv(inner, inner, kernel=3, dilation=dilation)
+        self.conv3 = _Conv(inner, outputs)
+        self.shortcut = _Conv(inputs, outputs) if inputs != outputs else nn.Identity()
+        with torch.no_grad():
+            self.conv3.weight.mul_(_BRANCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.conv2(F.relu(self.conv1(x), inplace=True)), inplace=True)
+        y: Tensor = self.conv3(inner)
+        return F.relu(y.add_(self.shortcut(x)), inplace=True)
+
+
+def _stage(width: int, stage: int, count: int) -> nn.Sequential:
+    inner = width * 2 ** (stage - 2)
+    inputs = width if stage == 2 else 2 * inner
+    widths = [inputs] + [4 * inner] * (count - 1)
+    return nn.Sequential(*(_Bottleneck(w, inner, dilation=_DILATION[stage]) for w in widths))
+
+
+def _halved(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 2, ceil_mode=True)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def load_resnet_ws(backbone: ResNetWsBackbone, weights: Weights, where: str) -> None:
+    """Load the trunk, its preprocessing and, where there are any, fc6 and fc7.
+
+    Warns where there are none: fc6 and fc7 then stay random.
+    """
+    if weights.architecture != backbone.architecture:
+        hint = f"; set backbone.depth = {weights.architecture[1:-3]}" if weights.architecture in WS_BLOCKS else ""
+        raise UserError(
+            f"backbone.weights = {where}: these are weights of {weights.architecture}, not of {backbone.architecture}"
+            + hint
+        )
+    own = {name: value for name, value in backbone.state_dict().items() if name.startswith(("fc6.", "fc7."))}
+    has_neck = "fc6.weight" in weights.tensors
+    given = {**fixed_norms(weights.tensors), PIXELS_BUFFER: to_numbers(weights.preprocess)}
+    load_into(backbone, given if has_neck else {**own, **given}, where)
+    if not has_neck:
+        warnings.warn(
+            f"{where}: holds the trunk alone, so the two linear layers after it start random, as in the paper; that "
+            "needs thousands of photos, and with fewer tends to find parts of objects",
+            stacklevel=2,
+        )
+
+
+def fixed_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under canonical names with each batch norm as the scale and shift it comes to, in our names."""
+    fixed = {name: value for name, value in tensors.items() if ".norm." not in name}
+    for name in tensors:
+        conv, norm, _ = name.partition(".norm.weight")
+        if not norm:
+            continue
+        scale, shift = tensors[name].double(), tensors[f"{conv}.norm.bias"].double()
+        if f"{conv}.norm.running_mean" in tensors:
+            scale = scale / (tensors[f"{conv}.norm.running_var"].double() + _BATCH_NORM_EPS).sqrt()
+            shift = shift - tensors[f"{conv}.norm.running_mean"].double() * scale
+        fixed |= {f"{conv}.scale": scale.float(), f"{conv}.shift": shift.float()}
+    return fixed

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: boxes, NMS, RoI pooling, MIL and refinement losses, superpixel statistics."""

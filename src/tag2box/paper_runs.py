@@ -1,0 +1,184 @@
+"""The paper's own runs: four datasets, three sources of proposals, three backbones, and the figures it reports.
+
+What a run consists of is here; ``recipes.paper`` makes a whole config of it. Batch, learning rate, iterations, decay,
+scales, lambda, thresholds and K are the paper's (section 5.1). Where the paper is silent, we take:
+
+- the warm-up (200 iterations from a third), the moments at which the learning rate is cut, momentum and the rules for
+  biases: as the published code is described;
+- a background column in the MIL head, stage 1 counting three times, L_reg over all proposals: likewise, because the
+  published figures come from it;
+- dropout of 0.5 after each linear layer, for the ResNets as for VGG16;
+- selective search: OpenCV's fast mode, at most 2,000 boxes, none with a side below 20 pixels;
+- test scales: also 800, and mirror images;
+- MCG for the figures of its table 3b ("We use MCG for the rest of the experiments").
+
+It also says nothing of several of the 36 combinations: those have a recipe, and no figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import product
+
+from tag2box.data.transforms import Resize
+from tag2box.inference.predict import Inference
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.models.vgg16 import Vgg16
+from tag2box.proposals.importers.proposal_files import Imported
+from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.training.batches import Loader
+from tag2box.training.loop import Plan
+from tag2box.training.optim import Schedule, Sgd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperDataset:
+    """A dataset as the paper uses it."""
+
+    title: str
+    classes: int
+    photos: int
+    """That it trains on."""
+    split: str | None
+    """The image list of them, where the dataset's format has lists."""
+    iterations: int
+    steps: tuple[float, ...]
+    """Where the learning rate is cut, as shares of the run."""
+    contrast_weight: float
+    """lambda."""
+
+
+def _voc(title: str, photos: int, iterations: int) -> PaperDataset:
+    return PaperDataset(
+        title=title,
+        classes=20,
+        photos=photos,
+        split="trainval",
+        iterations=iterations,
+        steps=(2 / 3, 0.89),
+        contrast_weight=0.03,
+    )
+
+
+def _coco(title: str, photos: int) -> PaperDataset:
+    return PaperDataset(
+        title=title,
+        classes=80,
+        photos=photos,
+        split=None,
+        iterations=130_000,
+        steps=(9 / 13, 12 / 13),
+        contrast_weight=0.01,
+    )
+
+
+PAPER_DATASETS = {
+    "voc07": _voc("VOC07", 5_011, 30_000),
+    "voc12": _voc("VOC12", 11_540, 60_000),
+    "coco14": _coco("COCO14", 82_783),
+    "coco17": _coco("COCO17", 118_287),
+}
+PROPOSALS: dict[str, SelectiveSearch | Imported] = {
+    "ss": SelectiveSearch(),
+    "mcg": Imported(method="mcg"),
+    "cob": Imported(method="cob"),
+}
+BACKBONES: dict[str, Vgg16 | ResNetWs] = {
+    "vgg16": Vgg16(weights="vgg16"),
+    "r50-ws": ResNetWs(depth=50, weights="r50-ws"),
+    "r101-ws": ResNetWs(depth=101, weights="r101-ws"),
+}
+LEARNING_RATES = {"vgg16": 0.01, "r50-ws": 0.02, "r101-ws": 0.02}
+FEED = Loader(batch=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
+INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperFigures:
+    """What the paper reports of a run, in per cent; None is what it does not tell. ``source`` says where."""
+
+    source: str
+    mAP50: float | None = None
+    CorLoc: float | None = None
+    AP: float | None = None
+    AP50: float | None = None
+    AP75: float | None = None
+    APs: float | None = None
+    APm: float | None = None
+    APl: float | None = None
+    AR1: float | None = None
+    AR10: float | None = None
+    AR100: float | None = None
+    ARs: float | None = None
+    ARm: float | None = None
+    ARl: float | None = None
+
+    def reported(self) -> dict[str, float]:
+        """What there is, by name, in the paper's order."""
+        names = [field.name for field in fields(self) if field.name != "source"]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+NOTHING = PaperFigures(source="not in the paper")
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRun:
+    """One combination, by the names of ``DATASETS``, ``PROPOSALS`` and ``BACKBONES``."""
+
+    dataset: str
+    proposals: str
+    backbone: str
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return f"{self.dataset}-{self.proposals}-{self.backbone}"
+
+    @property
+    def title(self) -> str:
+        """In words, for the report."""
+        return f"{PAPER_DATASETS[self.dataset].title}, {self.proposals.upper()}, {self.backbone.upper()}"
+
+    @property
+    def plan(self) -> Plan:
+        """How long it trains, and how fast."""
+        data = PAPER_DATASETS[self.dataset]
+        optimiser = Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
+        schedule = Schedule(warmup=200, warmup_from=1 / 3, steps=data.steps, gamma=0.1)
+        return Plan(iterations=data.iterations, optimiser=optimiser, schedule=schedule)
+
+    @property
+    def figures(self) -> PaperFigures:
+        """What the paper reports of it."""
+        return _FIGURES.get(self.name, NOTHING)
+
+
+def _coco12(source: str, *values: float) -> PaperFigures:
+    names = [field.name for field in fields(PaperFigures)][3:]
+    return PaperFigures(source=source, **dict(zip(names, values, strict=True)))
+
+
+_FIGURES = {
+    "voc07-ss-vgg16": PaperFigures(source="table 2 and appendix A", mAP50=56.1, CorLoc=69.8),
+    "voc07-mcg-vgg16": PaperFigures(source="tables 2 and 3a", mAP50=58.7),
+    "voc07-cob-vgg16": PaperFigures(source="appendix B", mAP50=61.8),
+    "voc07-mcg-r50-ws": PaperFigures(source="table 3b", mAP50=56.6),
+    "voc07-mcg-r101-ws": PaperFigures(source="table 3b", mAP50=56.5),
+    "voc12-ss-vgg16": PaperFigures(source="table 2 and appendix A", mAP50=54.6, CorLoc=71.2),
+    "voc12-mcg-vgg16": PaperFigures(source="table 2", mAP50=56.2),
+    "coco14-mcg-vgg16": _coco12("table 1", 13.7, 27.7, 11.9, 4.4, 14.5, 21.2, 14.7, 24.8, 26.9, 8.8, 27.8, 44.0),
+    "coco14-mcg-r50-ws": _coco12("table 1", 13.9, 29.1, 11.8, 4.9, 16.8, 22.3, 15.5, 26.1, 28.0, 9.0, 31.8, 46.6),
+    "coco14-mcg-r101-ws": _coco12("table 1", 14.4, 29.0, 12.4, 4.8, 17.3, 23.8, 15.8, 27.0, 30.0, 9.2, 33.6, 51.0),
+    "coco14-cob-vgg16": _coco12("appendix B", 15.1, 29.3, 13.8, 4.5, 15.9, 23.4, 16.0, 26.5, 28.2, 8.9, 29.5, 46.5),
+    "coco14-cob-r50-ws": _coco12("appendix B", 15.4, 30.4, 14.0, 4.8, 18.0, 24.6, 16.9, 29.2, 31.4, 9.4, 35.1, 53.1),
+    "coco14-cob-r101-ws": _coco12("appendix B", 16.2, 31.6, 14.8, 5.0, 18.7, 26.4, 17.5, 29.6, 31.9, 10.0, 35.4, 53.5),
+    "coco17-mcg-vgg16": _coco12("table 1", 13.6, 27.4, 12.2, 4.9, 15.5, 21.6, 14.6, 24.8, 26.8, 9.2, 28.7, 43.8),
+    "coco17-mcg-r50-ws": _coco12("table 1", 13.8, 27.8, 12.1, 5.7, 17.7, 23.8, 15.1, 26.6, 29.7, 10.1, 33.7, 50.7),
+    "coco17-mcg-r101-ws": _coco12("table 1", 14.4, 28.7, 12.6, 5.4, 17.9, 25.5, 15.4, 26.8, 29.6, 10.0, 33.3, 50.6),
+    "coco17-cob-vgg16": _coco12("appendix B", 15.6, 29.9, 14.3, 5.1, 17.2, 25.1, 16.4, 27.1, 28.7, 9.8, 30.5, 47.8),
+    "coco17-cob-r50-ws": _coco12("appendix B", 16.0, 30.5, 14.9, 5.4, 19.0, 27.2, 17.0, 29.1, 31.4, 10.4, 35.2, 53.3),
+    "coco17-cob-r101-ws": _coco12("appendix B", 16.5, 31.6, 15.2, 5.7, 19.6, 28.2, 17.4, 29.7, 31.9, 11.3, 35.5, 54.2),
+}
+PAPER_RUNS = {run.name: run for run in (PaperRun(*parts) for parts in product(PAPER_DATASETS, PROPOSALS, BACKBONES))}
+"""All 36 by name."""

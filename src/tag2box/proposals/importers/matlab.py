@@ -1,0 +1,249 @@
+"""MATLAB files of version 5 to 7.2: numbers, texts and cell arrays of them.
+
+Written from the published description of the format, because a reader for all of MATLAB (structs, objects, cells in
+cells without end) can be made to crash or to fill the memory by a file of a few bytes; this one cannot.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from tag2box.errors import UserError
+from tag2box.proposals.importers.match_ids import ImageRows, ProposalListing, id_of, rows_of, same_length
+
+_HEADER = 128
+_MATRIX, _COMPRESSED = 14, 15
+_CELL, _CHAR, _NUMBERS = 1, 4, range(6, 16)
+_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+_TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
+_TIMES, _ROOM = 100, 1 << 30  # bytes may grow so many times by unpacking; and a gigabyte, for scores that are all 0
+
+
+class _Broken(Exception):
+    """What is wrong with a file."""
+
+
+class _Element(NamedTuple):
+    """One element of a file: its type, its bytes, and where the next one begins."""
+
+    kind: int
+    body: memoryview
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A variable or a cell: its class and shape are known, its content is read when asked for."""
+
+    path: Path
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    body: memoryview
+    order: str  # of bytes, "<" or ">"
+
+    @property
+    def is_cells(self) -> bool:
+        """Whether it is a cell array."""
+        return self.kind == _CELL
+
+    def cells(self) -> tuple[Matrix, ...]:
+        """The elements of a cell array, in MATLAB's order."""
+        try:
+            parts = tuple(_elements(self.body, self.order))
+            found = tuple(_matrix(self.path, part.body, self.order) for part in parts if part.kind == _MATRIX)
+        except _Broken as broken:
+            raise self._damaged(broken) from None
+        if len(found) != math.prod(self.shape):
+            raise self._damaged(f"{len(found)} cells, its shape says {math.prod(self.shape)}")
+        return found
+
+    def numbers(self) -> ndarray:
+        """The content of a matrix of numbers."""
+        if math.prod(self.shape) == 0:
+            return np.zeros(self.shape)
+        if self.kind not in _NUMBERS:
+            raise UserError(f"{self.path}: {self.name or 'a cell'}: expected numbers; check the file or --format")
+        try:
+            part = next(_elements(self.body, self.order))
+            flat = np.frombuffer(part.body, self.order + _TYPES[part.kind])
+            return flat.reshape(self.shape, order="F")
+        except (_Broken, StopIteration, KeyError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def texts(self) -> tuple[str, ...]:
+        """Texts of cells or of rows of characters; numbers are written out."""
+        if self.is_cells:
+            return tuple(cell._only_text() for cell in self.cells())
+        if self.kind != _CHAR:
+            return tuple(f"{number:.15g}" for number in self.numbers().ravel(order="F"))
+        try:
+            part = next(_elements(self.body, self.order))
+            wide = {"<": "-le", ">": "-be"}[self.order] if _TEXTS[part.kind] in {"utf-16", "utf-32"} else ""
+            letters = np.array(list(bytes(part.body).decode(_TEXTS[part.kind] + wide)), object)
+            return tuple("".join(row).strip() for row in letters.reshape(self.shape, order="F"))
+        except (_Broken, StopIteration, KeyError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _only_text(self) -> str:
+        found = () if self.is_cells else self.texts()  # cells in cells without end would overflow the stack
+        if len(found) != 1:
+            raise self._damaged("expected one text")
+        return found[0]
+
+    def _damaged(self, reason: object) -> UserError:
+        return UserError(f"{self.path}: {self.name or 'a cell'}: damaged ({reason}); get the file anew")
+
+
+def read_mat(path: Path) -> dict[str, Matrix]:
+    """The variables of a MATLAB file, by name."""
+    try:
+        data = path.read_bytes()
+        return {matrix.name: matrix for matrix in _variables(path, data)}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a MATLAB file") from None
+    except (OSError, _Broken) as error:
+        raise UserError(f"{path}: not readable as a MATLAB file ({error}); get it anew") from None
+
+
+def _variables(path: Path, data: bytes) -> Iterator[Matrix]:
+    if data[:19] == b"MATLAB 7.3 MAT-file" or data[:4] == b"\x89HDF":
+        raise UserError(
+            f"{path}: saved as MATLAB 7.3 (HDF5), which is not read here; in MATLAB: x = load(file); "
+            "save(file, '-struct', 'x', '-v7')"
+        )
+    order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
+    if order is None:
+        raise _Broken("its header is not that of version 5 to 7.2")
+    for part in _elements(memoryview(data)[_HEADER:], order):
+        packed = part.kind == _COMPRESSED
+        parts = _elements(memoryview(_inflate(part.body)), order) if packed else iter((part,))
+        yield from (_matrix(path, inner.body, order) for inner in parts if inner.kind == _MATRIX)
+
+
+def _inflate(body: memoryview) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(body, _TIMES * len(body) + _ROOM)
+    except zlib.error as error:
+        raise _Broken(str(error)) from None
+    if not unpacker.eof:
+        raise _Broken("a compressed variable is cut off, or far larger than any boxes")
+    return content
+
+
+def _elements(data: memoryview, order: str) -> Iterator[_Element]:
+    """The elements that lie one after another."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < 8:
+            raise _Broken("ends too early")
+        kind, count = struct.unpack_from(order + "II", data, at)
+        start, end = at + 8, at + 8 + count + (0 if kind == _COMPRESSED else -count % 8)
+        if kind >> 16:  # up to four bytes lie in the tag itself
+            kind, count, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
+        if start + count > min(end, len(data)):
+            raise _Broken("ends too early")
+        yield _Element(kind, data[start : start + count], end)
+        at = end
+
+
+def _matrix(path: Path, body: memoryview, order: str) -> Matrix:
+    if not len(body):
+        return Matrix(path, "", _NUMBERS[0], (0, 0), body, order)
+    parts = _elements(body, order)
+    try:
+        flags, sides, name = next(parts), next(parts), next(parts)
+        kind = struct.unpack_from(order + "I", flags.body)[0] & 0xFF
+        shape = struct.unpack(f"{order}{len(sides.body) // 4}i", sides.body)
+    except (StopIteration, struct.error):
+        raise _Broken("a variable without class, shape and name") from None
+    if not 2 <= len(shape) <= 32 or min(shape) < 0:
+        raise _Broken(f"a variable of shape {shape[:8]}")
+    return Matrix(path, bytes(name.body).decode("ascii", "replace"), kind, shape, body[name.end :], order)
+
+
+MAT_IDS = ("images", "ids", "image_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class MatNames:
+    """The names under which a program saves its boxes and scores."""
+
+    boxes: tuple[str, ...]
+    scores: tuple[str, ...]
+
+    def __call__(self, path: Path) -> ProposalListing:
+        """The proposals in a file or in the files of a folder, which are opened one by one."""
+        if path.is_dir():
+            files = mat_files(path)
+            return ProposalListing(tuple(file.stem for file in files), lambda place: self._image(files[place]))
+        found = read_mat(path)
+        boxes = _required(path, found, self.boxes)
+        if not boxes.is_cells:
+            return ProposalListing((path.stem,), lambda place: self._image(path))
+        return self._cells(path, boxes, found)
+
+    def _image(self, path: Path) -> ImageRows:
+        found = read_mat(path)
+        scores = _one_of(found, self.scores)
+        boxes = _required(path, found, self.boxes).numbers()
+        return rows_of(f"{path}", boxes, None if scores is None else scores.numbers())
+
+    def _cells(self, path: Path, boxes: Matrix, found: dict[str, Matrix]) -> ProposalListing:
+        ids = tuple(id_of(f"{path}: images", text) for text in _required(path, found, MAT_IDS).texts())
+        cells, scores = boxes.cells(), _one_of(found, self.scores)
+        same_length(f"{path}", ("cells of boxes", "images"), (len(cells), len(ids)))
+        columns = None if scores is None else scores.cells()
+        if columns is not None:
+            same_length(f"{path}", ("cells of boxes", "cells of scores"), (len(cells), len(columns)))
+
+        def read(place: int) -> ImageRows:
+            column = None if columns is None else columns[place].numbers()
+            return rows_of(f"{path}: image {ids[place]}", cells[place].numbers(), column)
+
+        return ProposalListing(ids, read)
+
+
+read_selective_search = MatNames(boxes=("boxes",), scores=("boxScores", "scores"))
+read_mcg = MatNames(boxes=("boxes", "bboxes"), scores=("scores", "bboxes_scores"))
+read_edge_boxes = MatNames(boxes=("bbs", "boxes"), scores=("boxScores", "scores"))
+
+
+def mat_files(folder: Path) -> tuple[Path, ...]:
+    """The MATLAB files of a folder, by name."""
+    files = tuple(sorted(folder.glob("*.mat")))
+    if not files:
+        raise UserError(f"{folder}: no .mat files in this folder; name the file, or the folder that has them")
+    return files
+
+
+def recognise_mat(path: Path) -> str:
+    """The format of a MATLAB file or of a folder of them, by the names and kinds of its variables."""
+    sample = mat_files(path)[0] if path.is_dir() else path
+    found = read_mat(sample)
+    if "bbs" in found:
+        return "edge-boxes"
+    boxes = _required(sample, found, ("boxes", "bboxes"))
+    return "selective-search" if boxes.is_cells else "mcg"
+
+
+def _one_of(found: dict[str, Matrix], names: tuple[str, ...]) -> Matrix | None:
+    return next((found[name] for name in names if name in found), None)
+
+
+def _required(path: Path, found: dict[str, Matrix], names: tuple[str, ...]) -> Matrix:
+    matrix = _one_of(found, names)
+    if matrix is None:
+        there = ", ".join(ascii(name)[1:-1][:40] for name in sorted(found)[:8]) or "none"
+        raise UserError(f"{path}: no variable {' or '.join(names)} (there is: {there}); check the file or --format")
+    return matrix

@@ -1,1 +1,0 @@
-"""Proposals from elsewhere: what other people's files hold, whose image is whose photo, and whether boxes fit."""

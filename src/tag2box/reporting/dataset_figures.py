@@ -1,0 +1,322 @@
+"""Figures of a dataset's objects: what one box a tag must miss, how many to a photo, how large, how close."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from tag2box.data.stats import SIZE_EDGES, ObjectStats, PhotoSizes, TagStats
+from tag2box.reporting.charts import Bars, Key, grouped_bars, listed, percent, plural, whole
+from tag2box.reporting.plots import (
+    Bubble,
+    PlotColumn,
+    Shares,
+    bubble_chart,
+    columns,
+    gather_bubbles,
+    matrix,
+    share_bars,
+)
+from tag2box.reporting.sections import Figure
+
+LONG = 24  # classes from which a chart is cut into two
+NUMBERS = ((1, 1), (2, 2), (3, 3), (4, 6), (7, None))  # objects on a photo, from and to
+
+OBJECTS = (Key("objects", "left-out"), Key("image-class pairs: what one box a tag can find", "level-3"))
+
+
+def in_columns(rows: Sequence[int], draw: Callable[[Sequence[int]], str]) -> tuple[Markup, ...]:
+    """A chart of some classes, cut into two halves where it would be long."""
+    half = -(-len(rows) // 2)
+    parts = (rows[:half], rows[half:]) if len(rows) > LONG else (rows,)
+    return tuple(Markup(draw(part)) for part in parts)
+
+
+def by_number(counts: Sequence[int]) -> list[int]:
+    """Classes that have any, the most frequent first."""
+    return sorted((c for c, n in enumerate(counts) if n), key=lambda c: (-counts[c], c))
+
+
+def missed_figure(stats: ObjectStats) -> Figure:
+    """Figure 1(c) of the paper for any dataset: objects against image-class pairs."""
+    order, top = by_number(stats.objects), float(max(stats.objects, default=1))
+
+    def draw(rows: Sequence[int]) -> str:
+        groups = [Bars(stats.classes[c], (float(stats.objects[c]), float(stats.pairs[c]))) for c in rows]
+        return grouped_bars(groups, OBJECTS, label="Objects and image-class pairs by class", limit=top, show=whole)
+
+    share = [m / o if o else 0.0 for m, o in zip(stats.missed, stats.objects, strict=True)]
+    worst = sorted((c for c in order if stats.missed[c]), key=lambda c: -share[c])[:3]
+    found, all_of_them = sum(stats.pairs), sum(stats.objects)
+    reading = (
+        f"One box for each class on a photo finds at most {whole(found)} of {plural(all_of_them, 'object')}: "
+        f"{whole(all_of_them - found)} ({percent(stats.missed_share)} %) are left out"
+    )
+    hardest = listed(tuple(f"{stats.classes[c]} ({percent(share[c])} %)" for c in worst))
+    reading += f"; most of all {hardest}." if worst else ": every photo shows its classes once."
+    return Figure("Objects and image-class pairs", "number of each", in_columns(order, draw), reading, OBJECTS)
+
+
+def objects_per_photo_figure(stats: ObjectStats) -> Figure:
+    """The paper's appendix figure: how many objects of a class are on the photos that show it."""
+    order = by_number(stats.objects)
+    table = stats.per_pair.tolist()
+    names = [
+        str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}" for low, high in NUMBERS
+    ]
+    keys = tuple(Key(name, f"level-{i}") for i, name in enumerate(names))
+    means = {c: stats.objects[c] / stats.pairs[c] for c in order}
+
+    def draw(rows: Sequence[int]) -> str:
+        shares = [
+            Shares(
+                stats.classes[c],
+                tuple(sum(table[c][low - 1 : high]) for low, high in NUMBERS),
+                f"{means[c]:.1f} (most {_most(table[c])})",
+            )
+            for c in rows
+        ]
+        return share_bars(shares, keys, label="Objects of a class on the photos that show it")
+
+    ordered = sorted(order, key=lambda c: (-means[c], c))
+    charts = in_columns(ordered, draw)
+    return Figure(
+        "Objects of a class on a photo that shows it",
+        "share of the photos; behind the bar: the mean, and the most on one photo",
+        charts,
+        _number_reading(stats, ordered, means),
+        keys,
+    )
+
+
+def _number_reading(stats: ObjectStats, order: Sequence[int], means: dict[int, float]) -> str:
+    pairs = sum(stats.pairs)
+    single = int(stats.per_pair[:, 0].sum()) / pairs
+    words = (
+        f"A class that is on a photo is there {sum(stats.objects) / pairs:.2f} times on average, and only once on "
+        f"{percent(single)} % of the photos"
+    )
+    if len(order) == 1:
+        return f"{words}."
+    first, last = order[0], order[-1]
+    return (
+        f"{words}; {stats.classes[first]} comes in the largest numbers ({means[first]:.1f} a photo), "
+        f"{stats.classes[last]} in the smallest ({means[last]:.1f})."
+    )
+
+
+def _most(row: Sequence[int]) -> int:
+    return max(number for number, photos in enumerate(row, start=1) if photos)
+
+
+def object_size_figure(stats: ObjectStats) -> Figure:
+    """How large objects are on their photos."""
+    small, large = (f"{100 * edge:g} %" for edge in SIZE_EDGES)
+    names = (f"small: below {small}", "medium", f"large: {large} or more")
+    keys = tuple(Key(name, f"level-{i + 1}") for i, name in enumerate(names))
+    total = stats.by_size.sum(0).tolist()
+    order = by_number(stats.objects)
+    shares = [percent(n / sum(total)) for n in total]
+    smallest = max(order, key=lambda c: int(stats.by_size[c, 0]) / stats.objects[c])
+    reading = f"{shares[0]} % of the objects are small, {shares[1]} % medium and {shares[2]} % large"
+    if total[0]:
+        most = percent(int(stats.by_size[smallest, 0]) / stats.objects[smallest])
+        reading += f"; the class with the largest share of small ones is {stats.classes[smallest]} ({most} %)"
+    rows = _rows(stats, stats.by_size.tolist(), column=2)
+    charts = in_columns(
+        range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Sizes of objects")
+    )
+    note = "share of the objects by their part of the photo's area; behind the bar: per cent large"
+    return Figure("Size of the objects", note, charts, f"{reading}.", keys)
+
+
+def company_figure(stats: ObjectStats) -> Figure:
+    """How often objects of one class touch each other, and so are easily taken for one."""
+    keys = (
+        Key("the only one of its class", "level-0"),
+        Key("others apart", "level-2"),
+        Key("touching another", "left-out"),
+    )
+    total = stats.by_company.sum(0).tolist()
+    order = by_number(stats.objects)
+    closest = max(order, key=lambda c: int(stats.by_company[c, 2]) / stats.objects[c])
+    several = total[1] + total[2]
+    reading = f"{percent(total[2] / sum(total))} % of the objects touch another of their class"
+    if several:
+        reading += f" ({percent(total[2] / several)} % of those that are not alone)"
+    if total[2]:
+        most = percent(int(stats.by_company[closest, 2]) / stats.objects[closest])
+        reading += f", {stats.classes[closest]} most often ({most} %): one box around both is the easy mistake"
+    rows = _rows(stats, stats.by_company.tolist(), column=2)
+    charts = in_columns(
+        range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Touching objects")
+    )
+    note = "share of the objects whose box meets or overlaps another of the class; behind the bar: per cent touching"
+    return Figure("Grouped objects", note, charts, f"{reading}.", keys)
+
+
+def _rows(stats: ObjectStats, table: Sequence[Sequence[int]], *, column: int) -> list[Shares]:
+    """Rows of shares, the class with the largest share in a column first."""
+    order = sorted(by_number(stats.objects), key=lambda c: (-table[c][column] / stats.objects[c], c))
+    return [Shares(stats.classes[c], tuple(table[c]), percent(table[c][column] / stats.objects[c])) for c in order]
+
+
+MANY = 9  # tags a photo from which columns are put together
+EVEN = 1.2  # times as many photos up to which classes are called balanced
+TAGS_NAMED = 8  # pairs of classes that are named
+SHAPES = {"1:2": 1 / 2, "2:3": 2 / 3, "3:4": 3 / 4, "1:1": 1.0, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0}
+
+
+def tags_per_photo_figure(stats: TagStats) -> Figure:
+    """How many tags a photo has."""
+    counts = [*stats.per_photo[:MANY], *([sum(stats.per_photo[MANY:])] if len(stats.per_photo) > MANY else [])]
+    bars = [PlotColumn(f"{n}+" if n == MANY else str(n), float(count)) for n, count in enumerate(counts)]
+    mean = sum(stats.per_class) / stats.photos if stats.photos else 0.0
+    several = sum(stats.per_photo[2:]) / stats.photos if stats.photos else 0.0
+    reading = f"A photo has {mean:.2f} tags on average; {percent(several)} % have two or more"
+    reading += (
+        f", and {plural(len(stats.untagged), 'photo')} none at all." if stats.untagged else ", and none is without."
+    )
+    chart = columns(bars, label="Photos by number of tags", x_label="tags of a photo", y_label="photos")
+    return Figure("Tags a photo", "how many photos have how many", (Markup(chart),), reading)
+
+
+def balance_figure(stats: TagStats) -> Figure:
+    """How many photos each class has."""
+    keys = (Key("photos", "run-0"),)
+    order, top = by_number(stats.per_class), float(max(stats.per_class, default=1) or 1)
+
+    def draw(rows: Sequence[int]) -> str:
+        groups = [Bars(stats.classes[c], (float(stats.per_class[c]),)) for c in rows]
+        return grouped_bars(groups, keys, label="Photos of each class", limit=top, show=whole)
+
+    return Figure(
+        "Class balance", "photos tagged with each class", in_columns(order, draw), _balance_reading(stats, order)
+    )
+
+
+def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
+    if not order:
+        return "No photo has a tag."
+    first, last = ((stats.classes[c], stats.per_class[c]) for c in (order[0], order[-1]))
+    if len(order) == 1:
+        return f"The only class, {first[0]}, is on {plural(first[1], 'photo')}."
+    if first[1] == last[1]:
+        return f"All classes are on as many photos: {whole(first[1])}."
+    if first[1] < EVEN * last[1]:
+        return f"Well balanced: from {plural(last[1], 'photo')} ({last[0]}) to {whole(first[1])} ({first[0]})."
+    ratio = f"{first[1] / last[1]:.1f} times as many as {last[0]} ({whole(last[1])})"
+    return f"{first[0]} is on {plural(first[1], 'photo')}, {ratio}."
+
+
+def together_figure(stats: TagStats) -> Figure:
+    """Which classes come with which; on the diagonal, how often a class comes alone."""
+    order = by_number(stats.per_class)
+    table = stats.together.tolist()
+
+    def share(a: int, b: int) -> float:
+        return (stats.alone[a] if a == b else table[a][b]) / stats.per_class[a]
+
+    def tip(row: int, column: int) -> str:
+        a, b = order[row], order[column]
+        with_whom = "alone" if a == b else f"with {stats.classes[b]}"
+        return f"{stats.classes[a]} {with_whom}: {percent(share(a, b))} % of its {plural(stats.per_class[a], 'photo')}"
+
+    values = [[share(a, b) for b in order] for a in order]
+    chart = matrix([stats.classes[c] for c in order], values, label="Classes on the same photos", tip=tip)
+    keys = (Key("with the class of the column", "run-0"), Key("alone", "run-1"))
+    note = "per cent of the photos of the class on the left"
+    return Figure("Tags that come together", note, (Markup(chart),), _together_reading(stats, order), keys)
+
+
+def _together_reading(stats: TagStats, order: Sequence[int]) -> str:
+    tagged = sum(stats.per_photo[1:])
+    words = f"{percent(sum(stats.alone) / tagged)} % of the tagged photos show a single class" if tagged else "No tags"
+    couples = [(int(stats.together[a, b]), a, b) for a in order for b in order if a < b]
+    count, a, b = max(couples, default=(0, 0, 0))
+    if not count:
+        return f"{words}; no two classes share a photo." if len(order) > 1 else f"{words}."
+    return f"{words}; most often together are {stats.classes[a]} and {stats.classes[b]} ({plural(count, 'photo')})."
+
+
+def tag_warnings(stats: TagStats) -> tuple[str, ...]:
+    """What in the tags will make learning hard or impossible, a sentence each."""
+    names = stats.classes
+    twins = stats.inseparable()
+    bound = [(a, b) for a, b in stats.never_without() if (min(a, b), max(a, b)) not in set(twins)]
+    out = []
+    if twins:
+        words = _some([f"{names[a]} and {names[b]}" for a, b in twins])
+        out.append(f"Never apart: {words}. From tags alone no method can tell such classes from each other.")
+    if bound:
+        words = _some([f"{names[a]} (with {names[b]})" for a, b in bound])
+        out.append(f"Never without another class: {words}. Photos of such a class without the other would help.")
+    if stats.unused:
+        out.append(f"No photo has these tags: {_some(stats.unused)}.")
+    if stats.untagged:
+        words = f"{plural(len(stats.untagged), 'photo')} without any tag: {_some(stats.untagged)}."
+        out.append(f"{words} They teach what none of the classes looks like.")
+    if any(stats.unsure):
+        most = by_number(stats.unsure)
+        words = _some([f"{names[c]} ({whole(stats.unsure[c])})" for c in most])
+        out.append(f"{plural(sum(stats.unsure), 'unsure tag')}, neither taught nor denied: {words}.")
+    return tuple(out)
+
+
+def _some(words: Sequence[str]) -> str:
+    return listed(tuple(words), TAGS_NAMED)
+
+
+# ---------------------------------------------------------------- sizes and shapes of the photos
+
+
+def photo_size_figure(stats: PhotoSizes) -> Figure:
+    """Width against height."""
+    bubbles = gather_bubbles(
+        [Bubble(float(w), float(h), n) for (w, h), n in zip(stats.sizes, stats.counts, strict=True)]
+    )
+    chart = bubble_chart(bubbles, label="Sizes of the photos", x_label="width, pixels", y_label="height, pixels")
+    reading = "There is no photo."
+    if stats.sizes:
+        (width, height), photos = stats.sizes[0], sum(stats.counts)
+        short = sorted((min(size), n) for size, n in zip(stats.sizes, stats.counts, strict=True))
+        reading = (
+            f"{plural(len(stats.sizes), 'different size')} in {plural(photos, 'photo')}; the most frequent is "
+            f"{width} x {height} ({percent(stats.counts[0] / photos)} %). Short sides go from {short[0][0]} to "
+            f"{short[-1][0]} pixels, half of them up to {_median(short)}."
+        )
+    note = "a bubble's area shows how many photos; dashed: square photos"
+    return Figure("Width and height", note, (Markup(chart),), reading)
+
+
+def _median(weighted: Sequence[tuple[int, int]]) -> int:
+    """The value half of the weight lies at or below; sorted values in."""
+    half, below = sum(n for _, n in weighted) / 2, 0
+    for value, count in weighted:
+        below += count
+        if below >= half:
+            return value
+    return 0
+
+
+def shape_figure(stats: PhotoSizes) -> Figure:
+    """Width over height, each photo at the nearest of the usual shapes."""
+    counts: Counter[str] = Counter()
+    for (width, height), n in zip(stats.sizes, stats.counts, strict=True):
+        counts[min(SHAPES, key=lambda name: abs(math.log(width / height / SHAPES[name])))] += n
+    bars = [PlotColumn(name, float(counts[name])) for name in SHAPES]
+    chart = columns(
+        bars, label="Shapes of the photos", x_label="width : height, the nearest of these", y_label="photos"
+    )
+    reading = "There is no photo."
+    if stats.sizes:
+        upright, lying = stats.shares(lambda w, h: h > w), stats.shares(lambda w, h: w > h)
+        widest = max(max(w / h, h / w) for w, h in stats.sizes)
+        reading = (
+            f"{percent(lying)} % of the photos lie, {percent(upright)} % stand upright and "
+            f"{percent(1 - lying - upright)} % are square; the most stretched has sides of {widest:.1f} : 1."
+        )
+    return Figure("Shape", "photos by width : height", (Markup(chart),), reading)

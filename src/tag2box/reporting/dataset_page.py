@@ -1,0 +1,187 @@
+"""The page about a dataset: what it holds, what its tags can teach, and what one box a tag would miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from tag2box.annotations import TaggedPhotos
+from tag2box.data.stats import DataStats, ObjectStats, TagStats
+from tag2box.reporting import dataset_figures as object_figures
+from tag2box.reporting import dataset_figures as tag_figures
+from tag2box.reporting.charts import listed, percent, plural, whole
+from tag2box.reporting.gallery import Album, Tile, evenly_spaced
+from tag2box.reporting.sections import Fact, Leaf, Section, Shelf, write_leaf
+from tag2box.reporting.tables import Table, TableRow
+
+SHEET_THUMBNAIL = 200  # longest side of a photo of the contact sheet
+SHEET_PHOTOS, SHEET_CLASSES = 160, 80  # that keep the page small
+FEWEST, MOST = 2, 8  # photos a class
+SHOWN_FAULTS = 3  # faults that are told in full
+
+
+@dataclass(frozen=True, slots=True)
+class DataInputs:
+    """What the page is made of."""
+
+    title: str
+    tagged: TaggedPhotos
+    stats: DataStats
+    left_out: tuple[str, ...] = ()  # lines about photos, rows or objects that could not be read
+
+
+def write_data_page(inputs: DataInputs, out: Path) -> None:
+    """Write the page of a dataset as one self-contained HTML file."""
+    write_leaf(build_data_page(inputs), out)
+
+
+def build_data_page(inputs: DataInputs) -> Leaf:
+    """Choose, draw and read: from counts to what the template shows."""
+    tags, objects = inputs.stats.tags, inputs.stats.objects
+    album = Album(SHEET_THUMBNAIL)
+    has_objects = objects is not None and any(objects.objects)
+    sections = [
+        *(_object_sections(objects) if objects is not None and has_objects else ()),
+        _tag_section(tags),
+        *([_together_section(tags)] if sum(n > 0 for n in tags.per_class) > 1 else []),
+        _photo_section(inputs),
+        *_sheet_section(inputs.tagged, tags, album),
+        _table_section(inputs.stats),
+    ]
+    return Leaf(
+        kicker="tag2box data",
+        title=inputs.title,
+        lede=_lede(inputs.stats),
+        facts=_facts(inputs.stats),
+        sections=tuple(sections),
+        style=Markup(album.style),
+        unreadable=album.unreadable,
+    )
+
+
+def _lede(stats: DataStats) -> str:
+    tags, objects = stats.tags, stats.objects
+    names = f" ({listed(tags.classes, 8)})" if tags.classes else ""
+    words = f"{plural(tags.photos, 'photo')} tagged with {plural(len(tags.classes), 'class')}{names}."
+    if objects is None:
+        return f"{words} There are tags, but no boxes: objects are not counted here."
+    if not any(objects.objects):
+        return f"{words} The dataset can hold boxes, but has no object of these classes."
+    total, missed = sum(objects.objects), sum(objects.missed)
+    return (
+        f"{words} Their {plural(total, 'object')} make {plural(sum(objects.pairs), 'image-class pair')}: a method that "
+        f"takes one box for each tag must miss {whole(missed)} of them."
+    )
+
+
+def _facts(stats: DataStats) -> tuple[Fact, ...]:
+    tags, objects = stats.tags, stats.objects
+    mean = sum(tags.per_class) / tags.photos if tags.photos else 0.0
+    facts = [
+        Fact("Photos", whole(tags.photos), "", f"{whole(len(tags.untagged))} without tags"),
+        Fact("Classes", whole(len(tags.classes)), "", f"{whole(len(tags.unused))} without photos"),
+        Fact("Tags a photo", f"{mean:.2f}", "", f"{whole(sum(tags.per_class))} tags in all"),
+    ]
+    if objects is not None:
+        marked = f"{whole(sum(objects.difficult))} difficult and {plural(sum(objects.crowds), 'crowd')} not counted"
+        facts.append(Fact("Objects", whole(sum(objects.objects)), "", marked))
+        if any(objects.objects):
+            facts.append(Fact("Missed", percent(objects.missed_share), "%", "of the objects, by one box a tag"))
+    return tuple(facts)
+
+
+def _object_sections(stats: ObjectStats) -> tuple[Section, ...]:
+    return (
+        Section(
+            "missed",
+            "What one box a tag must miss",
+            "A tag says that a class is there, not how often. Labelling only the best box of each image-class pair "
+            "(argmax) leaves the others to be taught as background. Difficult objects and crowds are not counted.",
+            wide=True,
+            figures=(object_figures.missed_figure(stats),),
+        ),
+        Section(
+            "numbers",
+            "Objects a photo",
+            "Classes that come in numbers gain most from a method that looks for further objects.",
+            wide=True,
+            figures=(object_figures.objects_per_photo_figure(stats),),
+        ),
+        Section(
+            "boxes",
+            "Size and neighbours",
+            "Small objects have few proposals that fit; neighbours of one class are easily put into one box.",
+            wide=len(stats.classes) > object_figures.LONG,
+            figures=(object_figures.object_size_figure(stats), object_figures.company_figure(stats)),
+        ),
+    )
+
+
+def _tag_section(tags: TagStats) -> Section:
+    return Section(
+        "tags",
+        "Tags",
+        "What training sees: which classes each photo shows, and nothing else.",
+        wide=len(tags.classes) > object_figures.LONG,
+        figures=(tag_figures.balance_figure(tags), tag_figures.tags_per_photo_figure(tags)),
+        warnings=tag_figures.tag_warnings(tags),
+    )
+
+
+def _together_section(tags: TagStats) -> Section:
+    return Section(
+        "together",
+        "Classes that come together",
+        "Tags tell classes apart by the photos that show one and not the other. What always comes together looks, to a "
+        "method that learns from tags, like one thing.",
+        wide=True,
+        figures=(tag_figures.together_figure(tags),),
+    )
+
+
+def _photo_section(inputs: DataInputs) -> Section:
+    stats, faults = inputs.stats, inputs.left_out
+    words = f"Left out, {plural(len(faults), 'fault')} (`tag2box data check` lists them all): {'; '.join(faults[:SHOWN_FAULTS])}"
+    return Section(
+        "photos",
+        "Photos",
+        "Width and height as the eye sees them: after the camera's rotation mark.",
+        figures=(tag_figures.photo_size_figure(stats.sizes), tag_figures.shape_figure(stats.sizes)),
+        warnings=(words,) if faults else (),
+    )
+
+
+def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: Album) -> list[Section]:
+    """A contact sheet: a few photos of each class, at even distances through the list."""
+    order = object_figures.by_number(tags.per_class)[:SHEET_CLASSES]
+    if not order:
+        return []
+    count = min(max(SHEET_PHOTOS // len(order), FEWEST), MOST)
+    shelves = []
+    for c in sorted(order):
+        rows = evenly_spaced(tagged.tags[:, c].nonzero().flatten().tolist(), count)
+        photos = [tagged.photos[i] for i in rows]
+        shots = [(photo, album.add(photo.path)) for photo in photos]
+        tiles = tuple(
+            Tile(shot, (), "", f"Photo {photo.id}, tagged {tags.classes[c]}") for photo, shot in shots if shot
+        )
+        shelves.append(Shelf(tags.classes[c], plural(tags.per_class[c], "photo"), tiles))
+    left = len(object_figures.by_number(tags.per_class)) - len(order)
+    words = f"Up to {plural(count, 'photo')} of each class, at even distances through the list: not picked by hand."
+    words += f" The {left} rarest classes are not shown." if left else ""
+    return [Section("sheet", "A look at the classes", words, shelves=tuple(shelves))]
+
+
+def _table_section(stats: DataStats) -> Section:
+    tags, objects = stats.tags, stats.objects
+    heads = ["photos", "alone", "unsure"]
+    columns = [tags.per_class, tags.alone, tags.unsure]
+    if objects is not None:
+        heads += ["objects", "missed", "difficult", "crowds"]
+        columns += [objects.objects, objects.missed, objects.difficult, objects.crowds]
+    rows = [TableRow(name, tuple(whole(column[c]) for column in columns)) for c, name in enumerate(tags.classes)]
+    total = TableRow("all", tuple(whole(sum(column)) for column in columns))
+    table = Table("Counts by class", tuple(heads), (*rows, total))
+    return Section("counts", "All the numbers", "In the dataset's order of classes.", tables=(table,))

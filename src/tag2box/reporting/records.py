@@ -1,0 +1,296 @@
+"""What a run leaves on disk, as typed records: the only truth the report is built from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from tag2box.annotations import Detections, Truth
+from tag2box.errors import UserError
+from tag2box.io import read_json
+
+
+def _numbers_only(value: object) -> object:
+    """Keep the plain figures of a mapping: evaluators may nest per-class tables among them."""
+    if not isinstance(value, Mapping):
+        return {} if value is None else value
+    return {k: v for k, v in value.items() if v is None or (isinstance(v, int | float) and not isinstance(v, bool))}
+
+
+def _none_is_empty(value: object) -> object:
+    return () if value is None else value
+
+
+Text = Annotated[str, BeforeValidator(str)]
+FigureMap = Annotated[Mapping[str, float | None], BeforeValidator(_numbers_only)]
+PerStage = Annotated[tuple[float | None, ...], BeforeValidator(_none_is_empty)]
+
+
+@dataclass(frozen=True, slots=True)
+class StartInfo:
+    """The ``start`` event: what was trained, on what, where."""
+
+    name: str = ""
+    classes: tuple[str, ...] = ()
+    train_photos: int | None = None
+    iterations: int | None = None
+    seed: int | None = None
+    proposals_per_photo: float | None = None
+    machine: Mapping[str, Text] = field(default_factory=dict)
+    versions: Mapping[str, Text] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A ``step`` event: the losses of one iteration."""
+
+    iteration: int
+    losses: FigureMap = field(default_factory=dict)
+    lr: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoCount:
+    """A ``pseudo`` event: mean number of pseudo boxes per present image-class pair, and mean tau, by stage."""
+
+    iteration: int
+    boxes_per_class: PerStage = ()
+    threshold: PerStage = ()
+    per_class: FigureMap = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryPhoto:
+    """Pseudo ground truth of the last stage on one training photo, in the photo's own pixels."""
+
+    id: Text
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.boxes) == len(self.labels) == len(self.scores):
+            raise ValueError("boxes, labels and scores differ in length")
+
+
+@dataclass(frozen=True, slots=True)
+class Gallery:
+    """A ``gallery`` event: the same few training photos at one moment."""
+
+    iteration: int
+    photos: tuple[GalleryPhoto, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndInfo:
+    """The ``end`` event: when training finished and what it took."""
+
+    iteration: int
+    seconds: float | None = None
+    peak_memory_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRecord:
+    """A mean and its classes, as fractions: AP or CorLoc."""
+
+    mean: Annotated[float | None, Field(validation_alias=AliasChoices("mean", "mAP"))] = None
+    per_class: FigureMap = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenges:
+    """Where the objects of the test set went: shares of all objects."""
+
+    found: float | None = None
+    part: float | None = None
+    grouped: float | None = None
+    missed: float | None = None
+    other: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnTest:
+    """Figures on the test photos."""
+
+    voc07: ClassRecord | None = None
+    voc12: ClassRecord | None = None
+    coco: FigureMap = field(default_factory=dict)
+    challenges: Challenges | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnTrain:
+    """Figures on the training photos."""
+
+    corloc: ClassRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """``metrics.json``; every part may be absent."""
+
+    test: OnTest | None = None
+    train: OnTrain | None = None
+    truth_boxes_per_class: float | None = None
+
+    @property
+    def ap(self) -> ClassRecord | None:
+        """Average precision at IoU 0.5: VOC 2007's 11 points, or the area under the curve where those are absent."""
+        return (self.test.voc07 or self.test.voc12) if self.test else None
+
+    @property
+    def corloc(self) -> ClassRecord | None:
+        """Correct localisation on the training photos."""
+        return self.train.corloc if self.train else None
+
+    @property
+    def challenges(self) -> Challenges | None:
+        """The three challenges on the test photos."""
+        return self.test.challenges if self.test else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run as its folder tells it."""
+
+    name: str
+    folder: Path
+    config: str | None = None
+    start: StartInfo = StartInfo()
+    steps: tuple[StepRecord, ...] = ()
+    pseudo: tuple[PseudoCount, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+    resumed_at: tuple[int, ...] = ()
+    end: EndInfo | None = None
+    metrics: Metrics = Metrics()
+    test_detections: Mapping[str, Detections] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRecall:
+    """How much of the truth the proposals of one split could reach at all."""
+
+    recall: Mapping[str, float]  # IoU, e.g. "0.5" -> share of objects
+    mean_best_overlap: float | None = None
+    boxes_per_photo: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInputs:
+    """Everything a report shows. Only ``runs`` is needed; each section appears where its data exists."""
+
+    title: str
+    runs: Sequence[RunRecord]  # the first is the baseline, the last the run of interest
+    commands: Sequence[str] = ()
+    train_photos: Mapping[str, Path] = field(default_factory=dict)
+    test_photos: Mapping[str, Path] = field(default_factory=dict)
+    train_truth: Truth | None = None
+    test_truth: Truth | None = None
+    proposal_recall: Mapping[str, ProposalRecall] = field(default_factory=dict)  # by split
+    draw_score: float = 0.5  # test detections below this score are not drawn
+
+
+# ---------------------------------------------------------------- reading a run folder
+
+Record = TypeVar("Record")
+
+
+def read_run(folder: Path, *, test_detections: Mapping[str, Detections] | None = None) -> RunRecord:
+    """Read a run folder; files that are not there leave their part empty."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such run folder; expected one written by training, check the path")
+    config, metrics, events = folder / "config.toml", folder / "metrics.json", folder / "events.jsonl"
+    story = _Story()
+    if events.exists():
+        story.read(events)
+    start = story.start or StartInfo()
+    return RunRecord(
+        name=start.name or folder.resolve().name,
+        folder=folder,
+        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
+        start=start,
+        steps=_by_iteration(story.steps),
+        pseudo=_by_iteration(story.pseudo),
+        galleries=_by_iteration(story.galleries),
+        resumed_at=tuple(story.resumed_at),
+        end=story.end,
+        metrics=_parse(Metrics, read_json(metrics, "the figures of an evaluation"), str(metrics))
+        if metrics.exists()
+        else Metrics(),
+        test_detections=test_detections,
+    )
+
+
+class _Story:
+    """Events gathered in file order. A resume forgets what had happened after the iteration it went back to."""
+
+    def __init__(self) -> None:
+        self.start: StartInfo | None = None
+        self.end: EndInfo | None = None
+        self.steps: dict[int, StepRecord] = {}
+        self.pseudo: dict[int, PseudoCount] = {}
+        self.galleries: dict[int, Gallery] = {}
+        self.resumed_at: list[int] = []
+
+    def read(self, path: Path) -> None:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        for number, line in filled:
+            where = f"{path}:{number}"
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                if number == filled[-1][0]:  # a run stopped while writing
+                    return
+                raise UserError(f"{where}: not a JSON event; remove this line and build the report again") from None
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise UserError(f'{where}: expected an object with an "event" name; remove this line')
+            self.tell(event, where)
+
+    def tell(self, event: dict[str, Any], where: str) -> None:
+        """Take in one event; kinds this version does not know are left out."""
+        match event["event"]:
+            case "start":
+                self.start = _parse(StartInfo, event, where)
+            case "step":
+                step = _parse(StepRecord, event, where)
+                self.steps[step.iteration] = step
+            case "pseudo":
+                count = _parse(PseudoCount, event, where)
+                self.pseudo[count.iteration] = count
+            case "gallery":
+                gallery = _parse(Gallery, event, where)
+                self.galleries[gallery.iteration] = gallery
+            case "resume":
+                self.rewind(_parse(EndInfo, event, where).iteration)
+            case "end":
+                self.end = _parse(EndInfo, event, where)
+
+    def rewind(self, iteration: int) -> None:
+        """Forget everything after ``iteration``: it was done again."""
+        self.resumed_at.append(iteration)
+        self.end = None
+        self.steps = {k: v for k, v in self.steps.items() if k <= iteration}
+        self.pseudo = {k: v for k, v in self.pseudo.items() if k <= iteration}
+        self.galleries = {k: v for k, v in self.galleries.items() if k <= iteration}
+
+
+def _by_iteration(found: Mapping[int, Record]) -> tuple[Record, ...]:
+    return tuple(found[k] for k in sorted(found))
+
+
+def _parse(kind: type[Record], value: object, where: str) -> Record:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        message = " ".join(str(first["msg"]).split())
+        raise UserError(f"{where}: {name}: {message}; mend or remove it and build the report again") from None

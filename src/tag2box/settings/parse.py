@@ -1,0 +1,280 @@
+"""What users wrote: TOML files and command-line overrides, merged without forgetting where each value came from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import pydantic
+
+from tag2box.errors import UserError
+from tag2box.settings.schema import (
+    Shape,
+    by_kind,
+    describe,
+    field_default,
+    field_hints,
+    init_fields,
+    only_table,
+    shape_of,
+    toml,
+    type_name,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Tree: TypeAlias = "dict[str, Tree | Given]"
+_DEFAULT_LAYER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as a user wrote it, and where."""
+
+    value: object
+    origin: str  # a file, or the whole "--set a.b=c"
+    layer: int
+    text: str | None = None  # the value as typed on the command line
+
+
+def read_file(path: Path, layer: int) -> Tree:
+    """The tables of one TOML file."""
+    try:
+        return _wrap_table(tomllib.loads(path.read_text(encoding="utf-8")), str(path), layer)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a TOML settings file") from None
+    except tomllib.TOMLDecodeError as error:
+        what, _, where = str(error).rstrip(")").partition(" (at ")
+        raise UserError(f"{path}: not valid TOML ({where}: {what[:1].lower()}{what[1:]})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as a TOML settings file ({error})") from None
+
+
+def parse_override(override: str, layer: int) -> Tree:
+    """One ``a.b=c``: c is TOML where it parses as TOML, else a string without its quotes."""
+    key, equals, text = (part.strip() for part in override.partition("="))
+    names = key.split(".")
+    if not equals or not all(names):
+        raise UserError(f"--set {override}: expected key=value, such as --set plan.iterations=500")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        parsed = {"value": text}
+    # A line break inside the text could have started a second key.
+    value = parsed["value"] if len(parsed) == 1 else text
+    leaf = wrap(value, f"--set {key}={text}", layer, text)
+    tree: Tree = {names[-1]: leaf}
+    for name in reversed(names[:-1]):
+        tree = {name: tree}
+    return tree
+
+
+def wrap(value: object, origin: str, layer: int, text: str | None = None) -> Tree | Given:
+    """A parsed TOML value with its origin: a table becomes a tree, anything else a leaf."""
+    return _wrap_table(value, origin, layer) if isinstance(value, dict) else Given(value, origin, layer, text)
+
+
+def _wrap_table(table: dict[str, Any], origin: str, layer: int) -> Tree:
+    return {name: wrap(value, origin, layer) for name, value in table.items()}
+
+
+def unwrap(node: Tree | Given) -> object:
+    """The parsed TOML value again."""
+    return node.value if isinstance(node, Given) else {name: unwrap(child) for name, child in node.items()}
+
+
+def merge(below: Tree, above: Tree) -> Tree:
+    """Tables merge and values replace; so does a table of another kind, whose predecessor's fields must not leak in."""
+    merged = dict(below)
+    for name, node in above.items():
+        old = merged.get(name)
+        if isinstance(old, dict) and isinstance(node, dict) and not _changes_kind(old, node):
+            merged[name] = merge(old, node)
+        else:
+            merged[name] = node
+    return merged
+
+
+def _changes_kind(old: Tree, new: Tree) -> bool:
+    before, after = old.get("kind"), new.get("kind")
+    return isinstance(before, Given) and isinstance(after, Given) and before.value != after.value
+
+
+def default_kinds(cls: type, base: object) -> Tree:
+    """The kinds that hold before any file is read, so that a file can be seen to change one."""
+    tree: Tree = {}
+    for field in init_fields(cls):
+        default = field_default(field, base)
+        missing = default is MISSING
+        owner = only_table(field_hints(cls)[field.name]) if missing else type(default)
+        if field.name == "kind" and not missing:
+            tree["kind"] = Given(default, "", _DEFAULT_LAYER)
+        elif owner is not None and is_dataclass(owner):
+            tree[field.name] = default_kinds(owner, None if missing else default)
+    return tree
+
+
+def latest(node: Tree | Given) -> Given | None:
+    """What a user wrote last in this part of the tree: the likeliest cause of a problem with the whole."""
+    if isinstance(node, Given):
+        return node if node.layer > _DEFAULT_LAYER else None
+    found = [given for given in map(latest, node.values()) if given is not None]
+    return max(found, key=lambda given: given.layer, default=None)
+
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def load(cls: type[T], files: Sequence[Path] = (), overrides: Sequence[str] = (), *, base: T | None = None) -> T:
+    """The settings that defaults (those of ``base`` if given), TOML files and ``a.b=c`` overrides add up to."""
+    tree = default_kinds(cls, base)
+    for layer, path in enumerate(files):
+        tree = merge(tree, read_file(path, layer))
+    # One layer for all overrides: "labeler.tau=1 labeler.kind=x" means the same in either order.
+    flags: Tree = {}
+    for override in overrides:
+        flags = merge(flags, parse_override(override, len(files)))
+    reader = _Reader(cls, str(files[-1]) if files else "settings")
+    return cast(T, reader.table(cls, merge(tree, flags), base, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Turns a merged tree into dataclasses, and what is wrong with it into one line."""
+
+    root: type[DataclassInstance]
+    source: str  # named where nothing in the tree can be blamed
+
+    def table(self, cls: type, node: Tree, base: object, key: str) -> object:
+        """A dataclass from a table; what the table leaves out comes from ``base``, or from the defaults."""
+        known = {field.name: field for field in init_fields(cls)}
+        for name in node:
+            if name not in known:
+                raise self._unknown(cls, node, key, name)
+        hints = field_hints(cls)
+        values = {}
+        for name, field in known.items():
+            default, path = field_default(field, base), _join(key, name)
+            if name in node:
+                values[name] = self._value(hints[name], node[name], None if default is MISSING else default, path)
+            else:
+                values[name] = self._absent(hints[name], path) if default is MISSING else default
+        try:
+            return cls(**values)
+        except (ValueError, UserError) as error:
+            raise self._error(node, key, str(error)) from None
+
+    def _absent(self, hint: Any, key: str) -> object:
+        owner = only_table(hint)
+        if owner is not None:
+            return self.table(owner, {}, None, key)
+        example = "" if shape_of(hint).tables else f"; set it in a file, or with --set {key}=..."
+        raise UserError(f"{self.source}: missing key {key}: {type_name(hint)}{example}")
+
+    def _value(self, hint: Any, node: Tree | Given, base: object, key: str) -> object:
+        shape = shape_of(hint)
+        if shape.optional and isinstance(node, Given) and node.value == "":
+            return None
+        if shape.tables and isinstance(node, Given):
+            raise self._error(node, key, f"expected a table; set its keys one by one, such as {key}.{_first(shape)}")
+        if shape.tables and isinstance(node, dict):
+            member = self._member(shape, node, base, key)
+            return self.table(member, node, base if type(base) is member else None, key)
+        if shape.item is not None and isinstance(node, Given) and isinstance(node.value, list):
+            items = [wrap(item, node.origin, node.layer) for item in node.value]
+            return tuple(self._value(shape.item, item, None, f"{key}.{i}") for i, item in enumerate(items))
+        return self._leaf(shape.bare, node, key)
+
+    def _member(self, shape: Shape, node: Tree, base: object, key: str) -> type:
+        """The dataclass meant: the only one, the one of that kind, or the one that is there already."""
+        if len(shape.tables) == 1:
+            return shape.tables[0]
+        kinds, given = by_kind(shape.tables), node.get("kind")
+        if given is None and type(base) in shape.tables:
+            return type(base)
+        choice = None if given is None else unwrap(given)
+        if isinstance(choice, str) and choice in kinds:
+            return kinds[choice]
+        expected = " or ".join(map(toml, kinds))
+        if given is None:
+            raise self._error(node, key, f"missing key {key}.kind: {expected}")
+        raise self._error(given, f"{key}.kind", f"must be {expected}{_guess(str(choice), kinds)}")
+
+    def _leaf(self, hint: Any, node: Tree | Given, key: str) -> object:
+        adapter: pydantic.TypeAdapter[object] = pydantic.TypeAdapter(hint)
+        readings = [unwrap(node)]
+        if isinstance(node, Given) and node.text is not None:
+            readings.append(node.text)  # --set name=123 where a string is wanted: no shell quoting needed
+        problems = []
+        for reading in readings:
+            try:
+                # JSON mode: strict about types, yet lists become tuples and strings become paths.
+                return adapter.validate_json(json.dumps(reading, default=str), strict=True)
+            except pydantic.ValidationError as error:
+                problems.append(_in_words(error))
+        raise self._error(node, key, problems[0])
+
+    def _error(self, node: Tree | Given, key: str, problem: str) -> UserError:
+        given = latest(node)
+        if given is None:
+            parts = [self.source, key, problem]
+        elif given.origin.startswith(f"--set {key}="):
+            parts = [given.origin, problem]
+        else:
+            value = f" = {json.dumps(given.value, default=str, ensure_ascii=False)}" if given is node else ""
+            parts = [given.origin, f"{key}{value}", problem]
+        return _one_line(parts)
+
+    def _unknown(self, cls: type, table: Tree, key: str, name: str) -> UserError:
+        path, given = _join(key, name), latest(table[name])
+        settings = describe(self.root)
+        owners = [setting.kind for setting in settings if setting.key == path]
+        if owners:
+            kind = " or ".join(by_kind([cls]))
+            problem = f"{path} is a setting of kind {' or '.join(owners)}, but {key}.kind is {kind}"
+        else:
+            problem = f"unknown key {path}; {_nearest(cls, [setting.key for setting in settings], path)}"
+        return _one_line([given.origin if given else self.source, problem])
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _one_line(parts: Sequence[str]) -> UserError:
+    return UserError(" ".join(": ".join(part for part in parts if part).split()))
+
+
+def _first(shape: Shape) -> str:
+    names = [field.name for field in init_fields(shape.tables[0])]
+    return next((name for name in names if name == "kind"), names[0] if names else "...")
+
+
+def _guess(word: str, known: Sequence[str] | dict[str, type]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _nearest(cls: type, keys: Sequence[str], path: str) -> str:
+    """The likeliest valid key: the same name elsewhere, a near name in the same table, a very near dotted name."""
+    table, _, name = path.rpartition(".")
+    siblings = [field.name for field in init_fields(cls)]
+    near = [key for key in keys if key.rpartition(".")[2] == name]
+    near += [_join(table, match) for match in difflib.get_close_matches(name, siblings, 1)]
+    near += difflib.get_close_matches(path, keys, 1, cutoff=0.8)  # a shared table name alone already scores 0.6
+    return f"did you mean {near[0]}?" if near else f"valid keys here: {', '.join(siblings) or 'none'}"
+
+
+def _in_words(error: pydantic.ValidationError) -> str:
+    messages = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        message = item["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+        places = [f"item {place + 1}: " for place in item["loc"] if isinstance(place, int)]
+        messages.append("".join(places) + message)
+    return " or ".join(dict.fromkeys(messages))

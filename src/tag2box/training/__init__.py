@@ -1,0 +1,1 @@
+"""Training: criterion, step, loop, and what a run writes to disk."""

@@ -1,0 +1,140 @@
+"""Checkpoints: tensors in safetensors, everything else in a small readable state file that names them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tag2box.errors import UserError
+from tag2box.io import read_json, write_json
+from tag2box.models.detector import Detector
+from tag2box.models.weights.state_dict import load_into
+from tag2box.training.optim import AdversaryOptimizer
+
+STATE = "state.json"
+MODEL = "model.safetensors"
+OPTIMISER = "optimiser.safetensors"
+RIVAL = "mask_net.safetensors"
+RIVAL_OPTIMISER = "mask_net_optimiser.safetensors"
+_REMEDY = "restore the file, or remove the run folder and train again"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What ``state.json`` says: where a run stands and what its model is."""
+
+    iteration: int  # iterations done
+    folder: str  # of the tensors, inside the run
+    classes: tuple[str, ...]
+    preprocess: dict[str, object]  # of the backbone: bound to the weights, kept for whoever reads them elsewhere
+    seconds: float  # of training so far
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether a run can be resumed or used."""
+    return (run / STATE).exists()
+
+
+def read_state(run: Path) -> State:
+    """The state file of a run, checked."""
+    path = run / STATE
+    raw = read_json(path, "the state file of a tag2box run")
+    try:
+        return State(
+            iteration=int(raw["iteration"]),
+            folder=str(raw["folder"]),
+            classes=tuple(str(c) for c in raw["classes"]),
+            preprocess=dict(raw["preprocess"]),
+            seconds=float(raw["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: field {error} is missing or of the wrong type; {_REMEDY}") from None
+
+
+def save(
+    run: Path,
+    detector: Detector,
+    optimiser: Optimizer,
+    *,
+    iteration: int,
+    classes: tuple[str, ...],
+    seconds: float,
+    rival: AdversaryOptimizer | None = None,
+) -> None:
+    """Write tensors into a new folder, then let the state file name it; only then is the old folder removed."""
+    name = f"checkpoint-{iteration:06d}"
+    temporary = run / f".{name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_file(_contiguous(detector.state_dict()), temporary / MODEL, metadata={"classes": json.dumps(list(classes))})
+    save_file(_optimiser_tensors(optimiser), temporary / OPTIMISER)
+    if rival is not None:
+        save_file(_contiguous(rival.net.state_dict()), temporary / RIVAL)
+        save_file(_optimiser_tensors(rival.optimiser), temporary / RIVAL_OPTIMISER)
+    final = run / name
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    write_json(run / STATE, asdict(State(iteration, name, classes, asdict(detector.backbone.preprocess), seconds)))
+    for old in run.glob("checkpoint-*"):
+        if old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(run: Path, state: State, detector: Detector) -> None:
+    """Put a checkpoint's weights into a detector of the same shape."""
+    path = run / state.folder / MODEL
+    load_into(detector, _tensors(path), str(path))
+
+
+def load_rival(run: Path, state: State, rival: AdversaryOptimizer) -> None:
+    """Put back a mask net and its momentum."""
+    path = run / state.folder / RIVAL
+    load_into(rival.net, _tensors(path), str(path))
+    _load_optimiser(run / state.folder / RIVAL_OPTIMISER, rival.optimiser)
+
+
+def load_optimiser(run: Path, state: State, optimiser: Optimizer) -> None:
+    """Put back momentum and the like, parameter by parameter."""
+    _load_optimiser(run / state.folder / OPTIMISER, optimiser)
+
+
+def _load_optimiser(path: Path, optimiser: Optimizer) -> None:
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    for name, value in _tensors(path).items():
+        index, _, key = name.partition(".")
+        parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
+        if parameter is None or (value.dim() and value.shape != parameter.shape):
+            raise UserError(f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}")
+        optimiser.state[parameter][key] = value.to(parameter.device) if value.dim() else value
+
+
+def _optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return {
+        f"{i}.{key}": torch.as_tensor(value).contiguous()
+        for i, p in enumerate(parameters)
+        for key, value in optimiser.state.get(p, {}).items()
+        if value is not None
+    }
+
+
+def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in state.items()}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise UserError(f"{path}: missing, though {STATE} names it; {_REMEDY}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: damaged or cut short ({error}); {_REMEDY}") from None

@@ -1,0 +1,112 @@
+"""events.jsonl: the one truth about a run. Progress, curves and report all read it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tag2box.models.rng import StepRng
+from tag2box.training.batches import BatchSource
+from tag2box.training.criterion import LossOutput
+from tag2box.training.step import Step
+from tag2box.types import PseudoBoxes
+
+EVENTS_FILE = "events.jsonl"
+
+
+class EventLog:
+    """Appends one JSON object a line; each is on disk before the next begins."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / EVENTS_FILE
+        self._mend_last_line()
+
+    def write(self, event: str, fields: Mapping[str, object]) -> None:
+        """Record what happened, with the time it did."""
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _mend_last_line(self) -> None:
+        """A run killed while writing leaves half a line; cut it, or the next event would be glued to it."""
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            with self._path.open("r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+
+
+class NullEventLog:
+    """Takes events and tells nobody: for processes that do not lead."""
+
+    def write(self, event: str, fields: Mapping[str, object]) -> None:
+        """Nothing."""
+
+
+def read_events(folder: Path) -> Iterator[dict[str, object]]:
+    """The events of a run in order; half a last line, left by a kill, is not an event."""
+    for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def step_event(iteration: int, outcome: LossOutput, lr: float, seconds: float) -> dict[str, object]:
+    """Losses of one batch."""
+    losses = {name: value.item() for name, value in outcome.losses.named().items()}
+    return {
+        "iteration": iteration,
+        "losses": {**losses, "total": outcome.total.item()},
+        "lr": lr,
+        "seconds": seconds,
+    }
+
+
+def pseudo_event(iteration: int, outcome: LossOutput, classes: Sequence[str]) -> dict[str, object]:
+    """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
+    labeling, pairs = outcome.labeling, outcome.tags.sum(dim=0)  # (C,)
+    last = torch.bincount(labeling.stages[-1].seeds.cls, minlength=len(classes))
+    return {
+        "iteration": iteration,
+        "boxes_per_class": [_ratio(len(stage.seeds), int(pairs.sum())) for stage in labeling.stages],
+        "threshold": [t.mean().item() if len(t) else None for t in labeling.thresholds]
+        or [None] * len(labeling.stages),
+        "per_class": {name: _ratio(int(n), int(p)) for name, n, p in zip(classes, last, pairs, strict=True) if p},
+    }
+
+
+def _ratio(count: int, of: int) -> float | None:
+    return count / of if of else None
+
+
+def gallery_event(
+    iteration: int, step: Step, source: BatchSource, luck: StepRng, count: int, *, progress: float = 0.0
+) -> dict[str, object]:
+    """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
+    batch = source.still(count)
+    seeds = step.look(batch.to(step.device), luck, progress).labeling.stages[-1].seeds.to(torch.device("cpu"))
+    photos = [
+        _photo(photo, span, seeds, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
+        for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)
+    ]
+    return {"iteration": iteration, "photos": photos}
+
+
+def _photo(photo: str, span: range, seeds: PseudoBoxes, seen: Tensor, own: Tensor) -> dict[str, object]:
+    inside = (seeds.rows >= span.start) & (seeds.rows < span.stop) & seeds.score.isfinite()
+    boxes = own[seeds.rows[inside] - span.start]
+    if seeds.boxes is not None and len(boxes):
+        sides = own[:, 2:].amax(dim=0) / seen[:, 2:].amax(dim=0)  # the view only scales
+        boxes = seeds.boxes[inside] * sides.repeat(2)
+    return {
+        "id": photo,
+        "boxes": [[round(v, 1) for v in row] for row in boxes.tolist()],
+        "labels": seeds.cls[inside].tolist(),
+        "scores": [round(v, 4) for v in seeds.score[inside].tolist()],
+    }

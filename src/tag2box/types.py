@@ -1,0 +1,316 @@
+"""The notation, and the types that cross borders.
+
+Letters, used in every signature and shape comment:
+
+    N  images in a batch            C  foreground classes, 0 .. C-1; background is index C, the last
+    R  proposals in the batch       K  refinement stages
+    D  embedding size               F  feature-vector size
+    M  exemplars                    S  seeds (pseudo ground-truth boxes)
+
+Boxes are xyxy float pixels with exclusive right and bottom edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Candidate boxes of a batch, packed image after image."""
+
+    boxes: Float[Tensor, "R 4"]
+    sizes: tuple[int, ...]  # proposals per image; sums to R
+
+    def __post_init__(self) -> None:
+        if self.boxes.shape != (sum(self.sizes), 4):
+            raise ValueError(f"boxes {tuple(self.boxes.shape)} do not match sizes {self.sizes}")
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Cut any (R, ...) tensor back into images."""
+        return torch.split(x, list(self.sizes))
+
+    def spans(self) -> tuple[range, ...]:
+        """The rows of each image."""
+        ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
+        return tuple(range(a, b) for a, b in pairwise(ends))
+
+    def image_ids(self) -> Int[Tensor, " R"]:
+        """The image each row belongs to."""
+        sizes = torch.tensor(self.sizes, dtype=torch.long, device=self.boxes.device)
+        return torch.repeat_interleave(torch.arange(len(self.sizes), device=self.boxes.device), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class SideInfo:
+    """What may be known of a batch beside its tags. None where nobody knows it, or nothing asks for it."""
+
+    counts: Int[Tensor, "N C"] | None = None  # objects of each class; -1 where nobody counted
+    evidence: Float[Tensor, " R"] | None = None  # how well a proposal keeps to its photo's superpixels, 0 to 1
+    objectness: Float[Tensor, " R"] | None = None  # what the method that proposed it thinks of it, 0 to 1
+
+    @classmethod
+    def joined(cls, parts: Sequence[SideInfo]) -> SideInfo:
+        """Clues of parts of a batch, one after the other; a clue that a part lacks is lost."""
+        columns = [[getattr(part, clue.name) for part in parts] for clue in fields(cls)]
+        return cls(*(torch.cat(x) if x and all(part is not None for part in x) else None for x in columns))
+
+    def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> SideInfo:
+        """Those of some photos, and of their proposals."""
+        counts = None if self.counts is None else self.counts[photos]
+        return SideInfo(counts, *(None if x is None else x[rows] for x in (self.evidence, self.objectness)))
+
+    def to(self, device: torch.device) -> SideInfo:
+        """The same on a device."""
+        return SideInfo(*(None if x is None else x.to(device) for x in (self.counts, self.evidence, self.objectness)))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One training batch: pixels (``images``), or what a frozen network made of them: ``trunks``, or RoI ``maps``."""
+
+    ids: tuple[str, ...]
+    tags: Bool[Tensor, "N C"]
+    proposals: Proposals
+    images: Float[Tensor, "N 3 H W"] | None = None
+    maps: Float[Tensor, "R ch h w"] | None = None
+    unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
+    trunks: tuple[Float[Tensor, "c h w"], ...] | None = None  # a map a photo, each of its own size
+    clues: SideInfo = SideInfo()
+    looks: int = 1  # so many photos in a row are one photo seen in different views
+    mirrored: Bool[Tensor, " N"] | None = None  # which are mirror images; None where looks are not compared
+
+    def __post_init__(self) -> None:
+        if sum(x is not None for x in (self.images, self.maps, self.trunks)) != 1:
+            raise ValueError("a batch carries either images, trunks or maps")
+
+    @classmethod
+    def empty(cls, num_classes: int) -> Batch:
+        """No photo at all: the share of a process when processes outnumber photos."""
+        tags = torch.zeros(0, num_classes, dtype=torch.bool)
+        return cls((), tags, Proposals(torch.zeros(0, 4), ()), trunks=())
+
+    def photo(self, index: int) -> Batch:
+        """One photo of it, in one look."""
+        span, photo = self.proposals.spans()[index], slice(index, index + 1)
+        rows = slice(span.start, span.stop)
+        return Batch(
+            ids=self.ids[photo],
+            tags=self.tags[photo],
+            proposals=Proposals(self.proposals.boxes[rows], self.proposals.sizes[photo]),
+            images=None if self.images is None else self.images[photo],
+            maps=None if self.maps is None else self.maps[rows],
+            unsure=None if self.unsure is None else self.unsure[photo],
+            trunks=None if self.trunks is None else self.trunks[photo],
+            clues=self.clues.of(photo, rows),
+        )
+
+    def facts(self) -> BatchMeta:
+        """What the objective is told of it."""
+        return BatchMeta(self.proposals, self.tags, self.unsure, self.clues, self.looks, self.mirrored)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(
+            ids=self.ids,
+            tags=self.tags.to(device),
+            proposals=Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            images=None if self.images is None else self.images.to(device),
+            maps=None if self.maps is None else self.maps.to(device),
+            unsure=None if self.unsure is None else self.unsure.to(device),
+            trunks=None if self.trunks is None else tuple(trunk.to(device) for trunk in self.trunks),
+            clues=self.clues.to(device),
+            looks=self.looks,
+            mirrored=None if self.mirrored is None else self.mirrored.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMeta:
+    """A batch without its pixels: proposals and tags, all that the objective is told beside the network's outputs."""
+
+    proposals: Proposals
+    tags: Bool[Tensor, "N C"]
+    unsure: Bool[Tensor, "N C"] | None = None
+    clues: SideInfo = SideInfo()
+    looks: int = 1  # so many photos in a row are one photo, with the same proposals in the same order
+    mirrored: Bool[Tensor, " N"] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[BatchMeta]) -> BatchMeta:
+        """Parts of a batch, one after the other; looks of a photo may be in different parts."""
+        unsure = [part.unsure for part in parts if part.unsure is not None]
+        mirrored = [part.mirrored for part in parts if part.mirrored is not None]
+        sizes = tuple(size for part in parts for size in part.proposals.sizes)
+        return cls(
+            Proposals(torch.cat([part.proposals.boxes for part in parts]), sizes),
+            torch.cat([part.tags for part in parts]),
+            torch.cat(unsure) if unsure else None,
+            SideInfo.joined([part.clues for part in parts if part.proposals.sizes]),
+            max((part.looks for part in parts), default=1),
+            torch.cat(mirrored) if mirrored else None,
+        )
+
+    def seen_together(self) -> list[tuple[range, range]]:
+        """Of each photo, the looks at it, and all their proposals."""
+        spans = self.proposals.spans()
+        firsts = range(0, len(spans), self.looks)
+        return [(range(i, i + self.looks), range(spans[i].start, spans[i + self.looks - 1].stop)) for i in firsts]
+
+    def to(self, device: torch.device) -> BatchMeta:
+        """The same on a device."""
+        return BatchMeta(
+            Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            self.tags.to(device),
+            None if self.unsure is None else self.unsure.to(device),
+            self.clues.to(device),
+            self.looks,
+            None if self.mirrored is None else self.mirrored.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageScores:
+    """Head outputs of R proposals, all before any softmax. The MIL columns are C, or C+1 with a background column."""
+
+    mil_cls: Float[Tensor, "R c"]
+    mil_det: Float[Tensor, "R c"]
+    refine: tuple[Float[Tensor, "R c1"], ...]  # K x (R, C+1)
+    deltas: tuple[Float[Tensor, "R c4"], ...]  # K x (R, 4C), or () without box regression
+    mil_more: tuple[Float[Tensor, "R c"], ...] = ()  # cls and det of every further MIL head
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What the network says of R proposals. What nothing asks for (``Needs``) has no columns."""
+
+    scores: StageScores
+    embed: Float[Tensor, "R D"]  # z, unit length
+    vectors: Float[Tensor, "R F"]  # v~, the regularised feature vectors that the heads read
+    responses: Float[Tensor, "R L s s"] | None = None  # of L layers, the mean over channels of the clean maps
+
+
+@dataclass(frozen=True, slots=True)
+class AugmentedRois:
+    """V augmented copies of m chosen proposals, as the heads see them."""
+
+    embed: Float[Tensor, "V m D"]
+    probs: tuple[Float[Tensor, "V m C"], ...]  # teacher scores of the copies, K stages, detached
+
+
+AugmentRois = Callable[[Int[Tensor, " m"]], AugmentedRois]
+"""Proposal rows in, augmented copies out: all that a labeler ever learns about the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a part of the objective asks for beyond scores and tags."""
+
+    exemplars: bool = False  # the set S, and embeddings with it
+    vectors: bool = False  # feature vectors of proposals
+    counts: bool = False  # Clues.counts; missing ones are bridged
+    evidence: bool = False  # Clues.evidence
+    objectness: bool = False  # Clues.objectness
+    mil_heads: int = 1
+    responses: bool = False  # mean responses of the network's layers to a proposal's cells
+    layers: int = 1  # how many of these layers, at least
+    looks: int = 1  # how many looks at a photo, at least
+
+    def __or__(self, other: Requirements) -> Requirements:
+        """What both ask for."""
+        return Requirements(
+            *(max(getattr(self, need.name), getattr(other, need.name)) for need in fields(Requirements))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplars:
+    """The set S (eq. 8): embeddings believed to show class ``cls``. M rows."""
+
+    embed: Float[Tensor, "M D"]
+    cls: Int[Tensor, " M"]
+    weight: Float[Tensor, " M"]  # instance difficulty omega (eq. 12), detached
+    rows: Int[Tensor, " M"]  # the proposal each one shows
+    probs: tuple[Float[Tensor, " M"], ...] = ()  # K x teacher score of its class on this very view, detached
+
+    def __len__(self) -> int:
+        return int(self.cls.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LabelerInput:
+    """What a labeler sees of a batch: scores, embeddings and exemplars, never the network."""
+
+    proposals: Proposals
+    tags: Bool[Tensor, "N C"]
+    probs: tuple[Float[Tensor, "R C"], ...]  # K teachers: MIL scores, then softmax of stage 1 .. K-1; detached
+    embed: Float[Tensor, "R D"]  # unit length
+    exemplars: Exemplars
+    vectors: Float[Tensor, "R F"] | None = None  # detached; None unless the labeler needs them
+    second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, where there is one; detached
+    clues: SideInfo = SideInfo()
+    progress: float = 0.0  # share of the training that is done
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoBoxes:
+    """Pseudo ground truth of one stage: S proposals taken for objects."""
+
+    rows: Int[Tensor, " S"]
+    cls: Int[Tensor, " S"]
+    score: Float[Tensor, " S"]  # teacher score, becomes the loss weight of what is assigned to the seed
+    boxes: Float[Tensor, "S 4"] | None = None  # where pseudo boxes are not those of their rows, only near them
+
+    def placed(self, proposals: Proposals) -> Float[Tensor, "S 4"]:
+        """The pseudo boxes."""
+        return proposals.boxes[self.rows] if self.boxes is None else self.boxes
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+    def to(self, device: torch.device) -> PseudoBoxes:
+        """The same on a device."""
+        boxes = None if self.boxes is None else self.boxes.to(device)
+        return PseudoBoxes(self.rows.to(device), self.cls.to(device), self.score.to(device), boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoLabels:
+    """Instance-level supervision of one stage. A weight of zero takes a proposal out of the loss."""
+
+    cls: Int[Tensor, " R"]  # 0 .. C-1, or C for background
+    weight: Float[Tensor, " R"]
+    boxes: Float[Tensor, "R 4"]  # the pseudo box each proposal should regress to
+    seeds: PseudoBoxes
+    owner: Int[Tensor, " R"]  # the seed each proposal was judged by; -1 where its image has none
+
+
+@dataclass(frozen=True, slots=True)
+class Labeling:
+    """A labeler's answer: K stages of pseudo labels, and the thresholds it used, for the curves."""
+
+    stages: tuple[PseudoLabels, ...]
+    thresholds: tuple[Float[Tensor, " t"], ...] = ()  # tau per stage, one entry per (image, class)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The terms of eq. 13 and those that other systems add to it (None where they are off), unweighted."""
+
+    mil: Float[Tensor, ""]
+    refine: Float[Tensor, ""]
+    box: Float[Tensor, ""]
+    contrast: Float[Tensor, ""]
+    spatial: Float[Tensor, ""] | None = None  # WSDDN's regulariser
+    attention: Float[Tensor, ""] | None = None  # CASD's two terms by their weights, before the ramp
+
+    def named(self) -> dict[str, Float[Tensor, ""]]:
+        """The terms that are on, by name."""
+        terms = ((term.name, getattr(self, term.name)) for term in fields(self))
+        return {name: value for name, value in terms if value is not None}
