@@ -31,9 +31,9 @@ class Panel:
 def plots(figures: dict[str, Figures]) -> dict[str, str]:
     """Every plot that the measured parts give, by file name."""
     drawn: dict[str, str] = {}
-    objective, kernels = figures.get("objective", {}), figures.get("kernels", {})
+    criterion, kernels = figures.get("objective", {}), figures.get("kernels", {})
     for grown in ("proposals", "images", "classes"):
-        points = [row for row in objective.get("curves", ()) if row["against"] == grown]
+        points = [row for row in criterion.get("curves", ()) if row["against"] == grown]
         if points:
             drawn[f"bench-{grown}.svg"] = side_by_side(time_and_memory("Objective", points, grown, grown))
     rows = kernels.get("curves", ())

@@ -107,7 +107,7 @@ def kernels(found: Figures) -> list[str]:
     return table_of(head, rows)
 
 
-def objective(found: Figures) -> list[str]:
+def criterion(found: Figures) -> list[str]:
     """The objective, and how it grows."""
     points = [{"against": "the target's size", **found["ours"]}, *found["curves"]]
     rows = [
@@ -144,7 +144,7 @@ def steps(found: Figures) -> list[str]:
     return [f"VGG16 with random weights, SGD with momentum; {repeats}.", "", *table_of(head, rows)]
 
 
-def processes(found: Figures) -> list[str]:
+def dist(found: Figures) -> list[str]:
     """Two processes beside one."""
     ranks = [found["one"], *found["two"]]
     names = [f"1 process x {found['images']} photos"]
@@ -195,9 +195,9 @@ def memory_growth(found: Figures) -> list[str]:
 
 PARTS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "kernels": ("Kernels", kernels),
-    "objective": ("The objective", objective),
+    "objective": ("The objective", criterion),
     "steps": ("The exact step", steps),
-    "processes": ("Many processes", processes),
+    "processes": ("Many processes", dist),
     "precision": ("Share of the machine's peak", precision),
     "memory_growth": ("A long run", memory_growth),
 }

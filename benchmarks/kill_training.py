@@ -29,7 +29,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 SCENES = Scenes(train=12, test=1, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)
 SETTINGS = (
     "backbone.train_tail=true", "proposals.short_side=96", "proposals.max_boxes=24", "backbone.pool_size=4",
-    "feed.batch=4", "feed.resize.scales=[96]", "plan.log_every=1", "plan.checkpoint_every=3", "plan.gallery=2",
+    "loader.batch_size=4", "loader.resize.scales=[96]", "plan.log_every=1", "plan.checkpoint_every=3", "plan.gallery=2",
     "plan.iterations=60",
 )  # fmt: skip
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from criterion import FEATURES, Size, StubNeck, World, make_world
 
 from measuring import Row, arguments, machine, measure, set_threads
-from objective import FEATURES, Size, StubNeck, World, make_world
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
 from tag2box.recipes import RECIPES, Config
@@ -35,12 +35,12 @@ class Timed:
     seconds: float = 0.0
 
     @property
-    def needs(self) -> Requirements:
-        return self.labeler.needs
+    def requirements(self) -> Requirements:
+        return self.labeler.requirements
 
-    def __call__(self, scene: Any) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         before = time.process_time()
-        found = self.labeler(scene)
+        found = self.labeler(inputs)
         self.seconds = time.process_time() - before
         return found
 
@@ -57,7 +57,7 @@ def detector_of(config: Config, world: World) -> Detector:
     return detector
 
 
-def clues_of(world: World) -> SideInfo:
+def load_side_info(world: World) -> SideInfo:
     """Counts of two a tag, and any evidence."""
     g, rows = torch.Generator().manual_seed(0), len(world.proposals.boxes)
     evidence, objectness = torch.rand(2, rows, generator=g)
@@ -67,24 +67,24 @@ def clues_of(world: World) -> SideInfo:
 def cost_of(config: Config, world: World, repeats: int) -> Row:
     """CPU seconds of a system's labeler and of its whole objective with the way back, at its most expensive moment."""
     dressed = replace(world, detector=detector_of(config, world))
-    timed = Timed(config.objective.labeler)
-    off = replace(config.objective.attention, input_weight=0.0, layer_weight=0.0)  # looks are the network's work
-    objective: Criterion = replace(config.objective, labeler=timed, attention=off)
-    facts = BatchMeta(world.proposals, world.tags, clues=clues_of(world))
+    timed = Timed(config.criterion.labeler)
+    off = replace(config.criterion.attention, input_weight=0.0, layer_weight=0.0)  # looks are the network's work
+    criterion: Criterion = replace(config.criterion, labeler=timed, attention=off)
+    meta = BatchMeta(world.proposals, world.tags, side_info=load_side_info(world))
     labels: list[float] = []
 
-    def work(progress: float) -> None:
+    def work(fraction: float) -> None:
         vectors = dressed.detector.neck(dressed.maps)
         scores, embed = dressed.detector.score(vectors), dressed.detector.embed(vectors)
-        outcome = objective(Outputs(scores, embed, vectors), facts, dressed.views(scores), progress=progress)
+        outcome = criterion(Outputs(scores, embed, vectors), meta, dressed.views(scores), fraction=fraction)
         outcome.total.backward()
         labels.append(timed.seconds)
 
     worst: Row = {}
-    for progress in MOMENTS:
+    for fraction in MOMENTS:
         labels.clear()
-        whole = measure(lambda progress=progress: work(progress), repeats)
-        found = {"progress": progress, "labeler_cpu": min(labels[1:]), "objective_cpu": whole["cpu"]["min"]}
+        whole = measure(lambda fraction=fraction: work(fraction), repeats)
+        found = {"progress": fraction, "labeler_cpu": min(labels[1:]), "objective_cpu": whole["cpu"]["min"]}
         worst = max(worst, found, key=lambda row: row.get("labeler_cpu", -1.0))
     return worst
 

@@ -58,7 +58,7 @@ class RandomBoxes(BoxSource):
 class Row:
     """One line of the table."""
 
-    feed: str
+    loader: str
     workers: int
     loader: float
     step: float
@@ -70,8 +70,8 @@ class Trainer:
 
     def __init__(self, config: Config, photos: TaggedPhotos) -> None:
         self.detector = build_detector(config, len(photos.classes), pretrained=True)
-        self._step = Step(self.detector, config.objective, config.drop_block, config.augment)
-        self._optimiser = config.plan.optimiser.build(self.detector)
+        self._step = Step(self.detector, config.criterion, config.drop_block, config.augment)
+        self._optimiser = config.plan.optimizer.build(self.detector)
         self.detector.train()
 
     def __call__(self, batch: Batch) -> None:
@@ -119,11 +119,11 @@ def waiting_share(trainer: Trainer, source: BatchSource, iterations: int) -> flo
 
 def measure(name: str, trainer: Trainer, source: ImageBatches | RoiMapBatches, args: argparse.Namespace) -> list[Row]:
     """All rows of one way to feed training."""
-    demand = step_speed(trainer, source, source.feed.batch, args.iterations)
+    demand = step_speed(trainer, source, source.loader.batch_size, args.iterations)
     rows = []
     for workers in args.workers:
-        fed = replace(source, feed=replace(source.feed, workers=workers))
-        speed = loader_speed(fed, source.feed.batch, args.load_iterations)
+        fed = replace(source, loader=replace(source.loader, workers=workers))
+        speed = loader_speed(fed, source.loader.batch_size, args.load_iterations)
         rows.append(Row(name, workers, speed, demand, waiting_share(trainer, fed, args.iterations)))
         print(markdown(rows[-1:], head=len(rows) == 1 and name == "pixels"), flush=True)
     return rows
@@ -133,7 +133,7 @@ def markdown(rows: Sequence[Row], *, head: bool = True) -> str:
     """The table."""
     lines = ["| fed with | workers | loader, images/s | step, images/s | waiting |", "|---|---|---|---|---|"] * head
     for r in rows:
-        lines.append(f"| {r.feed} | {r.workers} | {r.loader:.2f} | {r.step:.2f} | {100 * r.waiting:.1f} % |")
+        lines.append(f"| {r.loader} | {r.workers} | {r.loader:.2f} | {r.step:.2f} | {100 * r.waiting:.1f} % |")
     return "\n".join(lines)
 
 
@@ -164,14 +164,14 @@ def main() -> None:
     photos = read_few(args)
     store = RandomBoxes({photo.id: photo for photo in photos.photos}, args.boxes)
     config = od_wscl()
-    feed = replace(config.feed, batch=args.batch)
+    loader = replace(config.loader, batch=args.batch)
     trainer = Trainer(config, photos)
     backbone = trainer.detector.backbone
-    pixels = ImageBatches(photos, store, feed, 0, backbone.preprocess.neutral())
+    pixels = ImageBatches(photos, store, loader, 0, backbone.preprocess.neutral())
     rows = measure("pixels", trainer, pixels, args)
     with tempfile.TemporaryDirectory() as folder:
         kept = CachedRoiMaps(LiveRoiMaps(backbone, photos.photos, store), Path(folder))
-        few = replace(feed, resize=replace(feed.resize, scales=tuple(args.map_scales), flip=0.0))
+        few = replace(loader, resize=replace(loader.resize, scales=tuple(args.map_scales), flip=0.0))
         kept.make(few.resize.views(), TerminalProgress())
         rows += measure("kept maps", trainer, RoiMapBatches(photos, store, few, 0, kept), args)
         kept.close()

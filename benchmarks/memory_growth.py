@@ -28,8 +28,8 @@ from tag2box.recipes import Config, scenes
 
 SCENES = Scenes(train=16, test=1, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)
 TINY = (
-    "proposals.short_side=96", "proposals.max_boxes=24", "backbone.pool_size=4", "feed.batch=4",
-    "feed.resize.scales=[96]", "plan.log_every=10", "plan.checkpoint_every=100", "plan.gallery=2",
+    "proposals.short_side=96", "proposals.max_boxes=24", "backbone.pool_size=4", "loader.batch_size=4",
+    "loader.resize.scales=[96]", "plan.log_every=10", "plan.checkpoint_every=100", "plan.gallery=2",
 )  # fmt: skip
 WARM_UP = 0.25  # share of the run whose growth is not judged
 MOST_MB = 5.0  # growth over 1,000 steps that is still none: the allocator's breathing

@@ -39,7 +39,7 @@ class StubNeck(Backbone):
         super().__init__()
         self.fc = nn.Linear(FEATURES, FEATURES)
 
-    def neck(self, maps: Tensor, dice: RowRng | None = None) -> Tensor:
+    def neck(self, maps: Tensor, row_rng: RowRng | None = None) -> Tensor:
         return torch.relu(self.fc(maps.flatten(1)))
 
 
@@ -67,14 +67,14 @@ class World:
 
     def views(self, scores: StageScores) -> AugmentRois:
         """The same random copies at every call."""
-        image_ids, luck, augment = self.proposals.image_ids(), StepRng(0, 0), Augment()
+        image_ids, rng, augment = self.proposals.image_ids(), StepRng(0, 0), Augment()
         partition = mil_partition(scores.mil_det.detach(), self.proposals.sizes)
 
         def make(rows: Tensor) -> AugmentedRois:
             images = image_ids[rows]
-            chosen = Chosen(rows, images, augment.masks(luck, images, StubNeck.map_size))
-            rois = Rois(self.maps[rows], self.detector.backbone.enter(self.maps[rows]))
-            return make_views(self.detector, rois, partition[images], chosen=chosen, augment=augment, luck=luck)
+            chosen = Chosen(rows, images, augment.masks(rng, images, StubNeck.map_size))
+            rois = Rois(self.maps[rows], self.detector.backbone.neck_stem(self.maps[rows]))
+            return make_views(self.detector, rois, partition[images], chosen=chosen, augment=augment, rng=rng)
 
         return make
 
@@ -158,8 +158,8 @@ def contrastive_rows(world: World) -> int:
         mil = mil_scores(scores.mil_cls, scores.mil_det, world.proposals.sizes)
         probs = teachers(mil, scores, world.tags.shape[1])
         bare = LabelerInput(world.proposals, world.tags, probs, embed, no_exemplars(embed))
-        scene = replace(bare, exemplars=Sampling()(bare, world.views(scores)))
-        return len(with_discovered(scene, Criterion().labeler(scene)))
+        inputs = replace(bare, exemplars=Sampling()(bare, world.views(scores)))
+        return len(with_discovered(inputs, Criterion().labeler(inputs)))
 
 
 def peak_of_step(size: Size) -> float:

@@ -63,17 +63,17 @@ def total_loss(
     members = list(sampled)
     held = {(e.row, e.cls) for e in sampled}
     for stage, teacher in enumerate(teachers):
-        seeds: dict[int, list[Seed]] = {}
+        pseudo_boxes: dict[int, list[Seed]] = {}
         for image, span in enumerate(proposals.spans()):
-            seeds[image] = discover(z.detach(), teacher, sampled, tops, boxes, span=span, key=(image, stage))
-            for seed in seeds[image]:
+            pseudo_boxes[image] = discover(z.detach(), teacher, sampled, tops, boxes, span=span, key=(image, stage))
+            for seed in pseudo_boxes[image]:
                 if (seed.row, seed.cls) not in held:
                     held.add((seed.row, seed.cls))
                     omega = difficulty(teachers[0], span, seed.row, seed.cls)
                     members.append(Exemplar(z[seed.row], seed.cls, seed.row, omega))
         factor = 3.0 if stage == 0 else 1.0
         deltas = scores.deltas[stage] if scores.deltas else None
-        loss = loss + factor * stage_loss(scores.refine[stage], deltas, seeds, boxes, proposals)
+        loss = loss + factor * stage_loss(scores.refine[stage], deltas, pseudo_boxes, boxes, proposals)
     return loss + 0.03 * contrast(members, positives)
 
 
@@ -152,7 +152,7 @@ def discover(
 ) -> list[Seed]:
     """Pseudo boxes of one image and stage: closer to the top than its class's exemplars are, and than to rivals."""
     mine = {c: row for (image, stage, c), row in tops.items() if (image, stage) == key}
-    seeds = []
+    pseudo_boxes = []
     for c, top in mine.items():
         near = [float(e.z.detach() @ z[top]) for e in sampled if e.cls == c]
         tau = sum(near) / len(near)
@@ -167,20 +167,24 @@ def discover(
         for row in sorted(candidates, key=lambda row: (-score[row], row)):
             if all(overlap(boxes[row], boxes[k]) <= 0.1 for k in kept):
                 kept.append(row)
-        seeds += [Seed(row, c, teacher[row, c]) for row in kept]
-    return seeds
+        pseudo_boxes += [Seed(row, c, teacher[row, c]) for row in kept]
+    return pseudo_boxes
 
 
 def stage_loss(
-    logits: Tensor, deltas: Tensor | None, seeds: dict[int, list[Seed]], boxes: list[list[float]], proposals: Proposals
+    logits: Tensor,
+    deltas: Tensor | None,
+    pseudo_boxes: dict[int, list[Seed]],
+    boxes: list[list[float]],
+    proposals: Proposals,
 ) -> Tensor:
     """L_cls and L_reg of one stage: every proposal learns from the pseudo box it overlaps most."""
     loss = logits.new_zeros(())
     for image, span in enumerate(proposals.spans()):
-        for row in span if seeds[image] else []:
-            near = [overlap(boxes[row], boxes[seed.row]) for seed in seeds[image]]
+        for row in span if pseudo_boxes[image] else []:
+            near = [overlap(boxes[row], boxes[seed.row]) for seed in pseudo_boxes[image]]
             best = near.index(max(near))
-            seed = seeds[image][best]
+            seed = pseudo_boxes[image][best]
             target = seed.cls if near[best] > 0.5 else logits.shape[1] - 1
             term = -logits[row].log_softmax(dim=0)[target]
             if deltas is not None and near[best] > 0.5:

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
-from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.transforms import Resize, view_size
 from tag2box.io import read_json, write_json
@@ -77,14 +77,14 @@ def family(name: str) -> str:
 
 def sized(config: Config, sizes: Sizes) -> Config:
     """The recipe; a trial looks at photos of a stamp's size."""
-    resize = Resize(scales=(64, 80), long_max=120) if sizes.small else config.feed.resize
-    return replace(config, feed=replace(config.feed, batch=sizes.batch, resize=resize, workers=0))
+    resize = Resize(scales=(64, 80), long_max=120) if sizes.small else config.loader.resize
+    return replace(config, loader=replace(config.loader, batch=sizes.batch, resize=resize, workers=0))
 
 
-def at_scale(feed: Loader, iteration: int) -> Loader:
+def at_scale(loader: Loader, iteration: int) -> Loader:
     """The first step sees photos at the smallest scale, the second at the largest."""
-    scale = (min, max)[iteration](feed.resize.scales)
-    return replace(feed, resize=replace(feed.resize, scales=(scale,)))
+    scale = (min, max)[iteration](loader.resize.scales)
+    return replace(loader, resize=replace(loader.resize, scales=(scale,)))
 
 
 def photo_size(name: str, number: int) -> tuple[int, int]:
@@ -93,12 +93,12 @@ def photo_size(name: str, number: int) -> tuple[int, int]:
     return wide[::-1] if number % UPRIGHT == UPRIGHT - 1 else wide
 
 
-def usual_pixels(name: str, feed: Loader, batches: int = 1000) -> float:
+def usual_pixels(name: str, loader: Loader, batches: int = 1000) -> float:
     """What a batch of a run is padded to, in the mean: every photo draws its scale, the largest sides count."""
     areas = []
-    for first in range(0, batches * feed.batch, feed.batch):
-        numbers = np.random.default_rng(first).permutation(UPRIGHT * feed.batch)[: feed.batch]
-        sizes = [view_size(feed.resize.view(0, first, int(n)), photo_size(name, n)) for n in numbers]
+    for first in range(0, batches * loader.batch_size, loader.batch_size):
+        numbers = np.random.default_rng(first).permutation(UPRIGHT * loader.batch_size)[: loader.batch_size]
+        sizes = [view_size(loader.resize.view(0, first, int(n)), photo_size(name, n)) for n in numbers]
         areas.append(max(h for h, _ in sizes) * max(w for _, w in sizes))
     return sum(areas) / len(areas)
 
@@ -172,17 +172,17 @@ class Trained:
 def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore) -> Trained:
     """What the training loop does, twice; reading photos, which it has done ahead, is not timed."""
     neutral = detector.backbone.preprocess.neutral()
-    step = Step(detector, config.objective, config.drop_block, config.augment, "exact")
-    plan, optimiser = config.plan, config.plan.optimiser.build(detector)
+    step = Step(detector, config.criterion, config.drop_block, config.augment, "exact")
+    plan, optimizer = config.plan, config.plan.optimizer.build(detector)
     done = Trained([], [], [])
     for iteration in range(STEPS):
-        source = ImageBatches(photos, store, at_scale(config.feed, iteration), plan.seed, neutral)
+        source = ImageBatches(photos, store, at_scale(config.loader, iteration), plan.seed, neutral)
         batch = source.batch(iteration)
         assert batch.images is not None
         begin = time.perf_counter()
-        set_lr(optimiser, plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations))
+        set_lr(optimizer, plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations))
         outcome = step(batch, StepRng(plan.seed, iteration))
-        optimiser.step()
+        optimizer.step()
         done.seconds.append(round(time.perf_counter() - begin, 2))
         done.losses.append(round(outcome.total.item(), 4))
         done.padded.append(list(batch.images.shape[-2:]))
@@ -234,8 +234,8 @@ def whole_runs(rows: Sequence[Row]) -> list[Row]:
         config, row = RECIPES[name](), found.get(family(name))
         days = None
         if row is not None:
-            photo = seconds_a_photo(row, usual_pixels(name, config.feed))
-            days = round(config.plan.iterations * config.feed.batch * photo / 86_400, 1)
+            photo = seconds_a_photo(row, usual_pixels(name, config.loader))
+            days = round(config.plan.iterations * config.loader.batch_size * photo / 86_400, 1)
         runs.append({"recipe": name, "family": family(name), "iterations": config.plan.iterations, "days": days})
     return runs
 

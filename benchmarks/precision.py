@@ -64,7 +64,7 @@ def case(shape: Shape, memory: str, precision: str, repeats: int, threads: int) 
         "precision": precision,
         "memory": memory,
         **asdict(shape),
-        "sampled": training.objective.sampled,
+        "sampled": training.criterion.sampled,
         **seconds,
         **peak,
         "step_tflop": round(counter.get_total_flops() / 1e12, 4),

@@ -38,21 +38,21 @@ from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_tra
 TOGETHER = 2
 
 
-def share_of_step(shape: Shape, processes: DistContext, repeats: int, folder: Path) -> Row:
+def share_of_step(shape: Shape, dist: DistContext, repeats: int, folder: Path) -> Row:
     """This process's part of some iterations; the leader leaves the gradient in ``folder``."""
-    training = make_training(shape, processes.share(shape.images), memory="exact", processes=processes)
+    training = make_training(shape, dist.share(shape.images), memory="exact", dist=dist)
     warm = replace(WARM, classes=shape.classes)
-    training.iterate(make_batch(warm, [processes.rank]))
+    training.iterate(make_batch(warm, [dist.rank]))
 
     def together() -> None:
-        processes.wait()
+        dist.wait()
         training.iterate()
-        processes.wait()
+        dist.wait()
 
     seconds = measure(together, repeats, warm=False)
-    if processes.leads:
-        keep_vector(folder / f"{processes.size}.npy", gradient(training.detector))
-    facts = {"rank": processes.rank, "threads": torch.get_num_threads(), "peak_mb": round(status_mb("VmHWM"), 1)}
+    if dist.is_main:
+        keep_vector(folder / f"{dist.size}.npy", gradient(training.detector))
+    facts = {"rank": dist.rank, "threads": torch.get_num_threads(), "peak_mb": round(status_mb("VmHWM"), 1)}
     return {**facts, **seconds}
 
 
@@ -64,10 +64,10 @@ def alone(shape: Shape, repeats: int, threads: int, folder: Path) -> Row:
 
 def worker(shape: Shape, repeats: int, folder: Path) -> None:
     """What torchrun starts."""
-    with init_distributed() as processes:
+    with init_distributed() as dist:
         set_threads(int(os.environ["OMP_NUM_THREADS"]))
-        row = share_of_step(shape, processes, repeats, folder)
-        write_json(folder / f"rank{processes.rank}.json", row)
+        row = share_of_step(shape, dist, repeats, folder)
+        write_json(folder / f"rank{dist.rank}.json", row)
 
 
 def together(args: list[str], threads: int, folder: Path) -> list[Row]:

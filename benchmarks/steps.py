@@ -45,7 +45,7 @@ def case(shape: Shape, memory: str, repeats: int, threads: int, kept: Path | Non
         "name": f"{memory}, {shape.images} x {shape.proposals:,}",
         "memory": memory,
         **asdict(shape),
-        "sampled": training.objective.sampled,
+        "sampled": training.criterion.sampled,
         "held_mb": round(held, 1),
         "peak_mb": round(status_mb("VmHWM"), 1),
         **seconds,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from objective import HEIGHT, WIDTH, proposals_around, some_boxes
 from tag2box.models.detector import Detector
 from tag2box.models.rng import StepRng
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
@@ -75,20 +75,20 @@ def _tags(shape: Shape, slot: int) -> Tensor:
 class Watched:
     """The objective, which also counts the proposals whose copies it asks for."""
 
-    def __init__(self, objective: Criterion, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, criterion: Criterion, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         self.sampled = 0
-        self._objective = objective
+        self._objective = criterion
         self._around = around
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objective, name)
 
-    def __call__(self, outputs: Outputs, facts: BatchMeta, views: Callable[[Tensor], Any], **others: Any) -> LossOutput:
+    def __call__(self, outputs: Outputs, meta: BatchMeta, views: Callable[[Tensor], Any], **others: Any) -> LossOutput:
         def counted(rows: Tensor) -> Any:
             self.sampled = len(rows)
             return self._around("network", views)(rows)
 
-        outcome: LossOutput = self._around("objective", self._objective)(outputs, facts, counted, **others)
+        outcome: LossOutput = self._around("objective", self._objective)(outputs, meta, counted, **others)
         return outcome
 
 
@@ -102,15 +102,15 @@ class Training:
     """A network, its optimiser with momentum, and a step over a batch."""
 
     detector: Detector
-    optimiser: Optimizer
+    optimizer: Optimizer
     step: Step
     batch: Batch
-    objective: Watched
+    criterion: Watched
 
     def iterate(self, batch: Batch | None = None) -> None:
         """What the training loop does with a batch: the same numbers are drawn at every call."""
         self.step(batch or self.batch, StepRng(0, 0))
-        self.optimiser.step()
+        self.optimizer.step()
 
 
 def make_training(
@@ -127,13 +127,13 @@ def make_training(
     backbone.roi_maps = around("RoIPool", backbone.roi_maps)  # type: ignore[method-assign]
     config = od_wscl()
     detector = Detector(backbone, shape.classes, config.heads).train()
-    watched = Watched(config.objective, around)
+    watched = Watched(config.criterion, around)
     step = Step(detector, watched, config.drop_block, config.augment, **settings)  # type: ignore[arg-type]
-    optimiser = Sgd(lr=0.0).build(detector)  # weights stay what they are, so that every repetition does the same
+    optimizer = Sgd(lr=0.0).build(detector)  # weights stay what they are, so that every repetition does the same
     for parameter in detector.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimiser.step()  # momentum and gradients are there from now on, as within a run
-    return Training(detector, optimiser, step, make_batch(shape, slots), watched)
+    optimizer.step()  # momentum and gradients are there from now on, as within a run
+    return Training(detector, optimizer, step, make_batch(shape, slots), watched)
 
 
 def _keep_scale(backbone: Vgg16Backbone) -> None:

@@ -52,10 +52,10 @@ def share(config: Config, detector: Detector, batch: Batch) -> float:
     if not isinstance(detector.backbone, Lite0Backbone):
         raise SystemExit("this benchmark knows the neck of lite0 only")
     neck = detector.backbone.head.weight
-    without = replace(config.objective, contrast=replace(config.objective.contrast, weight=0.0))
+    without = replace(config.criterion, contrast=replace(config.criterion.contrast, weight=0.0))
     grads = []
-    for objective in (config.objective, without):
-        Step(detector, objective, config.drop_block, config.augment)(batch, StepRng(0, 0))
+    for criterion in (config.criterion, without):
+        Step(detector, criterion, config.drop_block, config.augment)(batch, StepRng(0, 0))
         assert neck.grad is not None
         grads.append(neck.grad.double())
     return float((grads[0] - grads[1]).norm() / grads[1].norm())
@@ -63,11 +63,11 @@ def share(config: Config, detector: Detector, batch: Batch) -> float:
 
 def _source(config: Config, detector: Detector) -> BatchSource:
     photos, store = prepared(config)
-    views = config.feed.resize.views()
+    views = config.loader.resize.views()
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=TerminalProgress())
     if isinstance(maps, CachedRoiMaps):
-        return RoiMapBatches(photos, store, config.feed, config.plan.seed, maps)
-    return ImageBatches(photos, store, config.feed, config.plan.seed)
+        return RoiMapBatches(photos, store, config.loader, config.plan.seed, maps)
+    return ImageBatches(photos, store, config.loader, config.plan.seed)
 
 
 if __name__ == "__main__":

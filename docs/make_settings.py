@@ -29,7 +29,7 @@ Every run is described by one nested value, `tag2box.Config`. You change it in t
 [plan]
 iterations = 2000
 
-[objective.labeler]
+[criterion.labeler]
 kind = "discovery"
 nms_iou = 0.2
 ```

@@ -20,7 +20,7 @@ from tag2box.annotations import Objects
 from tag2box.data.scenes import Scenes
 from tag2box.experiments.compare import finish_contests, open_contests
 from tag2box.experiments.experiment import Findings
-from tag2box.experiments.pictures import last_look, same_photos
+from tag2box.experiments.pictures import last_preview, same_photos
 from tag2box.io import read_json, replacing, write_text
 from tag2box.progress import TerminalProgress
 from tag2box.reporting.charts import plural
@@ -107,7 +107,7 @@ def draw(findings: Findings, images: Path) -> list[Path]:
     truth = dict(zip(data.train.ids, data.train.objects, strict=True))
     files = []
     for name, record in records.items():
-        look = last_look(record)
+        look = last_preview(record)
         files.append(_save(images / f"{name}.png", _row(chosen, paths, truth, look)))
     return files
 

@@ -24,19 +24,21 @@ class TopApart:
 
     kind: Literal["top_apart"] = "top_apart"
     count: int = 2
-    needs: ClassVar[Requirements] = Requirements()  # it looks at scores alone
+    requirements: ClassVar[Requirements] = Requirements()  # it looks at scores alone
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo labels of every stage."""
-        return Labeling(tuple(assign(scene.proposals, self.find(scene, p), scene.tags.shape[1]) for p in scene.probs))
+        return Labeling(
+            tuple(assign(inputs.proposals, self.find(inputs, p), inputs.tags.shape[1]) for p in inputs.probs)
+        )
 
-    def find(self, scene: LabelerInput, probs: torch.Tensor) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: torch.Tensor) -> PseudoBoxes:
         """The seeds one teacher gives, image after image, class after class."""
         picks = [torch.zeros(0, 2, dtype=torch.long)]
-        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+        for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             inside = slice(span.start, span.stop)
             for c in tags.nonzero().flatten().tolist():
-                best = nms(scene.proposals.boxes[inside], probs[inside, c], 0.1)[: self.count] + span.start
+                best = nms(inputs.proposals.boxes[inside], probs[inside, c], 0.1)[: self.count] + span.start
                 picks.append(torch.stack([best, torch.full_like(best, c)], dim=1))
         rows, cls = torch.cat(picks).T
         return PseudoBoxes(rows, cls, probs[rows, cls])
@@ -49,7 +51,7 @@ def main(out: Path, iterations: int = 20) -> None:
     config = replace(
         base,
         data=replace(base.data, photos=out / "scenes/train/photos", tags=out / "scenes/train/tags.csv"),
-        objective=replace(base.objective, labeler=TopApart(), contrast=replace(base.objective.contrast, enabled=False)),
+        criterion=replace(base.criterion, labeler=TopApart(), contrast=replace(base.criterion.contrast, enabled=False)),
         plan=replace(base.plan, iterations=iterations),
     )
     train(config, out / "run")

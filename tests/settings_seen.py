@@ -29,8 +29,8 @@ from tag2box.types import Batch, BatchMeta, Proposals, SideInfo, StageScores
 from tiny import tiny_detector
 
 
-def dice() -> RowRng:
-    return StepRng(0, 0).dice(Stream.NECK, torch.zeros(1, dtype=torch.long))
+def row_rng() -> RowRng:
+    return StepRng(0, 0).row_rng(Stream.NECK, torch.zeros(1, dtype=torch.long))
 
 
 def computed(config: Config) -> object:
@@ -46,14 +46,16 @@ def built_lite0(config: Config) -> object:
     """What the lite0 settings make: sizes, pooling, what learns, and what dropout does to a vector."""
     torch.manual_seed(0)
     network = config.backbone.build(pretrained=False).train()
-    vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), dice())
+    vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), row_rng())
     learns = [name for name, p in network.named_parameters() if p.requires_grad]
-    return network.pool, network.map_size, network.frozen_maps, learns, (vector == 0).sum().item()
+    return network.pool, network.map_size, network.frozen_roi_maps, learns, (vector == 0).sum().item()
 
 
 def believed_maps(config: Config) -> object:
     """The map of a proposal whose method thinks a quarter of it."""
-    return tiny_detector(1, heads=config.heads).believed(torch.ones(1, 1, 1, 1), torch.tensor([0.25])).item()
+    return (
+        tiny_detector(1, heads=config.heads).weight_by_objectness(torch.ones(1, 1, 1, 1), torch.tensor([0.25])).item()
+    )
 
 
 def built_vgg16(config: Config) -> object:
@@ -61,7 +63,7 @@ def built_vgg16(config: Config) -> object:
     assert isinstance(config.backbone, Vgg16)
     torch.manual_seed(0)
     network = Vgg16Backbone(config.backbone, vector_size=64).train()
-    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), row_rng())
     learns = [name for name, p in network.named_parameters() if p.requires_grad]
     return network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist(), learns
 
@@ -71,7 +73,7 @@ def built_resnet_ws(config: Config) -> object:
     assert isinstance(config.backbone, ResNetWs)
     torch.manual_seed(0)
     network = ResNetWsBackbone(config.backbone, width=2, neck=(64, 64)).train()
-    vector = network.neck(torch.rand(1, network.channels, 7, 7), dice())
+    vector = network.neck(torch.rand(1, network.channels, 7, 7), row_rng())
     return len(network.res4), network.preprocess(torch.full((1, 3, 2, 2), 99.0)).tolist(), vector.tolist()
 
 
@@ -111,7 +113,7 @@ def counts_read(config: Config) -> object:
 
 def readers(config: Config) -> object:
     """How many processes would read photos."""
-    return count_workers(config.feed.workers, batch_bytes=1000)
+    return count_workers(config.loader.workers, batch_bytes=1000)
 
 
 def orders(config: Config) -> object:
@@ -119,7 +121,7 @@ def orders(config: Config) -> object:
     photos = TaggedPhotos(
         (), tuple(Photo(f"{i}", Path(), 9 + i % 2, 10 - i % 2) for i in range(8)), torch.ones(8, 0) > 0
     )
-    source = ImageBatches(photos, NoBoxes(), config.feed, seed=0)
+    source = ImageBatches(photos, NoBoxes(), config.loader, seed=0)
     return [[turn.index for turn in source.turns(iteration)] for iteration in range(4)]
 
 
@@ -151,7 +153,7 @@ def photos_read(config: Config) -> object:
 def labels_of_a_scene(config: Config) -> object:
     """What the labeler makes of many random proposals, whose objects somebody counted."""
     scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
-    labels = config.objective.labeler(replace(scene, clues=SideInfo(counts=torch.full((2, 3), 3)))).stages
+    labels = config.criterion.labeler(replace(scene, side_info=SideInfo(counts=torch.full((2, 3), 3)))).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
 
 
@@ -159,8 +161,8 @@ def labels_on_the_way(config: Config) -> object:
     """What the labeler makes of random proposals with feature vectors and evidence, early and late in training."""
     scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
     evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
-    scene = replace(scene, vectors=scene.embed, clues=SideInfo(evidence=evidence))
-    stages = [x for p in (0.3, 0.9) for x in config.objective.labeler(replace(scene, progress=p)).stages]
+    scene = replace(scene, vectors=scene.embed, side_info=SideInfo(evidence=evidence))
+    stages = [x for p in (0.3, 0.9) for x in config.criterion.labeler(replace(scene, progress=p)).stages]
     seeds = [x.seeds.placed(scene.proposals).tolist() for x in stages]
     return seeds, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
 
@@ -170,26 +172,26 @@ def scored_scene(config: Config) -> object:
     scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    result = config.objective.mil(scores, BatchMeta(scene.proposals, scene.tags), 0.01)
+    result = config.criterion.mil(scores, BatchMeta(scene.proposals, scene.tags), 0.01)
     return result.scores.tolist(), None if result.second is None else result.second.tolist()
 
 
 def coupled_scene(config: Config) -> object:
     """What the labeler makes of many random proposals, of which two MIL heads think differently."""
     scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
-    labels = config.objective.labeler(replace(scene, second=scene.probs[1], progress=0.01)).stages
+    labels = config.criterion.labeler(replace(scene, second=scene.probs[1], progress=0.01)).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
 
 
 def opposed(config: Config) -> object:
     """What a mask net drops, and where a step against the detector takes it."""
     assert isinstance(config.drop_block, ConcreteDropBlock)
-    net, luck, g = config.drop_block.build(5, 0), StepRng(0, 0), torch.Generator().manual_seed(0)
+    net, rng, g = config.drop_block.build(5, 0), StepRng(0, 0), torch.Generator().manual_seed(0)
     images, maps = torch.zeros(60, dtype=torch.long), torch.rand(60, 5, 3, 3, generator=g)
-    factors = net.factors(net.draw(luck, images, 3), maps, images)
+    factors = net.factors(net.draw(rng, images, 3), maps, images)
     boxes = random_boxes(60, g)
     batch = Batch(("a",), torch.ones(1, 3, dtype=torch.bool), Proposals(boxes, (60,)), maps=maps)
     plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
-    Step(tiny_detector(3), plain, net, Augment()).oppose(batch, luck)
+    Step(tiny_detector(3), plain, net, Augment()).adversarial_step(batch, rng)
     AdversaryOptimizer.of(net).learn(cuts=1)
     return factors.tolist(), [p.tolist() for p in net.parameters()]

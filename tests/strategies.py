@@ -40,7 +40,7 @@ def no_exemplars(dim: int, stages: int = 3) -> Exemplars:
     return Exemplars(torch.zeros(0, dim), none, torch.zeros(0), none, tuple(torch.zeros(0) for _ in range(stages)))
 
 
-def make_scene(
+def make_labeler_input(
     sizes: tuple[int, ...], tags: list[list[int]], *, dim: int = 8, stages: int = 3, seed: int = 0
 ) -> LabelerInput:
     """A scene of random boxes, scores and embeddings."""
@@ -52,11 +52,11 @@ def make_scene(
     return LabelerInput(Proposals(random_boxes(total, g), sizes), wanted, probs, embed, no_exemplars(dim, stages))
 
 
-def plain_views(scene: LabelerInput, kinds: int = 2) -> object:
+def plain_views(inputs: LabelerInput, kinds: int = 2) -> object:
     """A view maker that returns each proposal's own embedding, ``kinds`` times."""
 
     def make(rows: torch.Tensor) -> AugmentedRois:
-        embed = scene.embed[rows].expand(kinds, -1, -1)
-        return AugmentedRois(embed, tuple(p[rows].expand(kinds, -1, -1) for p in scene.probs))
+        embed = inputs.embed[rows].expand(kinds, -1, -1)
+        return AugmentedRois(embed, tuple(p[rows].expand(kinds, -1, -1) for p in inputs.probs))
 
     return make

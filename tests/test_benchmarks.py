@@ -153,7 +153,7 @@ def test_groups_follow_where_work_ran_forward_and_back() -> None:
     x = torch.randn(300, 300, requires_grad=True)
     inside = tools.marked("objective", lambda: (x @ x).exp().sum())
     outside = tools.marked("network", lambda: x @ x)
-    _, objective = tools.profiled(lambda: inside().backward())
+    _, criterion = tools.profiled(lambda: inside().backward())
     _, network = tools.profiled(lambda: outside().sum().backward())
-    assert objective["objective"] > 0 and objective["linear"] == 0
+    assert criterion["objective"] > 0 and criterion["linear"] == 0
     assert network["linear"] > 0 and network["objective"] == 0

@@ -183,7 +183,7 @@ def test_later_files_win_over_earlier_ones_and_options_over_all(asked, tmp_path,
     config = asked[0][0][0]
     assert (config.name, config.plan.iterations, config.plan.seed, config.plan.log_every) == ("a", 2, 1, 3)
     assert config.data.tags == Path("mine.csv")
-    assert config.objective == RECIPES["oicr-plus"]().objective
+    assert config.criterion == RECIPES["oicr-plus"]().criterion
 
 
 def test_evaluate_reads_lists(monkeypatch, capsys):

@@ -33,7 +33,7 @@ KEYS = {setting.key for setting in settings.describe(Config)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"objective"}
 PICTURES = {".png", ".jpg", ".svg"}
 IMAGINED = {  # of the labeler the reader is shown to add
-    "objective.labeler.background", "src/tag2box/labelers/doubt.py", "tests/labelers/test_doubt.py",
+    "criterion.labeler.background", "src/tag2box/labelers/doubt.py", "tests/labelers/test_doubt.py",
     "labelers/doubt.py", "tag2box.labelers.doubt",
 }  # fmt: skip
 
@@ -252,7 +252,7 @@ def test_the_labeler_of_the_docs_passes_its_own_test_and_survives_nothing(doubt:
     for sizes, tags in (((), []), ((0,), [[1]]), ((3,), [[0]]), ((1,), [[1]])):
         labeling = doubt.Doubt()(make_scene(sizes, tags))
         assert [len(stage.cls) for stage in labeling.stages] == [sum(sizes)] * 3
-    assert doubt.Doubt().needs == Requirements()
+    assert doubt.Doubt().requirements == Requirements()
 
 
 def test_the_labeler_of_the_docs_is_known_to_settings_by_its_line_in_the_union(doubt: ModuleType) -> None:

@@ -74,7 +74,7 @@ def test_the_backbone_of_the_guide_keeps_its_promises(plain: ModuleType, size: t
         maps = backbone.roi_maps(features, Proposals(boxes, sizes))
         assert maps.shape == (sum(sizes), backbone.channels, backbone.map_size, backbone.map_size)
         assert backbone.neck(maps).shape == (sum(sizes), backbone.vector_size)
-    assert not backbone.frozen_maps
+    assert not backbone.frozen_roi_maps
 
 
 def test_the_backbone_of_the_guide_learns_in_an_exact_step(plain: ModuleType) -> None:

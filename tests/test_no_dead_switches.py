@@ -56,9 +56,9 @@ class Bench:
         saves: list[int] = []
         real = checkpoint.save
 
-        def counted(run, detector, optimiser, *, iteration, **more):
+        def counted(run, detector, optimizer, *, iteration, **more):
             saves.append(iteration)
-            real(run, detector, optimiser, iteration=iteration, **more)
+            real(run, detector, optimizer, iteration=iteration, **more)
 
         with self.patch.context() as patch:
             patch.setattr(checkpoint, "save", counted)

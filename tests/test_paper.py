@@ -45,18 +45,18 @@ def test_there_are_36_and_all_are_recipes() -> None:
 def test_the_papers_numbers_are_in_it(name: str) -> None:
     config, run = RECIPES[name](), PAPER_RUNS[name]
     iterations, cuts, weight, classes, photos = FACTS[run.dataset]
-    plan, objective = config.plan, config.objective
+    plan, criterion = config.plan, config.criterion
     assert plan.iterations == iterations
     moments = [i for cut in cuts for i in (cut - 1, cut)]
     assert [plan.schedule.cuts(i, iterations) for i in moments] == [0, 1, 1, 2]
-    assert plan.optimiser == Sgd(lr=0.01 if run.backbone == "vgg16" else 0.02, momentum=0.9, weight_decay=1e-4)
+    assert plan.optimizer == Sgd(lr=0.01 if run.backbone == "vgg16" else 0.02, momentum=0.9, weight_decay=1e-4)
     assert (plan.schedule.warmup, plan.schedule.warmup_from, plan.schedule.gamma) == (200, 1 / 3, 0.1)
-    assert (config.feed.batch, config.feed.resize.scales) == (8, (480, 576, 688, 864, 1000, 1200))
-    assert (config.feed.resize.long_max, config.feed.resize.flip, config.feed.max_proposals) == (2000, 0.5, None)
-    assert set(config.inference.scales) == {*config.feed.resize.scales, 800} and config.inference.mirror
-    assert (objective.contrast.weight, objective.contrast.temperature, config.heads.stages) == (weight, 0.2, 3)
-    assert isinstance(objective.labeler, Discovery) and objective.labeler.nms_iou == 0.1
-    assert (objective.sampling.iou_threshold, config.augment.drop, config.inference.predict.nms_iou) == (0.5, 0.3, 0.4)
+    assert (config.loader.batch_size, config.loader.resize.scales) == (8, (480, 576, 688, 864, 1000, 1200))
+    assert (config.loader.resize.long_max, config.loader.resize.flip, config.loader.max_proposals) == (2000, 0.5, None)
+    assert set(config.inference.scales) == {*config.loader.resize.scales, 800} and config.inference.mirror
+    assert (criterion.contrast.weight, criterion.contrast.temperature, config.heads.stages) == (weight, 0.2, 3)
+    assert isinstance(criterion.labeler, Discovery) and criterion.labeler.nms_iou == 0.1
+    assert (criterion.sampling.iou_threshold, config.augment.drop, config.inference.predict.nms_iou) == (0.5, 0.3, 0.4)
     assert config.heads.mil_background and config.heads.regress
     assert (PAPER_DATASETS[run.dataset].classes, PAPER_DATASETS[run.dataset].photos) == (classes, photos)
     assert config.data == Data(split="trainval" if classes == 20 else None)

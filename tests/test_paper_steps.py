@@ -49,7 +49,7 @@ def test_two_steps_and_what_a_run_would_cost(bench: ModuleType, tmp_path: Path) 
     assert len(runs) == 36 and runs["voc07-ss-vgg16"]["days"] is None
     assert [max(size) for size in row["padded"]] == [85, 107]  # short sides of 64, the smallest scale, then of 80
     config = RECIPES["coco14-mcg-r50-ws"]()
-    photo = bench.seconds_a_photo(row, bench.usual_pixels("coco14-mcg-r50-ws", config.feed))
+    photo = bench.seconds_a_photo(row, bench.usual_pixels("coco14-mcg-r50-ws", config.loader))
     assert runs["coco14-mcg-r50-ws"]["days"] == pytest.approx(130_000 * 8 * photo / 86_400, abs=0.06)
 
 
@@ -60,10 +60,10 @@ def test_a_photo_s_time_is_on_the_line_through_both_steps(bench: ModuleType, pix
 
 
 def test_batches_are_padded_to_their_largest_sides(bench: ModuleType) -> None:
-    feed = Loader(batch=1, resize=Resize(scales=(480,)))
-    assert bench.usual_pixels("voc07-ss-vgg16", feed, batches=20) == 480 * 640
-    feed = Loader(batch=8, resize=Resize(scales=(480, 1200)))
-    assert 0.9 * 1200 * 1600 < bench.usual_pixels("voc07-ss-vgg16", feed, batches=200) < 1600 * 1600
+    loader = Loader(batch_size=1, resize=Resize(scales=(480,)))
+    assert bench.usual_pixels("voc07-ss-vgg16", loader, batches=20) == 480 * 640
+    loader = Loader(batch_size=8, resize=Resize(scales=(480, 1200)))
+    assert 0.9 * 1200 * 1600 < bench.usual_pixels("voc07-ss-vgg16", loader, batches=200) < 1600 * 1600
 
 
 def test_what_is_measured_is_not_measured_again(

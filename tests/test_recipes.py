@@ -29,14 +29,14 @@ def test_an_override_starts_from_the_recipe(name):
 
 def test_the_defaults_are_the_papers():
     config = Config()
-    labeler, objective = config.objective.labeler, config.objective
+    labeler, criterion = config.criterion.labeler, config.criterion
     assert isinstance(labeler, Discovery)
-    assert (objective.sampling.iou_threshold, config.augment.drop, labeler.nms_iou) == (0.5, 0.3, 0.1)
-    assert (objective.contrast.weight, objective.contrast.temperature, config.heads.stages) == (0.03, 0.2, 3)
-    assert (labeler.criterion, objective.sampling.iou, config.augment.mask, config.augment.noise) == (
+    assert (criterion.sampling.iou_threshold, config.augment.drop, labeler.nms_iou) == (0.5, 0.3, 0.1)
+    assert (criterion.contrast.weight, criterion.contrast.temperature, config.heads.stages) == (0.03, 0.2, 3)
+    assert (labeler.criterion, criterion.sampling.iou, config.augment.mask, config.augment.noise) == (
         "similarity", True, True, True,
     )  # fmt: skip
-    assert (config.drop_block.block, config.drop_block.drop, config.feed.batch) == (3, 0.3, 8)
+    assert (config.drop_block.block, config.drop_block.drop, config.loader.batch_size) == (3, 0.3, 8)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_the_defaults_are_the_papers():
 )  # fmt: skip
 def test_table_3a_is_nothing_but_settings(discovery, contrast, name, labeler):
     config = table_3a(Config(), discovery=discovery, contrast=contrast)
-    assert (config.name, type(config.objective.labeler)) == (name, labeler)
-    assert config.objective.contrast.enabled is contrast
-    back = replace(config, name="OD-WSCL", objective=Config().objective)
+    assert (config.name, type(config.criterion.labeler)) == (name, labeler)
+    assert config.criterion.contrast.enabled is contrast
+    back = replace(config, name="OD-WSCL", criterion=Config().criterion)
     assert back == Config()
 
 

@@ -29,7 +29,7 @@ PAPER = {
 }  # fmt: skip
 """mAP50 on VOC07 and VOC12, AP50 on COCO14: tables 1 to 3 of the paper."""
 
-EQUAL = {"data", "superpixels", "backbone", "augment", "plan", "compute", "inference", "maps", "maps_budget"}
+EQUAL = {"data", "superpixels", "backbone", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
 """What no system may touch."""
 
 
@@ -54,9 +54,9 @@ def test_a_system_leaves_equal_what_must_be(system: System, base: Config) -> Non
     assert not changed & EQUAL
     assert "proposals" not in changed or system.name == "wsrpn"
     assert "feed" not in changed or system.name == "casd"
-    assert (after.feed.batch, after.feed.max_proposals) == (base.feed.batch, base.feed.max_proposals)
-    assert after.objective.mil.over_classes == base.objective.mil.over_classes
-    assert after.objective.refine.first_stage == base.objective.refine.first_stage
+    assert (after.loader.batch_size, after.loader.max_proposals) == (base.loader.batch_size, base.loader.max_proposals)
+    assert after.criterion.mil.over_classes == base.criterion.mil.over_classes
+    assert after.criterion.refine.first_stage == base.criterion.refine.first_stage
     assert after.heads.mil_background == base.heads.mil_background
 
 
@@ -85,7 +85,7 @@ def test_no_two_systems_are_the_same_settings(base: Config) -> None:
 def test_ours_are_the_rows_of_table_3a(base: Config) -> None:
     assert SYSTEMS["oicr-plus"](base) == table_3a(base, discovery=False, contrast=False)
     assert SYSTEMS["od-wscl"](base) == table_3a(base, discovery=True, contrast=True)
-    assert isinstance(SYSTEMS["od-wscl"](SYSTEMS["oicr-plus"](base)).objective.labeler, Discovery)
+    assert isinstance(SYSTEMS["od-wscl"](SYSTEMS["oicr-plus"](base)).criterion.labeler, Discovery)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_box_regression_dropblock_and_stages_are_as_the_authors_had_them(name, r
     made = SYSTEMS[name](RECIPES["photos"]())
     assert (made.heads.regress, made.drop_block.drop, made.heads.stages) == (regress, drop, stages)
     assert isinstance(made.drop_block, ConcreteDropBlock if name == "mist" else DropBlock)
-    assert made.objective.contrast.enabled is (name == "od-wscl")
+    assert made.criterion.contrast.enabled is (name == "od-wscl")
 
 
 def test_wsrpn_takes_the_budget_of_the_boxes_it_replaces() -> None:
@@ -112,11 +112,13 @@ def test_wsrpn_takes_the_budget_of_the_boxes_it_replaces() -> None:
     assert SYSTEMS["wsrpn"](replace(scenes, proposals=Imported())).proposals == Wsrpn()
 
 
-@pytest.mark.parametrize(("recipe", "looks"), [("photos", 2), ("scenes", 2), ("od-wscl", 4), ("voc07-ss-vgg16", 4)])
-def test_casd_looks_as_often_as_there_are_views_four_times_at_most(recipe: str, looks: int) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "views_per_image"), [("photos", 2), ("scenes", 2), ("od-wscl", 4), ("voc07-ss-vgg16", 4)]
+)
+def test_casd_looks_as_often_as_there_are_views_four_times_at_most(recipe: str, views_per_image: int) -> None:
     made = SYSTEMS["casd"](RECIPES[recipe]())
-    assert made.feed.looks == looks <= len(made.feed.resize.views())
-    assert bool(made.objective.attention.layer_weight) is not isinstance(made.backbone, Vgg16)  # which shows one layer
+    assert made.loader.views_per_image == views_per_image <= len(made.loader.resize.views())
+    assert bool(made.criterion.attention.layer_weight) is not isinstance(made.backbone, Vgg16)  # which shows one layer
 
 
 # ---------------------------------------------------------------- at the command line
@@ -130,14 +132,14 @@ def asked(monkeypatch) -> list[Config]:
 
 
 def test_train_starts_from_a_system_and_overrides_come_on_top(asked, tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "mine.toml").write_text("[objective.labeler]\nshare = 0.3\n")
+    (tmp_path / "mine.toml").write_text("[criterion.labeler]\nshare = 0.3\n")
     argv = ["train", "tags.csv", "--system", "mist", "--config", f"{tmp_path / 'mine.toml'}", "--out", "run"]
-    assert call([*argv, "--set", "objective.contrast.enabled=true"], monkeypatch, capsys).code == 0
+    assert call([*argv, "--set", "criterion.contrast.enabled=true"], monkeypatch, capsys).code == 0
     (config,) = asked
     mist = SYSTEMS["mist"](RECIPES["photos"]())
     assert config.name == "MIST" and config.drop_block == mist.drop_block
-    assert config.objective.labeler == replace(mist.objective.labeler, share=0.3)
-    assert config.objective.contrast.enabled
+    assert config.criterion.labeler == replace(mist.criterion.labeler, share=0.3)
+    assert config.criterion.contrast.enabled
 
 
 def test_a_system_stands_on_any_recipe(asked, monkeypatch, capsys) -> None:
@@ -176,7 +178,7 @@ def test_one_system_is_printed_as_settings(monkeypatch, capsys) -> None:
     head, *lines = done.out.splitlines()
     base = RECIPES["photos"]()
     assert head.startswith("# SLV (2020)")
-    assert settings.load(Config, [], lines, base=base).objective == SYSTEMS["slv"](base).objective
+    assert settings.load(Config, [], lines, base=base).criterion == SYSTEMS["slv"](base).criterion
     assert call(["systems"], monkeypatch, capsys).out.count("\n") > len(SYSTEMS)
 
 

@@ -53,10 +53,10 @@ class TinyBackbone(Backbone):
         scale = 1 / self.stride
         return roi_align(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Tensor, dice: RowRng | None = None) -> Tensor:
-        return dropout(torch.relu(self.fc(maps.flatten(1))), self.dropout, dice)
+    def neck(self, maps: Tensor, row_rng: RowRng | None = None) -> Tensor:
+        return dropout(torch.relu(self.fc(maps.flatten(1))), self.dropout, row_rng)
 
-    def map_parts(self) -> tuple[nn.Module, ...]:
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
         return (self.conv,)
 
 

@@ -34,8 +34,8 @@ from tiny import tiny_detector, tiny_photos
 
 SCENES = Scenes(train=8, test=4, width=96, height=96, classes=("balloon", "car", "clock"), smallest=24, largest=48)
 TINY = (
-    "proposals.short_side=96", "proposals.max_boxes=16", "backbone.pool_size=4", "feed.batch=2",
-    "feed.resize.scales=[96]", "inference.scales=[96]", "plan.iterations=4", "plan.log_every=1",
+    "proposals.short_side=96", "proposals.max_boxes=16", "backbone.pool_size=4", "loader.batch_size=2",
+    "loader.resize.scales=[96]", "inference.scales=[96]", "plan.iterations=4", "plan.log_every=1",
     "plan.checkpoint_every=2", "plan.gallery=2",
 )  # fmt: skip
 
@@ -61,7 +61,7 @@ class World:
     @property
     def shared(self) -> tuple[str, ...]:
         """Settings that keep proposals and maps in one place for all runs."""
-        return (*TINY, f"data.proposals={self.folder / 'proposals'}", f"maps={self.folder / 'maps'}")
+        return (*TINY, f"data.proposals={self.folder / 'proposals'}", f"feature_cache={self.folder / 'maps'}")
 
     def config(self, *overrides: str) -> Config:
         paths = (f"data.photos={self.photos}", f"data.tags={self.tags}")
@@ -121,7 +121,7 @@ def small_config(folder: Path, *overrides: str) -> Config:
     """A short run of the paper's method on tiny photos."""
     given = (
         f"data.photos={folder / 'photos'}", f"data.tags={folder / 'tags.csv'}", "heads.embed_dim=6",
-        "proposals.min_side=6", "proposals.max_boxes=12", "feed.batch=2", "feed.resize.scales=[48]",
+        "proposals.min_side=6", "proposals.max_boxes=12", "loader.batch_size=2", "loader.resize.scales=[48]",
         "inference.scales=[48]", "plan.iterations=6", "plan.log_every=1", "plan.checkpoint_every=2", "plan.gallery=2",
         "plan.schedule.warmup=2",
     )  # fmt: skip

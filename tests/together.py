@@ -49,15 +49,13 @@ def _load(pipe: Connection) -> tuple[bool, object]:
     return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child
 
 
-def _run(processes: DistContext, meeting: Path, work: Callable[[DistContext], T], answer: Connection) -> None:
+def _run(dist: DistContext, meeting: Path, work: Callable[[DistContext], T], answer: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        store = distributed.FileStore(str(meeting), processes.size)
+        store = distributed.FileStore(str(meeting), dist.size)
         patience = timedelta(seconds=PATIENCE)
-        distributed.init_process_group(
-            "gloo", store=store, rank=processes.rank, world_size=processes.size, timeout=patience
-        )
-        answer.send_bytes(pickle.dumps((True, work(processes))))  # whole: tensors, too, outlive this process
+        distributed.init_process_group("gloo", store=store, rank=dist.rank, world_size=dist.size, timeout=patience)
+        answer.send_bytes(pickle.dumps((True, work(dist))))  # whole: tensors, too, outlive this process
         distributed.barrier()  # the answer of another may still be on its way
     except BaseException:  # the parent reports it
-        answer.send_bytes(pickle.dumps((False, f"rank {processes.rank}: {traceback.format_exc()}")))
+        answer.send_bytes(pickle.dumps((False, f"rank {dist.rank}: {traceback.format_exc()}")))

@@ -89,7 +89,7 @@ BACKBONES: dict[str, Vgg16 | ResNetWs] = {
     "r101-ws": ResNetWs(depth=101, weights="r101-ws"),
 }
 LEARNING_RATES = {"vgg16": 0.01, "r50-ws": 0.02, "r101-ws": 0.02}
-FEED = Loader(batch=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
+FEED = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
 INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
 
 
@@ -144,9 +144,9 @@ class PaperRun:
     def plan(self) -> Plan:
         """How long it trains, and how fast."""
         data = PAPER_DATASETS[self.dataset]
-        optimiser = Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
+        optimizer = Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
         schedule = Schedule(warmup=200, warmup_from=1 / 3, steps=data.steps, gamma=0.1)
-        return Plan(iterations=data.iterations, optimiser=optimiser, schedule=schedule)
+        return Plan(iterations=data.iterations, optimizer=optimizer, schedule=schedule)
 
     @property
     def figures(self) -> PaperFigures:

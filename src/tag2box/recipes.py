@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from tag2box.data.transforms import Resize
 from tag2box.errors import UserError
+from tag2box.extend import Plugin
 from tag2box.formats.listing import DataSource
 from tag2box.inference.predict import Inference
 from tag2box.methods.discovery import Discovery
@@ -19,16 +20,13 @@ from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.methods.wsddn import Wsddn
 from tag2box.models.augment import Augment
+from tag2box.models.backbone import BackboneSettings
 from tag2box.models.detector import Heads
-from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.models.lite0 import Lite0
-from tag2box.models.resnet_ws import ResNetWs
-from tag2box.models.vgg16 import Vgg16
 from tag2box.ops.superpixels import Superpixels
 from tag2box.paper_runs import BACKBONES, FEED, INFERENCE, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperRun
-from tag2box.proposals.early_responses import Wsrpn
-from tag2box.proposals.edge_boxes import EdgeBoxes
-from tag2box.proposals.importers.proposal_files import Imported
+from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.training.batches import Loader
 from tag2box.training.criterion import Criterion
@@ -67,35 +65,46 @@ class Data:
 class Config:
     """Everything a run depends on. Defaults are the paper's, on the light backbone."""
 
+    RENAMED: ClassVar[dict[str, str]] = {
+        "objective": "criterion",
+        "feed.batch": "loader.batch_size",
+        "feed.looks": "loader.views_per_image",
+        "feed": "loader",
+        "plan.optimiser": "plan.optimizer",
+        "maps": "feature_cache",
+        "maps_budget": "feature_cache_gb",
+    }
+    """Keys of version 0.1, still read, with a warning."""
+
     name: str = "OD-WSCL"
     """What the report calls the run."""
     data: Data = Data()
-    proposals: SelectiveSearch | EdgeBoxes | Wsrpn | Imported = SelectiveSearch()
+    proposals: Annotated[ProposalMethod, Plugin("proposal method")] = SelectiveSearch()
     superpixels: Superpixels = Superpixels()
-    backbone: Lite0 | Vgg16 | ResNetWs = Lite0()
+    backbone: Annotated[BackboneSettings, Plugin("backbone")] = Lite0()
     heads: Heads = Heads()
-    drop_block: DropBlock | ConcreteDropBlock = DropBlock()
+    drop_block: Annotated[RegularizerSettings, Plugin("regularizer")] = DropBlock()
     augment: Augment = Augment()
-    objective: Criterion = Criterion()
-    feed: Loader = Loader()
+    criterion: Criterion = Criterion()
+    loader: Loader = Loader()
     plan: Plan = Plan()
     compute: Compute = Compute()
     inference: Inference = Inference()
-    maps: Path | None = None
+    feature_cache: Path | None = None
     """Where RoI maps of a frozen network are kept. Default: inside the run."""
-    maps_budget: Annotated[float, Field(ge=0)] = 8.0
+    feature_cache_gb: Annotated[float, Field(ge=0)] = 8.0
     """Gigabytes the maps of a set of photos may take on disk; where they would take more, none are kept."""
 
 
 def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:
     """One row of the paper's table 3a: object discovery and WSCL, each on or off. Off and off is OICR+."""
     name = {(0, 0): "OICR+", (1, 0): "OICR+ with OD", (0, 1): "OICR+ with WSCL", (1, 1): "OD-WSCL"}
-    objective = replace(
-        config.objective,
+    criterion = replace(
+        config.criterion,
         labeler=Discovery() if discovery else Oicr(),
-        contrast=replace(config.objective.contrast, enabled=contrast),
+        contrast=replace(config.criterion.contrast, enabled=contrast),
     )
-    return replace(config, name=name[discovery, contrast], objective=objective)
+    return replace(config, name=name[discovery, contrast], criterion=criterion)
 
 
 def od_wscl() -> Config:
@@ -116,10 +125,10 @@ def scenes() -> Config:
     return Config(
         proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
-        feed=Loader(batch=8, resize=Resize(scales=(384,), flip=0.0)),
+        loader=Loader(batch_size=8, resize=Resize(scales=(384,), flip=0.0)),
         plan=Plan(
             iterations=150,
-            optimiser=Adam(lr=3e-4),
+            optimizer=Adam(lr=3e-4),
             schedule=Schedule(warmup=20),
             log_every=5,
             checkpoint_every=50,
@@ -138,11 +147,11 @@ def photos() -> Config:
     return Config(
         proposals=SelectiveSearch(short_side=200),
         backbone=Lite0(pool_size=8, dropout=0.5),
-        objective=Criterion(mil=Wsddn(over_classes="sum")),
-        feed=Loader(batch=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
+        criterion=Criterion(mil=Wsddn(over_classes="sum")),
+        loader=Loader(batch_size=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
         plan=Plan(
             iterations=400,
-            optimiser=Adam(lr=3e-4),
+            optimizer=Adam(lr=3e-4),
             schedule=Schedule(warmup=20),
             log_every=10,
             checkpoint_every=50,
@@ -160,8 +169,8 @@ def paper(run: PaperRun) -> Config:
         proposals=PROPOSALS[run.proposals],
         backbone=BACKBONES[run.backbone],
         heads=Heads(mil_background=True),
-        objective=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
-        feed=FEED,
+        criterion=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
+        loader=FEED,
         plan=run.plan,
         inference=INFERENCE,
     )

@@ -11,9 +11,11 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 from tag2box.errors import UserError
 from tag2box.methods import BuiltInLabeler
+from tag2box.methods.base import TagLoss
 from tag2box.methods.c_midn import CMidn, CMidnLabeler
 from tag2box.methods.c_mil import CMil, CMilLabeler
 from tag2box.methods.c_wsl import CWsl
@@ -27,7 +29,6 @@ from tag2box.methods.wsddn import Spatial
 from tag2box.methods.wsod2 import Wsod2
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
-from tag2box.models.lite0 import Lite0
 from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
 from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.importers.proposal_files import Imported
@@ -76,8 +77,8 @@ def to_od_wscl(config: Config) -> Config:
 def labelled(config: Config, labeler: BuiltInLabeler) -> Config:
     """OICR+ with another labeler, without DropBlock."""
     plus = to_oicr_plus(config)
-    objective = replace(plus.objective, labeler=labeler)
-    return replace(plus, objective=objective, drop_block=DropBlock(drop=0.0))
+    criterion = replace(plus.criterion, labeler=labeler)
+    return replace(plus, criterion=criterion, drop_block=DropBlock(drop=0.0))
 
 
 def unregressed(config: Config) -> Config:
@@ -95,7 +96,7 @@ def wsddn(config: Config) -> Config:
     """The MIL head alone, with its temperature and its spatial regulariser; labels are looked at, not learnt."""
     plain = oicr(config)
     heads = replace(plain.heads, stages=0, mil_temperature=2.0)
-    return replace(plain, heads=heads, objective=replace(plain.objective, spatial=Spatial(weight=1e-4)))
+    return replace(plain, heads=heads, criterion=replace(plain.criterion, spatial=Spatial(weight=1e-4)))
 
 
 def pcl(config: Config) -> Config:
@@ -108,21 +109,25 @@ def c_wsl(config: Config) -> Config:
     return labelled(config, CWsl())
 
 
+def _tag_loss(config: Config) -> dict[str, Any]:
+    """The settings of the image-level loss, which every built-in MIL head has."""
+    mil = config.criterion.mil
+    return {field.name: getattr(mil, field.name) for field in fields(TagLoss)} if isinstance(mil, TagLoss) else {}
+
+
 def c_mil(config: Config) -> Config:
     """Bags of merged boxes, and labels that follow their continuation."""
-    mil = config.objective.mil
-    merged = CMil(weight=mil.weight, over_classes=mil.over_classes)
+    merged = CMil(**_tag_loss(config))
     plain = unregressed(labelled(config, CMilLabeler()))
-    return replace(plain, objective=replace(plain.objective, mil=merged))
+    return replace(plain, criterion=replace(plain.criterion, mil=merged))
 
 
 def c_midn(config: Config) -> Config:
     """Two coupled MIL heads, and labels from both."""
-    mil = config.objective.mil
-    coupled = CMidn(weight=mil.weight, over_classes=mil.over_classes)
+    coupled = CMidn(**_tag_loss(config))
     plain = unregressed(labelled(config, CMidnLabeler()))
     heads = replace(plain.heads, mil_heads=2)
-    return replace(plain, heads=heads, objective=replace(plain.objective, mil=coupled))
+    return replace(plain, heads=heads, criterion=replace(plain.criterion, mil=coupled))
 
 
 def wsod2(config: Config) -> Config:
@@ -153,7 +158,7 @@ def wsrpn(config: Config) -> Config:
     As many and as small boxes as the settings have them.
     """
     own, plain = config.proposals, oicr(config)
-    halved = replace(plain, objective=replace(plain.objective, rescore=Rescore(keep=0.5)))
+    halved = replace(plain, criterion=replace(plain.criterion, rescore=Rescore(keep=0.5)))
     if isinstance(own, Imported):  # nothing is known of how many there are
         return replace(halved, proposals=Wsrpn())
     boxes = Wsrpn(short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
@@ -162,16 +167,16 @@ def wsrpn(config: Config) -> Config:
 
 def casd(config: Config) -> Config:
     """Several looks at a photo, drawn to where any of them looks, and so for layers where the backbone shows two."""
-    plain, resize = labelled(config, Oicr()), config.feed.resize
+    plain, resize = labelled(config, Oicr()), config.loader.resize
     resize = resize if 0 < resize.flip < 1 else replace(resize, flip=0.5)
-    feed = replace(plain.feed, resize=resize, looks=min(4, len(resize.views())))
-    attention = Attention(input_weight=0.1, layer_weight=0.1 if isinstance(config.backbone, Lite0) else 0.0)
-    return replace(plain, feed=feed, objective=replace(plain.objective, attention=attention))
+    loader = replace(plain.loader, resize=resize, views_per_image=min(4, len(resize.views())))
+    attention = Attention(input_weight=0.1, layer_weight=0.1 if config.backbone.layers > 1 else 0.0)
+    return replace(plain, loader=loader, criterion=replace(plain.criterion, attention=attention))
 
 
 def _refining(config: Config, **changes: str | bool) -> Config:
-    refine = replace(config.objective.refine, **changes)  # type: ignore[arg-type]
-    return replace(config, objective=replace(config.objective, refine=refine))
+    refine = replace(config.criterion.refine, **changes)  # type: ignore[arg-type]
+    return replace(config, criterion=replace(config.criterion, refine=refine))
 
 
 # ---------------------------------------------------------------- what the paper reports (tables 1 and 2)

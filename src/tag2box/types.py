@@ -82,9 +82,9 @@ class Batch:
     maps: Float[Tensor, "R ch h w"] | None = None
     unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
     trunks: tuple[Float[Tensor, "c h w"], ...] | None = None  # a map a photo, each of its own size
-    clues: SideInfo = SideInfo()
-    looks: int = 1  # so many photos in a row are one photo seen in different views
-    mirrored: Bool[Tensor, " N"] | None = None  # which are mirror images; None where looks are not compared
+    side_info: SideInfo = SideInfo()
+    views_per_image: int = 1  # so many photos in a row are one photo seen in different views
+    flipped: Bool[Tensor, " N"] | None = None  # which are mirror images; None where looks are not compared
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.images, self.maps, self.trunks)) != 1:
@@ -108,12 +108,12 @@ class Batch:
             maps=None if self.maps is None else self.maps[rows],
             unsure=None if self.unsure is None else self.unsure[photo],
             trunks=None if self.trunks is None else self.trunks[photo],
-            clues=self.clues.of(photo, rows),
+            side_info=self.side_info.of(photo, rows),
         )
 
-    def facts(self) -> BatchMeta:
+    def meta(self) -> BatchMeta:
         """What the objective is told of it."""
-        return BatchMeta(self.proposals, self.tags, self.unsure, self.clues, self.looks, self.mirrored)
+        return BatchMeta(self.proposals, self.tags, self.unsure, self.side_info, self.views_per_image, self.flipped)
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -125,9 +125,9 @@ class Batch:
             maps=None if self.maps is None else self.maps.to(device),
             unsure=None if self.unsure is None else self.unsure.to(device),
             trunks=None if self.trunks is None else tuple(trunk.to(device) for trunk in self.trunks),
-            clues=self.clues.to(device),
-            looks=self.looks,
-            mirrored=None if self.mirrored is None else self.mirrored.to(device),
+            side_info=self.side_info.to(device),
+            views_per_image=self.views_per_image,
+            flipped=None if self.flipped is None else self.flipped.to(device),
         )
 
 
@@ -138,30 +138,33 @@ class BatchMeta:
     proposals: Proposals
     tags: Bool[Tensor, "N C"]
     unsure: Bool[Tensor, "N C"] | None = None
-    clues: SideInfo = SideInfo()
-    looks: int = 1  # so many photos in a row are one photo, with the same proposals in the same order
-    mirrored: Bool[Tensor, " N"] | None = None
+    side_info: SideInfo = SideInfo()
+    views_per_image: int = 1  # so many photos in a row are one photo, with the same proposals in the same order
+    flipped: Bool[Tensor, " N"] | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[BatchMeta]) -> BatchMeta:
         """Parts of a batch, one after the other; looks of a photo may be in different parts."""
         unsure = [part.unsure for part in parts if part.unsure is not None]
-        mirrored = [part.mirrored for part in parts if part.mirrored is not None]
+        flipped = [part.flipped for part in parts if part.flipped is not None]
         sizes = tuple(size for part in parts for size in part.proposals.sizes)
         return cls(
             Proposals(torch.cat([part.proposals.boxes for part in parts]), sizes),
             torch.cat([part.tags for part in parts]),
             torch.cat(unsure) if unsure else None,
-            SideInfo.joined([part.clues for part in parts if part.proposals.sizes]),
-            max((part.looks for part in parts), default=1),
-            torch.cat(mirrored) if mirrored else None,
+            SideInfo.joined([part.side_info for part in parts if part.proposals.sizes]),
+            max((part.views_per_image for part in parts), default=1),
+            torch.cat(flipped) if flipped else None,
         )
 
-    def seen_together(self) -> list[tuple[range, range]]:
+    def view_groups(self) -> list[tuple[range, range]]:
         """Of each photo, the looks at it, and all their proposals."""
         spans = self.proposals.spans()
-        firsts = range(0, len(spans), self.looks)
-        return [(range(i, i + self.looks), range(spans[i].start, spans[i + self.looks - 1].stop)) for i in firsts]
+        firsts = range(0, len(spans), self.views_per_image)
+        return [
+            (range(i, i + self.views_per_image), range(spans[i].start, spans[i + self.views_per_image - 1].stop))
+            for i in firsts
+        ]
 
     def to(self, device: torch.device) -> BatchMeta:
         """The same on a device."""
@@ -169,9 +172,9 @@ class BatchMeta:
             Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
             self.tags.to(device),
             None if self.unsure is None else self.unsure.to(device),
-            self.clues.to(device),
-            self.looks,
-            None if self.mirrored is None else self.mirrored.to(device),
+            self.side_info.to(device),
+            self.views_per_image,
+            None if self.flipped is None else self.flipped.to(device),
         )
 
 
@@ -220,7 +223,7 @@ class Requirements:
     mil_heads: int = 1
     responses: bool = False  # mean responses of the network's layers to a proposal's cells
     layers: int = 1  # how many of these layers, at least
-    looks: int = 1  # how many looks at a photo, at least
+    views_per_image: int = 1  # how many looks at a photo, at least
 
     def __or__(self, other: Requirements) -> Requirements:
         """What both ask for."""
@@ -254,8 +257,8 @@ class LabelerInput:
     exemplars: Exemplars
     vectors: Float[Tensor, "R F"] | None = None  # detached; None unless the labeler needs them
     second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, where there is one; detached
-    clues: SideInfo = SideInfo()
-    progress: float = 0.0  # share of the training that is done
+    side_info: SideInfo = SideInfo()
+    fraction: float = 0.0  # share of the training that is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,7 @@ class PseudoLabels:
     cls: Int[Tensor, " R"]  # 0 .. C-1, or C for background
     weight: Float[Tensor, " R"]
     boxes: Float[Tensor, "R 4"]  # the pseudo box each proposal should regress to
-    seeds: PseudoBoxes
+    pseudo_boxes: PseudoBoxes
     owner: Int[Tensor, " R"]  # the seed each proposal was judged by; -1 where its image has none
 
 

@@ -121,7 +121,7 @@ def rare(desk: Desk) -> None:
     desk.add("new.png", "cow;dog")
 
 
-def everywhere(desk: Desk) -> None:
+def all_gather_object(desk: Desk) -> None:
     desk.rows = [(name, f"{tags};animal") for name, tags in desk.rows]
 
 
@@ -159,7 +159,7 @@ FINDINGS: dict[Callable[[Desk], None], dict[str, tuple[str, int, tuple[str, ...]
     small: {"very small photo": ("warning", 1, ("new.png (31x80)",))},
     long: {"very long photo": ("warning", 1, ("new.png (201x40)",))},
     rare: {"class with few photos": ("warning", 1, ("cow (1)",))},
-    everywhere: {"class in every photo": ("warning", 1, ("animal",))},
+    all_gather_object: {"class in every photo": ("warning", 1, ("animal",))},
     together: {"classes always together": ("warning", 1, ("cat = kitten",))},
     alike: {
         "class with few photos": ("warning", 2, ("Dog (3)", "dog (3)")),
@@ -247,8 +247,8 @@ def test_copies_are_those_of_equal_bytes(desk):
     listing = list_dataset(desk.source())
     for number, start in enumerate((b"a", b"b", b"a", b"c", b"b", b"a")):
         (desk.photos / f"{number:02d}.jpg").write_bytes(head + start + tail)
-    looks = [look for look in check_photos(listing) if look.bytes]
-    groups = {frozenset(look.entry.file for look in group) for group in same_content(desk.photos, looks)}
+    views_per_image = [look for look in check_photos(listing) if look.bytes]
+    groups = {frozenset(look.entry.file for look in group) for group in same_content(desk.photos, views_per_image)}
     slow: defaultdict[bytes, set[str]] = defaultdict(set)
     for file in desk.photos.iterdir():
         slow[hashlib.sha256(file.read_bytes()).digest()].add(file.name)

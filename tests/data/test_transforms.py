@@ -79,10 +79,10 @@ def test_mirrored_twice_is_nothing(rows: int) -> None:
 
 def test_a_mirrored_box_holds_the_same_pixels() -> None:
     image, view = torch.rand(3, 30, 40), View(None, True)
-    mirrored, boxes = render_view(view, image, (30, 40)), boxes_in_view(view, BOXES, (30, 40))
+    flipped, boxes = render_view(view, image, (30, 40)), boxes_in_view(view, BOXES, (30, 40))
     for before, after in zip(BOXES.int().tolist(), boxes.int().tolist(), strict=True):
         crop = image[:, before[1] : before[3], before[0] : before[2]]
-        assert torch.equal(mirrored[:, after[1] : after[3], after[0] : after[2]], crop.flip(2))
+        assert torch.equal(flipped[:, after[1] : after[3], after[0] : after[2]], crop.flip(2))
 
 
 def test_a_view_resizes_then_mirrors() -> None:

@@ -163,7 +163,7 @@ def unknown_key(desk: Desk) -> Argv:
 
 
 def unknown_key_in_file(desk: Desk) -> Argv:
-    desk.spoil(desk.at / "mine.toml", "[objective.contrast]\ntemprature = 0.1\n")
+    desk.spoil(desk.at / "mine.toml", "[criterion.contrast]\ntemprature = 0.1\n")
     return desk.train("--config", f"{desk.at / 'mine.toml'}")
 
 

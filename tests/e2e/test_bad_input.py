@@ -44,7 +44,7 @@ MISTAKES: dict[Callable[[Desk], Argv], tuple[str, ...]] = {
     mistakes.config_not_text: ("mine.toml", "not readable"),
     mistakes.config_missing: ("none.toml", "no such file"),
     mistakes.unknown_key: ("--set plan.iteratons=3", "did you mean plan.iterations?"),
-    mistakes.unknown_key_in_file: ("mine.toml", "did you mean objective.contrast.temperature?"),
+    mistakes.unknown_key_in_file: ("mine.toml", "did you mean criterion.contrast.temperature?"),
     mistakes.mistyped_value: ("--set plan.iterations=many", "integer"),
     mistakes.value_out_of_bounds: ("--set plan.seed=-1", "greater than or equal to 0"),
     mistakes.unknown_recipe: ("od-wslc", "did you mean od-wscl?"),

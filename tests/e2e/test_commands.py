@@ -48,7 +48,7 @@ def session(world, tmp_path_factory) -> Path:
     """train and detect as processes, then evaluate and report; the report's baseline is trained beside them."""
     at = tmp_path_factory.mktemp("session")
     baseline = world.trained(
-        "oicr-plus", "name=OICR+", "objective.labeler.kind=oicr", "objective.contrast.enabled=false"
+        "oicr-plus", "name=OICR+", "criterion.labeler.kind=oicr", "criterion.contrast.enabled=false"
     )
     truth = world.test / "truth.json"
     commands = (
@@ -169,7 +169,7 @@ def test_demo_refuses_a_folder_of_other_settings(tmp_path):
     demo(folder, world=SCENES, overrides=one)
     before = tree(folder)
     with pytest.raises(UserError, match="other settings"):
-        demo(folder, world=SCENES, overrides=[*one, "plan.optimiser.lr=0.5"])
+        demo(folder, world=SCENES, overrides=[*one, "plan.optimizer.lr=0.5"])
     with pytest.raises(UserError, match=r"scenes\.json"):
         demo(folder, seed=1, overrides=one)
     assert tree(folder) == before
@@ -214,8 +214,8 @@ def test_photos_without_proposals_or_tags_pass_through(tmp_path, world, rows, la
         (photos / f"{i}.png").write_bytes((pictures / f"{kind}.png").read_bytes())
     write_tags(tmp_path / "tags.csv", [(f"{i}.png", tags.split(";")) for i, (_, tags) in enumerate(rows)])
     config = world.config(
-        f"data.photos={photos}", f"data.tags={tmp_path / 'tags.csv'}", 'data.proposals=""', 'maps=""',
-        "plan.iterations=2", f"objective.labeler.kind={labeler}",
+        f"data.photos={photos}", f"data.tags={tmp_path / 'tags.csv'}", 'data.proposals=""', 'feature_cache=""',
+        "plan.iterations=2", f"criterion.labeler.kind={labeler}",
     )  # fmt: skip
     train(config, tmp_path / "run")
     store = ProposalStore.open(tmp_path / "run" / "proposals")

@@ -150,7 +150,7 @@ def ctrl_c() -> None:
 OPTIMISERS = {
     # the rate steps at iterations 4 and 8: breaks before, at and after them are all in the table below
     "sgd": ("plan.schedule.steps=[0.4, 0.8]", "plan.schedule.gamma=0.3"),
-    "adam": ("plan.optimiser.kind=adam", "plan.optimiser.lr=0.003"),
+    "adam": ("plan.optimizer.kind=adam", "plan.optimizer.lr=0.003"),
 }
 
 
@@ -161,9 +161,9 @@ def small(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_break_anywhere_changes_nothing(small, optimiser):
-    config = small_config(small, "plan.iterations=10", "plan.checkpoint_every=3", *OPTIMISERS[optimiser])
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+def test_a_break_anywhere_changes_nothing(small, optimizer):
+    config = small_config(small, "plan.iterations=10", "plan.checkpoint_every=3", *OPTIMISERS[optimizer])
     train(config, small / "unbroken")
     expected = weights(small / "unbroken")
     breaks = [(ctrl_c, Interrupted, i) for i in (1, 3, 4, 5, 7, 8, 9)] + [(power_cut, Stop, i) for i in (1, 3, 5, 9)]
@@ -249,7 +249,7 @@ def test_a_seed_is_a_run(world, tmp_path):
 
 
 def test_kept_maps_and_fresh_ones_give_the_same_run(world, tmp_path):
-    train(world.config('maps=""', 'data.proposals=""'), tmp_path / "fresh")
+    train(world.config('feature_cache=""', 'data.proposals=""'), tmp_path / "fresh")
     assert same(weights(tmp_path / "fresh"), weights(world.trained("od-wscl")))
 
 

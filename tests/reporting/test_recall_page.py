@@ -116,8 +116,8 @@ def test_missing_photos_are_named() -> None:
 @pytest.mark.parametrize("sources", [1, 2])
 def test_the_worst_photos_show_object_and_best_box(photos: TaggedPhotos, tmp_path: Path, sources: int) -> None:
     kinds = [source("poor", POOR), source(NASTY, torch.zeros(0, 4))][:sources]
-    looks = [lost(POOR), lost(torch.zeros(0, 4))][:sources]
-    worst = tuple(WorstPhoto(photo, OBJECTS, tuple(looks)) for photo in photos.photos)
+    views_per_image = [lost(POOR), lost(torch.zeros(0, 4))][:sources]
+    worst = tuple(WorstPhoto(photo, OBJECTS, tuple(views_per_image)) for photo in photos.photos)
     out = tmp_path / "recall.html"
     write_recall_page(RecallInputs("Proposals", ("cat", "dog", "eel"), tuple(kinds), worst), out)
     html = out.read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ class Reader(HTMLParser):
 
 def read(html: str) -> Reader:
     reader = Reader()
-    reader.feed(html)
+    reader.loader(html)
     assert reader.open == []
     return reader
 

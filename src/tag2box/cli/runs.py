@@ -71,16 +71,16 @@ def train(
     if resume and (config or override or any((data, tags, photos, split, classes, proposals, system))):
         raise UserError("--resume takes its settings from the run; leave out the dataset, --config, --system and --set")
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals}
-    with init_distributed() as processes:
-        progress = TerminalProgress() if processes.leads else silent
+    with init_distributed() as dist:
+        progress = TerminalProgress() if dist.is_main else silent
         if resume:
-            command.resume(out, progress=progress, processes=processes)
+            command.resume(out, progress=progress, dist=dist)
         else:
             settled = _config(_base(recipe, system), config, override, named, classes)
             if proposals is not None:
                 settled = proposing_as(settled, proposals)
-            command.train(settled, out, progress=progress, processes=processes)
-        if processes.leads:
+            command.train(settled, out, progress=progress, dist=dist)
+        if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
 
 
@@ -141,7 +141,7 @@ def detect(
     from tag2box.progress import TerminalProgress, silent
     from tag2box.training.dist import init_distributed
 
-    with init_distributed() as processes:
+    with init_distributed() as dist:
         found = command.detect(
             run,
             photos,
@@ -153,10 +153,10 @@ def detect(
             min_score=min_score,
             overrides=override,
             pool=pool(on, address, chunk=1),
-            processes=processes,
-            progress=TerminalProgress() if processes.leads else silent,
+            dist=dist,
+            progress=TerminalProgress() if dist.is_main else silent,
         )
-        if processes.leads:
+        if dist.is_main:
             typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
             if draw is not None:
                 typer.echo(f"pictures: {draw}")

@@ -47,7 +47,7 @@ def _detect(trained: TrainedRun, exam: Exam, progress: Progress) -> dict[str, De
         raise UserError(f"{trained.folder}: the truth names {strange!r}, which the model was not taught; leave it out")
     store = proposals_of(exam.photos, trained.config, exam.proposals, progress)
     config = trained.config
-    inference, rescore = config.inference, config.objective.rescore
+    inference, rescore = config.inference, config.criterion.rescore
     maps = roi_maps(trained.detector, exam.photos, store, config=config, views=inference.views(), progress=progress)
     return detect_with(
         trained.detector, exam.photos, store, maps=maps, inference=inference, rescore=rescore, progress=progress

@@ -96,7 +96,7 @@ def open_studio(out: Path, world: Scenes, overrides: Sequence[str] = (), *, prog
     source = Data(
         photos=learn / "photos", tags=learn / "tags.csv", classes=world.classes, proposals=learn / "proposals"
     )
-    config = settings.load(Config, [], overrides, base=replace(scenes(), data=source, maps=out / "maps"))
+    config = settings.load(Config, [], overrides, base=replace(scenes(), data=source, feature_cache=out / "maps"))
     return Studio(data, config, _exam(learn), _exam(data / "test"))
 
 

@@ -41,7 +41,7 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     min_score: float = 0.3,
     overrides: Sequence[str] = (),
     pool: Pool | None = None,
-    processes: DistContext = SINGLE_PROCESS,
+    dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Detect in photos (files or folders) with a trained run; keep boxes from ``min_score`` up.
@@ -58,13 +58,13 @@ def detect(  # noqa: PLR0913 - one keyword an option of the command
     """
     if not photos:
         raise UserError("no photos given; name files or folders after the run")
-    if pool is not None and processes.size > 1:
+    if pool is not None and dist.size > 1:
         raise UserError("--on ray: Ray has processes of its own; start the command without torchrun")
     trained = looking(load_run(run), overrides)
     found_photos = find_photos(photos) if split is None else _part(photos, split)
-    found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, processes=processes, progress=progress)
+    found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, dist=dist, progress=progress)
     kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
-    if not processes.leads:
+    if not dist.is_main:
         return kept
     if out is not None:
         write_coco_detections(out, kept, trained.classes, found_photos)
@@ -89,14 +89,14 @@ def detect_photos(
     *,
     proposals: Path | None = None,
     pool: Pool | None = None,
-    processes: DistContext = SINGLE_PROCESS,
+    dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Everything a run sees in some photos; their proposals are made as those of its training photos were."""
     with tempfile.TemporaryDirectory() as own:
-        folder = proposals or Path(processes.everywhere(own)[0])
+        folder = proposals or Path(dist.all_gather_object(own)[0])
         try:
-            with processes.leader_first():
+            with dist.main_process_first():
                 store = proposals_of(photos, trained.config, folder, progress, pool=pool)
         except Interrupted:
             if proposals is not None:
@@ -111,9 +111,9 @@ def detect_photos(
             store,
             maps=maps,
             inference=trained.config.inference,
-            rescore=trained.config.objective.rescore,
+            rescore=trained.config.criterion.rescore,
             progress=progress,
-            processes=processes,
+            dist=dist,
         )
 
 

@@ -101,7 +101,7 @@ def detect_on(
         partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
         {name: value.numpy() for name, value in trained.detector.state_dict().items()},
         trained.config.inference,
-        trained.config.objective.rescore,
+        trained.config.criterion.rescore,
         torch.get_num_threads(),
     )
     orders = (Order(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos)

@@ -43,10 +43,10 @@ def recall(
     for store in opened:
         store.check(photos[truth.ids[row]] for row in rows if truth.ids[row] in photos)
     sources, worst = _measure(truth, opened, rows, progress)
-    looks = [_look(truth, row, opened, photos) for row in worst if truth.ids[row] in photos]
+    views_per_image = [_look(truth, row, opened, photos) for row in worst if truth.ids[row] in photos]
     name = source.path.resolve().name
     heading = f"Proposals for {name}, {Path(source.split).stem}" if source.split else f"Proposals for {name}"
-    write_recall_page(RecallInputs(heading, truth.classes, sources, tuple(looks)), out)
+    write_recall_page(RecallInputs(heading, truth.classes, sources, tuple(views_per_image)), out)
     if json is not None:
         write_json(json, {"classes": list(truth.classes), "sources": [_numbers(source) for source in sources]})
     return sources

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 
 from tag2box import settings
 from tag2box.errors import UserError
-from tag2box.models.resnet_ws import ResNetWs
 from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
-from tag2box.proposals.early_responses import Wsrpn
-from tag2box.proposals.edge_boxes import EdgeBoxes
+from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config
 
 if TYPE_CHECKING:
@@ -62,13 +59,13 @@ def list_recipes() -> list[Row]:
 
 
 def _row(name: str, config: Config) -> Row:
-    contrast = config.objective.contrast
+    contrast = config.criterion.contrast
     return Row(
         name=name,
         backbone=_backbone(config),
         boxes=_boxes(config.proposals),
-        batch=config.feed.batch,
-        lr=config.plan.optimiser.lr,
+        batch=config.loader.batch_size,
+        lr=config.plan.optimizer.lr,
         iterations=config.plan.iterations,
         contrast_weight=contrast.weight if contrast.enabled else None,
         figures=PAPER_RUNS[name].figures if name in PAPER_RUNS else NOTHING,
@@ -77,10 +74,10 @@ def _row(name: str, config: Config) -> Row:
 
 def _backbone(config: Config) -> str:
     backbone = config.backbone
-    return backbone.architecture if isinstance(backbone, ResNetWs) else backbone.kind
+    return backbone.title
 
 
-def _boxes(method: SelectiveSearch | EdgeBoxes | Wsrpn | Imported) -> str:
+def _boxes(method: ProposalMethod) -> str:
     if isinstance(method, Imported):
         return method.method.upper()
     return {"selective_search": "SS", "edge_boxes": "EB", "wsrpn": "WSRPN"}[method.kind]

@@ -6,32 +6,27 @@ import torch
 
 from tag2box.annotations import TaggedPhotos
 from tag2box.errors import UserError
-from tag2box.models.backbone import Backbone
-from tag2box.models.lite0 import Lite0, Lite0Backbone
-from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
-from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.methods.base import Labeler, MilStrategy
 from tag2box.proposals.store import ProposalStore
 from tag2box.recipes import Config
 from tag2box.types import Requirements
 
-_LAYERS: dict[type, type[Backbone]] = {Lite0: Lite0Backbone, Vgg16: Vgg16Backbone, ResNetWs: ResNetWsBackbone}
-
 
 def check_photos(config: Config, photos: TaggedPhotos) -> None:
     """Raise unless the network and the photos have what is asked for; no proposals are needed to tell."""
-    needs = config.objective.needs
+    requirements = config.criterion.requirements
     check_attention(config)
-    if needs.mil_heads > config.heads.mil_heads:
+    if requirements.mil_heads > config.heads.mil_heads:
         raise UserError(
-            f"heads.mil_heads: is {config.heads.mil_heads}, but {_who(config, 'mil_heads')} reads {needs.mil_heads}; "
-            f"set heads.mil_heads={needs.mil_heads}"
+            f"heads.mil_heads: is {config.heads.mil_heads}, but {_who(config, 'mil_heads')} reads {requirements.mil_heads}; "
+            f"set heads.mil_heads={requirements.mil_heads}"
         )
-    if needs.counts and (photos.counts is None or not bool((photos.counts > 0).any())):
+    if requirements.counts and (photos.counts is None or not bool((photos.counts > 0).any())):
         raise UserError(
             f"{config.data.tags}: {_who(config, 'counts')} needs counts of objects, and no photo has any; add a column "
             "counts (docs/datasets.md), or, for study of a dataset with boxes, set data.counts=boxes"
         )
-    if needs.evidence:
+    if requirements.evidence:
         missing = next((photo.path for photo in photos.photos if not photo.path.is_file()), None)
         if missing is not None:
             raise UserError(
@@ -42,15 +37,15 @@ def check_photos(config: Config, photos: TaggedPhotos) -> None:
 
 def check_attention(config: Config) -> None:
     """Raise unless there are several looks, or layers, to compare where that is asked for."""
-    needs = config.objective.needs
-    if needs.looks > config.feed.looks:
+    requirements = config.criterion.requirements
+    if requirements.views_per_image > config.loader.views_per_image:
         raise UserError(
-            f"feed.looks: is {config.feed.looks}, but objective.attention.input_weight compares looks at a photo; "
-            f"set feed.looks={needs.looks} or more, or objective.attention.input_weight=0"
+            f"loader.views_per_image: is {config.loader.views_per_image}, but criterion.attention.input_weight compares looks at a photo; "
+            f"set loader.views_per_image={requirements.views_per_image} or more, or criterion.attention.input_weight=0"
         )
-    if needs.layers > _LAYERS[type(config.backbone)].layers:
+    if requirements.layers > config.backbone.layers:
         raise UserError(
-            f'objective.attention.layer_weight: compares layers, and backbone.kind = "{config.backbone.kind}" shows '
+            f'criterion.attention.layer_weight: compares layers, and backbone.kind = "{config.backbone.title}" shows '
             "one; set it to 0, or take backbone.kind=lite0"
         )
 
@@ -58,7 +53,7 @@ def check_attention(config: Config) -> None:
 def check_store(config: Config, photos: TaggedPhotos, store: ProposalStore) -> None:
     """Raise unless the proposals have what is asked for."""
     prior = config.heads.box_prior > 0
-    if not (prior or config.objective.needs.objectness):
+    if not (prior or config.criterion.requirements.objectness):
         return
     who = "heads.box_prior" if prior else _who(config, "objectness")
     if not store.ranked:
@@ -77,8 +72,11 @@ def check_store(config: Config, photos: TaggedPhotos, store: ProposalStore) -> N
 
 def _who(config: Config, need: str) -> str:
     """The part of the objective that asks for something."""
-    parts = {"objective.mil": config.objective.mil, "objective.labeler": config.objective.labeler}
+    parts: dict[str, MilStrategy | Labeler] = {
+        "criterion.mil": config.criterion.mil,
+        "criterion.labeler": config.criterion.labeler,
+    }
     for name, part in parts.items():
-        if getattr(part.needs, need) != getattr(Requirements(), need):
+        if getattr(part.requirements, need) != getattr(Requirements(), need):
             return f'{name}.kind = "{getattr(part, "kind", type(part).__name__)}"'
     return "the objective"

@@ -19,8 +19,6 @@ from tag2box.data.transforms import View
 from tag2box.errors import UserError
 from tag2box.io import write_text
 from tag2box.models.detector import Detector
-from tag2box.models.lite0 import Lite0
-from tag2box.models.weights.weight_cache import is_weight_file
 from tag2box.progress import Progress
 from tag2box.proposals.build import build_proposals
 from tag2box.proposals.importers.proposal_files import Imported
@@ -147,9 +145,9 @@ def roi_maps(
     backbone = detector.backbone
     live = LiveRoiMaps(backbone, photos, store)
     boxes = sum(len(store.boxes(photo.id)) for photo in photos)
-    if not backbone.frozen_maps or len(views) * boxes * map_bytes(backbone) > config.maps_budget * 1e9:
+    if not backbone.frozen_roi_maps or len(views) * boxes * map_bytes(backbone) > config.feature_cache_gb * 1e9:
         return live
-    kept = CachedRoiMaps(live, required(config.maps))
+    kept = CachedRoiMaps(live, required(config.feature_cache))
     kept.make(views, progress)
     return kept
 
@@ -159,9 +157,9 @@ def trunk_maps(
 ) -> LiveTrunks | CachedTrunks:
     """Maps of a frozen trunk: kept on disk where all views fit the budget; the same values where they do not."""
     live = LiveTrunks(detector.backbone, photos)
-    if trunk_bytes(detector.backbone, photos, views) > config.maps_budget * 1e9:
+    if trunk_bytes(detector.backbone, photos, views) > config.feature_cache_gb * 1e9:
         return live
-    kept = CachedTrunks(live, required(config.maps))
+    kept = CachedTrunks(live, required(config.feature_cache))
     kept.make(views, progress)
     return kept
 
@@ -176,13 +174,10 @@ def required(path: Path | None) -> Path:
 def with_paths(config: Config, folder: Path) -> Config:
     """The settings with every path absolute, and the ones left open inside the run."""
     data, source = config.data, config.data.source()
-    backbone = config.backbone
-    if not isinstance(backbone, Lite0) and backbone.weights is not None and is_weight_file(backbone.weights):
-        backbone = replace(backbone, weights=f"{Path(backbone.weights).absolute()}")
     is_list = data.split is not None and Path(data.split).is_file()
     return replace(
         config,
-        backbone=backbone,
+        backbone=config.backbone.with_absolute_paths(),
         data=replace(
             data,
             tags=source.path.absolute(),
@@ -190,7 +185,7 @@ def with_paths(config: Config, folder: Path) -> Config:
             split=f"{Path(data.split).absolute()}" if data.split and is_list else data.split,
             proposals=(data.proposals or folder / "proposals").absolute(),
         ),
-        maps=(config.maps or folder / "maps").absolute(),
+        feature_cache=(config.feature_cache or folder / "maps").absolute(),
     )
 
 

@@ -44,30 +44,30 @@ from tag2box.training.superpixel_cache import build_superpixel_cache
 _OF_A_PHOTO = {"missing photo", "empty photo", "unreadable photo"}  # faults that leaving a photo out amends
 
 
-def train(config: Config, out: Path, *, progress: Progress = silent, processes: DistContext = SINGLE_PROCESS) -> None:
+def train(config: Config, out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
     """Train a detector into a new run folder.
 
     Under torchrun a run that was begun with the same settings goes on: whoever is started again says the same words.
     """
     config = with_paths(config, out)
     config.compute.place()  # asks nothing that this machine cannot do
-    with processes.leader_first():
-        is_new = processes.leads and not _goes_on(config, out)
+    with dist.main_process_first():
+        is_new = dist.is_main and not _goes_on(config, out)
         if is_new:
             check_free(out)
         photos, store = prepared(config, progress)  # before the run is begun: a photo that cannot be read leaves none
         if is_new:
             _begin(config, out, photos, store)
-    _fit(config, out, photos, store, progress=progress, processes=processes)
+    _fit(config, out, photos, store, progress=progress, dist=dist)
 
 
-def resume(out: Path, *, progress: Progress = silent, processes: DistContext = SINGLE_PROCESS) -> None:
+def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
     """Continue a run where its last checkpoint left it, with the settings it was started with."""
     config = read_config(out)
     config.compute.place()
-    with processes.leader_first():
+    with dist.main_process_first():
         photos, store = prepared(config, progress)
-    _fit(config, out, photos, store, progress=progress, processes=processes)
+    _fit(config, out, photos, store, progress=progress, dist=dist)
 
 
 def _goes_on(config: Config, out: Path) -> bool:
@@ -105,7 +105,7 @@ def read_training(config: Config) -> TaggedPhotos:
         refuse(strange)
     if not photos.tags.any():
         raise UserError(f"{config.data.tags}: no photo has a tag; at least one is needed to learn")
-    if config.data.counts == "boxes" and config.objective.needs.counts:
+    if config.data.counts == "boxes" and config.criterion.requirements.counts:
         return counts_from_boxes(photos, config.data.source())
     return photos
 
@@ -130,17 +130,17 @@ def _fit(
     store: ProposalStore,
     *,
     progress: Progress,
-    processes: DistContext,
+    dist: DistContext,
 ) -> None:
     compute = config.compute
     detector = _network(config, out, len(photos.classes)).to(compute.place())
-    with processes.leader_first():  # kept maps are made once
-        clues = clues_of(config, photos, store, progress)
-        source = replace(_source(config, detector, photos, store, progress), processes=processes, clues=clues)
+    with dist.main_process_first():  # kept maps are made once
+        side_info = load_side_info(config, photos, store, progress)
+        source = replace(_source(config, detector, photos, store, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(keeps_maps=isinstance(source, RoiMapBatches))
     regularise = regulariser(config, detector)
-    step = Step(detector, config.objective, regularise, config.augment, memory, compute.precision, processes)
-    with locked(out / LOCK, "trains") if processes.leads else nullcontext():
+    step = Step(detector, config.criterion, regularise, config.augment, memory, compute.precision, dist)
+    with locked(out / LOCK, "trains") if dist.is_main else nullcontext():
         fit(step, source, config.plan, run=out, progress=progress)
 
 
@@ -163,25 +163,27 @@ def _source(
     config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore, progress: Progress
 ) -> RoiMapBatches | TrunkBatches | ImageBatches:
     """RoI maps where they are frozen and can be kept; else trunk maps where these are frozen; else pixels."""
-    views = config.feed.resize.views()
+    views = config.loader.resize.views()
     maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=progress)
     if isinstance(maps, CachedRoiMaps):
-        return RoiMapBatches(photos, store, config.feed, config.plan.seed, maps)
+        return RoiMapBatches(photos, store, config.loader, config.plan.seed, maps)
     if detector.backbone.frozen_trunk:
         trunks = trunk_maps(detector, photos.photos, config=config, views=views, progress=progress)
-        return TrunkBatches(photos, store, config.feed, config.plan.seed, trunks)
-    return ImageBatches(photos, store, config.feed, config.plan.seed, detector.backbone.preprocess.neutral())
+        return TrunkBatches(photos, store, config.loader, config.plan.seed, trunks)
+    return ImageBatches(photos, store, config.loader, config.plan.seed, detector.backbone.preprocess.neutral())
 
 
-def clues_of(config: Config, photos: TaggedPhotos, store: ProposalStore, progress: Progress = silent) -> SideInfoLoader:
+def load_side_info(
+    config: Config, photos: TaggedPhotos, store: ProposalStore, progress: Progress = silent
+) -> SideInfoLoader:
     """What the objective asks for beyond tags and boxes; evidence is made on first use, and kept beside the maps."""
-    needs, evidence = config.objective.needs, None
-    if needs.evidence:
+    requirements, evidence = config.criterion.requirements, None
+    if requirements.evidence:
         evidence = build_superpixel_cache(
-            photos.photos, store, config.superpixels, required(config.maps), progress=progress
+            photos.photos, store, config.superpixels, required(config.feature_cache), progress=progress
         )
     return SideInfoLoader(
-        counts=photos.counts if needs.counts else None,
+        counts=photos.counts if requirements.counts else None,
         evidence=evidence,
-        objectness=store.scores if needs.objectness or config.heads.box_prior else None,
+        objectness=store.scores if requirements.objectness or config.heads.box_prior else None,
     )

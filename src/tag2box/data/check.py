@@ -156,9 +156,9 @@ def odd_size(size: tuple[int, int]) -> str | None:
     return "very large photo" if short * long > _LARGEST else None
 
 
-def same_content(folder: Path, looks: Iterable[PhotoCheck]) -> Iterator[tuple[PhotoCheck, ...]]:
+def same_content(folder: Path, views_per_image: Iterable[PhotoCheck]) -> Iterator[tuple[PhotoCheck, ...]]:
     """Groups of photos that are the same to the byte. Files are read only where sizes agree, whole where ends do."""
-    by_length = _groups([tuple(looks)], lambda check_photo: check_photo.bytes)
+    by_length = _groups([tuple(views_per_image)], lambda check_photo: check_photo.bytes)
     by_tail = _groups(by_length, lambda check_photo: _digest(folder / check_photo.entry.file, _TAIL))
     yield from _groups(by_tail, lambda check_photo: _digest(folder / check_photo.entry.file))
 
@@ -235,8 +235,8 @@ def survey(source: DataSource, watch: CheckProgress = silent_check) -> Survey:
     form, tally = dataset_format(source), Tally()
     listing = (list_dataset if form.has_tags else list_photos)(source, tally.complain)
     with watch("checking photos", len(listing.entries)) as bar:
-        looks = tuple(_each(listing, tally, bar))
-    _repeated(listing, looks, tally)
+        views_per_image = tuple(_each(listing, tally, bar))
+    _repeated(listing, views_per_image, tally)
     if form.has_tags:
         _tags(listing, tally)
     else:
@@ -244,7 +244,7 @@ def survey(source: DataSource, watch: CheckProgress = silent_check) -> Survey:
     if source.split is None or form.names_splits:
         _unnamed(listing, tally)
     if has_boxes(source):
-        _boxes(source, {look.entry.id: look.size for look in looks if look.size is not None}, tally)
+        _boxes(source, {look.entry.id: look.size for look in views_per_image if look.size is not None}, tally)
     return Survey(form.what, len(listing.entries), listing.classes, tally.findings())
 
 
@@ -263,8 +263,8 @@ def _each(listing: Listing, tally: Tally, bar: CheckStep) -> Iterator[PhotoCheck
         yield look
 
 
-def _repeated(listing: Listing, looks: Iterable[PhotoCheck], tally: Tally) -> None:
-    for group in same_content(listing.folder, (look for look in looks if look.size is not None)):
+def _repeated(listing: Listing, views_per_image: Iterable[PhotoCheck], tally: Tally) -> None:
+    for group in same_content(listing.folder, (look for look in views_per_image if look.size is not None)):
         is_same = len({(frozenset(look.entry.tags), frozenset(look.entry.unsure)) for look in group}) == 1
         kind = "same photo twice" if is_same else "same photo, other tags"
         tally.add(kind, " = ".join(look.entry.file for look in group[:3]) + (" = ..." if len(group) > 3 else ""))

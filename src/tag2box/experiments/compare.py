@@ -111,7 +111,7 @@ def finish_contests(contests: Sequence[Contest], out: Path, *, progress: Progres
 def _check(cell: GridRun) -> None:
     """Raise where a dataset lacks what a system asks for: now, not when its turn has come."""
     config = cell.data.placed(cell.config)
-    check_photos(config, read_training(config) if config.objective.needs.counts else cell.data.tagged)
+    check_photos(config, read_training(config) if config.criterion.requirements.counts else cell.data.tagged)
 
 
 def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant]) -> Experiment:

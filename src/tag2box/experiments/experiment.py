@@ -14,10 +14,10 @@ from tag2box.recipes import Config
 from tag2box.reporting.gallery import Album
 from tag2box.reporting.sections import Section
 
-OICR_PLUS = ("objective.labeler.kind=oicr", "objective.contrast.enabled=false")
-OD = ("objective.labeler.kind=discovery", "objective.contrast.enabled=false")
-WSCL = ("objective.labeler.kind=oicr", "objective.contrast.enabled=true")
-OD_WSCL = ("objective.labeler.kind=discovery", "objective.contrast.enabled=true")
+OICR_PLUS = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=false")
+OD = ("criterion.labeler.kind=discovery", "criterion.contrast.enabled=false")
+WSCL = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=true")
+OD_WSCL = ("criterion.labeler.kind=discovery", "criterion.contrast.enabled=true")
 """The four rows of table 3a, which most experiments start from."""
 
 
@@ -116,7 +116,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     """What is different here, or not possible."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    light: tuple[str, ...] = ("feed.max_proposals=128",)
+    light: tuple[str, ...] = ("loader.max_proposals=128",)
     """Settings under which it is affordable on the generated scenes; where they are equal, experiments share runs."""
     watched: tuple[str, ...] = ()
     """Rows whose pseudo labels are followed through training."""

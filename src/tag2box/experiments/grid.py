@@ -172,8 +172,8 @@ def pathless(config: Config) -> Config:
         path = Path(weights)
         stamp = path.stat()
         named = f"sha256:{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
-        backbone = replace(config.backbone, weights=named)  # type: ignore[arg-type]
-    return replace(config, name="", data=Data(skip_bad=config.data.skip_bad), maps=None, backbone=backbone)
+        backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
+    return replace(config, name="", data=Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone)
 
 
 @lru_cache

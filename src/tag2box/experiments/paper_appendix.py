@@ -213,7 +213,7 @@ FIXED = {0.2: 50.3, 0.3: 56.2, 0.4: 57.4, 0.5: 56.2, 0.6: 56.1, 0.7: 55.6, 0.8: 
 
 
 def _fixed(threshold: float, figure: float) -> StudyVariant:
-    settings = ("objective.labeler.criterion=score_fixed", f"objective.labeler.score_threshold={threshold}")
+    settings = ("criterion.labeler.criterion=score_fixed", f"criterion.labeler.score_threshold={threshold}")
     return StudyVariant(label=f"score above {threshold:g}", settings=(*OD_WSCL, *settings), paper={"mAP50": figure})
 
 
@@ -227,12 +227,12 @@ APPENDIX_C = Experiment(
         *(_fixed(threshold, figure) for threshold, figure in FIXED.items()),
         StudyVariant(
             label="score, adaptive",
-            settings=(*OD_WSCL, "objective.labeler.criterion=score_adaptive"),
+            settings=(*OD_WSCL, "criterion.labeler.criterion=score_adaptive"),
             paper={"mAP50": 53.2},
         ),
         StudyVariant(
             label="similarity, adaptive",
-            settings=(*OD_WSCL, "objective.labeler.criterion=similarity"),
+            settings=(*OD_WSCL, "criterion.labeler.criterion=similarity"),
             paper={"mAP50": 58.7},
         ),
     ),

@@ -37,11 +37,11 @@ class Swept:
 
 
 SWEEPS = (
-    Swept("τ_nms", "objective.labeler.nms_iou", (0.05, 0.1, 0.3, 0.5), 0.1),
+    Swept("τ_nms", "criterion.labeler.nms_iou", (0.05, 0.1, 0.3, 0.5), 0.1),
     Swept("τ_drop", "augment.drop", (0.1, 0.3, 0.5, 0.7), 0.3),
-    Swept("τ_IoU", "objective.sampling.iou_threshold", (0.3, 0.5, 0.7, 0.9), 0.5),
-    Swept("λ", "objective.contrast.weight", (0.01, 0.03, 0.1, 0.3), 0.03),
-    Swept("ε", "objective.contrast.temperature", (0.07, 0.1, 0.2, 0.5), 0.2),
+    Swept("τ_IoU", "criterion.sampling.iou_threshold", (0.3, 0.5, 0.7, 0.9), 0.5),
+    Swept("λ", "criterion.contrast.weight", (0.01, 0.03, 0.1, 0.3), 0.03),
+    Swept("ε", "criterion.contrast.temperature", (0.07, 0.1, 0.2, 0.5), 0.2),
 )
 
 
@@ -83,7 +83,7 @@ FIG4 = Experiment(
         "them. Rows with the same settings are one run.",
     ),
     seeds=(0, 1),
-    light=("plan.iterations=80", "feed.batch=6", "feed.max_proposals=96"),
+    light=("plan.iterations=80", "loader.batch_size=6", "loader.max_proposals=96"),
     draw=draw_sweeps,
 )
 

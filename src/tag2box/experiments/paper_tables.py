@@ -260,7 +260,7 @@ FIGURES = {
 
 def _row(iou: bool, mask: bool, noise: bool) -> StudyVariant:
     on = {"IoU": iou, "mask": mask, "noise": noise}
-    switches = [f"objective.sampling.iou={iou}", f"augment.mask={mask}", f"augment.noise={noise}"]
+    switches = [f"criterion.sampling.iou={iou}", f"augment.mask={mask}", f"augment.noise={noise}"]
     settings = (*OD_WSCL, *(switch.lower() for switch in switches))
     label = " + ".join(name for name, is_on in on.items() if is_on)
     return StudyVariant(label=label, settings=settings, paper={"mAP50": FIGURES[iou, mask, noise]})

@@ -71,15 +71,19 @@ def best_boxes(found: Detections, objects: Objects) -> Detections:
     return found[torch.argsort(found.scores, descending=True, stable=True)[:count]]
 
 
-def last_look(record: RunRecord) -> dict[str, GalleryPhoto]:
+def last_preview(record: RunRecord) -> dict[str, GalleryPhoto]:
     """The training photos of a run's last look, by id; none where it never looked."""
     return {photo.id: photo for photo in record.galleries[-1].photos} if record.galleries else {}
 
 
 def same_photos(records: Sequence[RunRecord], count: int) -> tuple[str, ...]:
     """Training photos that every run looked at, at even distances."""
-    looks = [last_look(record) for record in records]
-    shared = [photo for photo in (looks[0] if looks else {}) if all(photo in look for look in looks)]
+    views_per_image = [last_preview(record) for record in records]
+    shared = [
+        photo
+        for photo in (views_per_image[0] if views_per_image else {})
+        if all(photo in look for look in views_per_image)
+    ]
     return evenly_spaced(shared, count)
 
 
@@ -111,7 +115,7 @@ def _taught(records: Sequence[RunRecord], data: StudyData, album: Album) -> tupl
         for record in records:
             tile = pseudo_tile(
                 shot,
-                last_look(record)[photo],
+                last_preview(record)[photo],
                 truth[photo].boxes,
                 classes=data.train.classes,
                 iteration=record.galleries[-1].iteration,

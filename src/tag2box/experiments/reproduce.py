@@ -108,7 +108,7 @@ def settle(experiment: Experiment, place: Place, recipe: str | None, overrides: 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise where somebody sets what a study sets itself."""
-    for key, option in (("plan.seed", "--seeds"), ("data", "--on and its companions"), ("maps", "--out")):
+    for key, option in (("plan.seed", "--seeds"), ("data", "--on and its companions"), ("feature_cache", "--out")):
         if any(o.partition("=")[0].strip().split(".")[: key.count(".") + 1] == key.split(".") for o in overrides):
             raise UserError(f"--set {key}: a study has its own; use {option}")
 

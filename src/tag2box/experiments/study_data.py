@@ -71,9 +71,9 @@ class StudyData:
 
     def placed(self, config: Config) -> Config:
         """Settings that learn from this dataset, with proposals and maps where all runs on it share them."""
-        source = self.counted if config.objective.needs.counts else self.source
+        source = self.counted if config.criterion.requirements.counts else self.source
         data = replace(source, proposals=self.proposals(config, "train"))
-        return replace(config, data=data, maps=self.home / "maps")
+        return replace(config, data=data, feature_cache=self.home / "maps")
 
     def exam(self, config: Config) -> Exam:
         """The photos to be measured on."""

@@ -94,7 +94,7 @@ def about_study(findings: Findings, base: Config, commands: Sequence[str]) -> tu
     made = [TableRow("command", (command,)) for command in commands]
     if findings.results:
         made.append(TableRow("one run again", ("tag2box train --config cells/NAME/config.toml --out runs/again",)))
-        made.append(TableRow("schedule", (f"{base.plan.iterations} iterations of {base.feed.batch} photos",)))
+        made.append(TableRow("schedule", (f"{base.plan.iterations} iterations of {base.loader.batch_size} photos",)))
     made += [TableRow(name, (value,)) for name, value in (machine() | versions()).items()]
     return (Table("Commands, machine and versions", ("",), tuple(made)),)
 

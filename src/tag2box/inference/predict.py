@@ -78,8 +78,8 @@ def merge_passes(passes: Sequence[Scored]) -> Scored:
 def unflip(passed: Scored, width: float) -> Scored:
     """A pass over the mirror image, its boxes put back the right way round."""
     boxes = passed.boxes.reshape(*passed.probs.shape, 4)
-    mirrored = torch.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], dim=2)
-    return replace(passed, boxes=mirrored.reshape(passed.boxes.shape))
+    flipped = torch.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], dim=2)
+    return replace(passed, boxes=flipped.reshape(passed.boxes.shape))
 
 
 def rescale(passed: Scored, across: float, down: float) -> Scored:
@@ -114,25 +114,28 @@ def detect_photos_with(
     inference: Inference,
     rescore: Rescore = KEEP_EVERYTHING,
     progress: Progress = silent,
-    processes: DistContext = SINGLE_PROCESS,
+    dist: DistContext = SINGLE_PROCESS,
 ) -> dict[str, Detections]:
     """Detections of each photo by its id, in the photo's own pixels. A photo is read once, ahead of its turn.
 
-    Of processes that work together each looks at its share of the photos, and all get to know everything.
+    Of dist that work together each looks at its share of the photos, and all get to know everything.
     """
-    views, mine = inference.views(), processes.share(len(photos))
+    views, mine = inference.views(), dist.share(len(photos))
     found: dict[str, Detections] = {}
     with torch.no_grad(), progress("detecting", len(mine)) as bar, _reader() as pool:
         for index, passes in zip(mine, _one_ahead(pool, maps, mine, views), strict=True):
             photo = photos[index]
             boxes = store.boxes(photo.id)
             objectness = store.scores(photo.id) if detector.box_prior else None
-            believed = [detector.believed(own, objectness) for own in passes]
-            seen = [_scored(detector, photo, boxes, view, own) for view, own in zip(views, believed, strict=True)]
+            weight_by_objectness = [detector.weight_by_objectness(own, objectness) for own in passes]
+            seen = [
+                _scored(detector, photo, boxes, view, own)
+                for view, own in zip(views, weight_by_objectness, strict=True)
+            ]
             judged = _judged(merge_passes(seen), boxes, rescore)
             found[photo.id] = inference.predict(judged, photo.width, photo.height).to(torch.device("cpu"))
             bar.advance()
-    return {name: detections for share in processes.everywhere(found) for name, detections in share.items()}
+    return {name: detections for share in dist.all_gather_object(found) for name, detections in share.items()}
 
 
 def _reader() -> ThreadPoolExecutor:

@@ -31,12 +31,12 @@ class TagLoss:
     """Factor of L_mil; 4 helps where classes are many (COCO), because the mean over classes starves the head."""
     over_classes: Literal["mean", "sum"] = "mean"
 
-    def tag_loss(self, scores: Float[Tensor, "R c"], facts: BatchMeta) -> Float[Tensor, ""]:
+    def tag_loss(self, scores: Float[Tensor, "R c"], meta: BatchMeta) -> Float[Tensor, ""]:
         """The unweighted loss of proposal scores, added up by image."""
         columns = scores.shape[1]
-        unsure = None if facts.unsure is None else with_background(facts.unsure, columns)
-        tags = with_background(facts.tags, columns)
-        return mil_loss(scores, tags, facts.proposals.sizes, unsure=unsure, over_classes=self.over_classes)
+        unsure = None if meta.unsure is None else with_background(meta.unsure, columns)
+        tags = with_background(meta.tags, columns)
+        return mil_loss(scores, tags, meta.proposals.sizes, unsure=unsure, over_classes=self.over_classes)
 
 
 def with_background(tags: Bool[Tensor, "N C"], columns: int) -> Bool[Tensor, "N c"]:
@@ -48,11 +48,11 @@ class Labeler(Protocol):
     """What the objective asks of a labeler."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it reads of a scene beyond proposals, tags and scores."""
         ...
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo labels of K stages for a whole batch."""
         ...
 
@@ -66,10 +66,10 @@ class MilStrategy(Protocol):
         ...
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it asks for beyond the logits of one head and tags."""
         ...
 
-    def __call__(self, scores: StageScores, facts: BatchMeta, progress: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
         """Scores of proposals, and the loss of a whole batch."""
         ...

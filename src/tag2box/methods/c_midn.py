@@ -95,25 +95,25 @@ class CMidn(TagLoss):
     """Side of the mask's cells in pixels of the resized photo."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """A second MIL head."""
         return Requirements(mil_heads=2)
 
-    def __call__(self, scores: StageScores, facts: BatchMeta, progress: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
         """X of both heads, and the sum of their losses."""
         if len(scores.mil_more) != 2:
-            raise UserError("heads.mil_heads: objective.mil.kind c_midn reads two MIL heads; --set heads.mil_heads=2")
-        sizes, (cls, det) = facts.proposals.sizes, scores.mil_more
+            raise UserError("heads.mil_heads: criterion.mil.kind c_midn reads two MIL heads; --set heads.mil_heads=2")
+        sizes, (cls, det) = meta.proposals.sizes, scores.mil_more
         first = mil_scores(scores.mil_cls, scores.mil_det, sizes)
-        second = mil_scores(cls, det.masked_fill(self.removed(first.detach(), facts), -torch.inf), sizes)
-        return MilResult(first, self.tag_loss(first, facts) + self.tag_loss(second, facts), second)
+        second = mil_scores(cls, det.masked_fill(self.removed(first.detach(), meta), -torch.inf), sizes)
+        return MilResult(first, self.tag_loss(first, meta) + self.tag_loss(second, meta), second)
 
-    def removed(self, first: Float[Tensor, "R c"], facts: BatchMeta) -> Bool[Tensor, "R c"]:
+    def removed(self, first: Float[Tensor, "R c"], meta: BatchMeta) -> Bool[Tensor, "R c"]:
         """What the second head does not see, by class."""
         removed = torch.zeros_like(first, dtype=torch.bool)
-        for span, tags in zip(facts.proposals.spans(), facts.tags, strict=True):
+        for span, tags in zip(meta.proposals.spans(), meta.tags, strict=True):
             inside = slice(span.start, span.stop)
-            boxes = facts.proposals.boxes[inside]
+            boxes = meta.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist() if len(span) else []:
                 scores = first[inside, c]
                 mask = class_mask(boxes, scores, cell=self.cell, threshold=self.mask)
@@ -139,36 +139,36 @@ class CMidnLabeler:
     """A proposal joins its nearest seed above this IoU; others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """A second MIL head."""
         return Requirements(mil_heads=2)
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        later = [argmax_pseudo_boxes(scene, stage) for stage in range(1, len(scene.probs))]
-        seeds, num_classes = [self.coupled(scene), *later], scene.tags.shape[1]
-        return Labeling(tuple(assign(scene.proposals, s, num_classes, self.foreground_iou) for s in seeds))
+        later = [argmax_pseudo_boxes(inputs, stage) for stage in range(1, len(inputs.probs))]
+        pseudo_boxes, num_classes = [self.coupled(inputs), *later], inputs.tags.shape[1]
+        return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
-    def coupled(self, scene: LabelerInput) -> PseudoBoxes:
+    def coupled(self, inputs: LabelerInput) -> PseudoBoxes:
         """Seeds of stage 1; those of the first head alone where a MIL strategy has no second."""
-        first = argmax_pseudo_boxes(scene, 0)
-        if scene.second is None:
+        first = argmax_pseudo_boxes(inputs, 0)
+        if inputs.second is None:
             return first
         second = argmax_pseudo_boxes(
-            replace(scene, probs=(scene.second,)), 0
+            replace(inputs, probs=(inputs.second,)), 0
         )  # the same images and classes in the same order
         rows = torch.stack([first.rows, second.rows], dim=1)  # (pairs, 2)
         scores = torch.stack([first.score, second.score], dim=1)
         cls = first.cls[:, None].expand_as(rows)
-        keep = [self.keep(scene, pair, c) for pair, c in zip(rows, first.cls.tolist(), strict=True)]
+        keep = [self.keep(inputs, pair, c) for pair, c in zip(rows, first.cls.tolist(), strict=True)]
         is_kept = torch.stack(keep) if keep else rows > 0
         return PseudoBoxes(rows[is_kept], cls[is_kept], scores[is_kept])
 
-    def keep(self, scene: LabelerInput, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
+    def keep(self, inputs: LabelerInput, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
         """Which of two top proposals of one class of one image are objects, by the mask that both heads vote for."""
-        assert scene.second is not None
-        span = next(span for span in scene.proposals.spans() if int(pair[0]) in span)
+        assert inputs.second is not None
+        span = next(span for span in inputs.proposals.spans() if int(pair[0]) in span)
         inside = slice(span.start, span.stop)
-        votes = scene.probs[0][inside, c] + scene.second[inside, c]
-        mask = class_mask(scene.proposals.boxes[inside], votes, cell=self.cell, threshold=self.mask)
-        return kept_of_two(scene.proposals.boxes[pair], mask, apart=self.apart, cell=self.cell)
+        votes = inputs.probs[0][inside, c] + inputs.second[inside, c]
+        mask = class_mask(inputs.proposals.boxes[inside], votes, cell=self.cell, threshold=self.mask)
+        return kept_of_two(inputs.proposals.boxes[pair], mask, apart=self.apart, cell=self.cell)

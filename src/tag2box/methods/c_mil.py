@@ -23,12 +23,12 @@ from tag2box.types import BatchMeta, LabelerInput, Labeling, Proposals, PseudoLa
 _BLOCK = 128  # boxes compared with all others at a time
 
 
-def continuation(progress: float, steepness: float) -> float:
+def continuation(fraction: float, steepness: float) -> float:
     """lambda: 0 at the start of training, 1 at its end, a logarithm between them; a line where steepness is small.
 
     ln((e + 0.01) / 0.01) / ln((E + 0.01) / 0.01) over E epochs has a steepness of 100 E.
     """
-    return math.log1p(steepness * min(max(progress, 0.0), 1.0)) / math.log1p(steepness)
+    return math.log1p(steepness * min(max(fraction, 0.0), 1.0)) / math.log1p(steepness)
 
 
 def greedy_subsets(
@@ -136,7 +136,7 @@ def without_doubt(
     is_judged = labels.owner >= 0
     is_positive, is_negative = is_judged & (overlap >= positive_iou), is_judged & (overlap < negative_iou)
     background = torch.full_like(labels.cls, num_classes)
-    seed_cls = labels.seeds.cls[labels.owner[is_positive]]
+    seed_cls = labels.pseudo_boxes.cls[labels.owner[is_positive]]
     cls = background.masked_scatter(is_positive, seed_cls)
     weight = torch.where(is_positive | is_negative, labels.weight, 0)
     return replace(labels, cls=cls, weight=weight)
@@ -157,23 +157,23 @@ class CMil(TagLoss):
     """Who gets the score of a subset: its best box all of it, or all boxes the same part."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Nothing else."""
         return Requirements()
 
-    def __call__(self, scores: StageScores, facts: BatchMeta, progress: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
         """Scores of subsets, as scores of their boxes, and their loss."""
-        own = mil_scores(scores.mil_cls, scores.mil_det, facts.proposals.sizes).detach()
-        subsets, counts = self.merge(own[:, : facts.tags.shape[1]], facts.proposals, progress)
+        own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes).detach()
+        subsets, counts = self.merge(own[:, : meta.tags.shape[1]], meta.proposals, fraction)
         cls, det = subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets)
         mil = shared_out(mil_scores(cls, det, counts), subsets, own, self.share)
-        return MilResult(mil, self.tag_loss(mil, facts))
+        return MilResult(mil, self.tag_loss(mil, meta))
 
     def merge(
-        self, own: Float[Tensor, "R C"], proposals: Proposals, progress: float
+        self, own: Float[Tensor, "R C"], proposals: Proposals, fraction: float
     ) -> tuple[Int[Tensor, " R"], list[int]]:
         """The subset of each proposal of the batch, and the number of subsets of each photo."""
-        threshold = continuation(progress, self.steepness)
+        threshold = continuation(fraction, self.steepness)
         subsets = [torch.zeros(0, dtype=torch.long, device=own.device)]
         counts: list[int] = []
         for boxes, x in zip(proposals.split(proposals.boxes), proposals.split(own), strict=True):
@@ -192,16 +192,16 @@ class CMilLabeler:
     """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at the share t of training; 100 an epoch."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """It looks at scores alone."""
         return Requirements()
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        return Labeling(tuple(self.labels(scene, stage) for stage in range(len(scene.probs))))
+        return Labeling(tuple(self.labels(inputs, stage) for stage in range(len(inputs.probs))))
 
-    def labels(self, scene: LabelerInput, stage: int) -> PseudoLabels:
+    def labels(self, inputs: LabelerInput, stage: int) -> PseudoLabels:
         """Of one stage: positive from an IoU of 1 - lambda / 2 on, negative below lambda / 2."""
-        num_classes, half = scene.tags.shape[1], continuation(scene.progress, self.steepness) / 2
-        labels = assign(scene.proposals, argmax_pseudo_boxes(scene, stage), num_classes)
-        return without_doubt(labels, scene.proposals, num_classes, positive_iou=1 - half, negative_iou=half)
+        num_classes, half = inputs.tags.shape[1], continuation(inputs.fraction, self.steepness) / 2
+        labels = assign(inputs.proposals, argmax_pseudo_boxes(inputs, stage), num_classes)
+        return without_doubt(labels, inputs.proposals, num_classes, positive_iou=1 - half, negative_iou=half)

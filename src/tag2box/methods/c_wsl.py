@@ -56,25 +56,25 @@ class CWsl:
     """A proposal joins its nearest seed above this IoU; others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Counts, where there are any."""
         return Requirements(counts=True)
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        num_classes = scene.tags.shape[1]
-        seeds = [self.find(scene, probs) for probs in scene.probs]
-        return Labeling(tuple(assign(scene.proposals, s, num_classes, self.foreground_iou) for s in seeds))
+        num_classes = inputs.tags.shape[1]
+        pseudo_boxes = [self.find(inputs, probs) for probs in inputs.probs]
+        return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
-    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
         """The seeds one teacher gives, image after image, class after class; none serves two classes."""
-        counts = scene.tags.long() if scene.clues.counts is None else scene.clues.counts
+        counts = inputs.tags.long() if inputs.side_info.counts is None else inputs.side_info.counts
         left = probs.clone()
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
-        for image, span in enumerate(scene.proposals.spans()):
+        for image, span in enumerate(inputs.proposals.spans()):
             inside = slice(span.start, span.stop)
-            for c in scene.tags[image].nonzero().flatten().tolist():
-                boxes, count = scene.proposals.boxes[inside], int(counts[image, c])
+            for c in inputs.tags[image].nonzero().flatten().tolist():
+                boxes, count = inputs.proposals.boxes[inside], int(counts[image, c])
                 rows = counted_boxes(boxes, left[inside, c], count, overlap=self.overlap, openers=self.openers)
                 left[rows + span.start] = -1.0  # below every probability
                 picks.append(torch.stack([rows + span.start, torch.full_like(rows, c)], dim=1))

@@ -28,11 +28,11 @@ def attention(responses: Float[Tensor, "*b s s2"]) -> Float[Tensor, "*b s s2"]:
     return torch.where(is_flat, torch.zeros_like(spread), spread).sigmoid().view_as(responses)
 
 
-def upright(maps: Float[Tensor, "v m *l s s2"], mirrored: Bool[Tensor, " v"] | None) -> Float[Tensor, "v m *l s s2"]:
+def upright(maps: Float[Tensor, "v m *l s s2"], flipped: Bool[Tensor, " v"] | None) -> Float[Tensor, "v m *l s s2"]:
     """Maps of v looks with mirrors undone."""
-    if mirrored is None:
+    if flipped is None:
         return maps
-    is_mirrored = mirrored.view(-1, *[1] * (maps.dim() - 1))
+    is_mirrored = flipped.view(-1, *[1] * (maps.dim() - 1))
     return torch.where(is_mirrored, maps.flip(-1), maps)
 
 
@@ -74,7 +74,7 @@ class _ChannelMean(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Consistency of attention over looks (``feed.looks``) and over layers, on proposals taken for objects."""
+    """Consistency of attention over looks (``loader.views_per_image``) and over layers, on proposals taken for objects."""
 
     input_weight: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the term over looks; 0 leaves it out. CASD's authors take 0.1."""
@@ -89,28 +89,28 @@ class Attention:
         return self.input_weight > 0 or self.layer_weight > 0
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Responses where it is on, several looks for the term over looks, several layers for that over layers."""
         return Requirements(
-            responses=self.is_on, looks=2 if self.input_weight > 0 else 1, layers=2 if self.layer_weight > 0 else 1
+            responses=self.is_on,
+            views_per_image=2 if self.input_weight > 0 else 1,
+            layers=2 if self.layer_weight > 0 else 1,
         )
 
-    def strength(self, progress: float) -> float:
+    def strength(self, fraction: float) -> float:
         """How far both factors have risen."""
-        return min(1.0, progress / self.ramp) if self.ramp > 0 else 1.0
+        return min(1.0, fraction / self.ramp) if self.ramp > 0 else 1.0
 
-    def __call__(
-        self, responses: Float[Tensor, "R L s s"], labels: PseudoLabels, facts: BatchMeta
-    ) -> Float[Tensor, ""]:
+    def __call__(self, responses: Float[Tensor, "R L s s"], labels: PseudoLabels, meta: BatchMeta) -> Float[Tensor, ""]:
         """Both terms by their factors, before the ramp: mean over the foreground of a photo, then over photos."""
         terms = [responses.new_zeros(())]
-        is_object = (labels.cls < facts.tags.shape[1]) & (labels.weight > 0)
-        for looks, span in facts.seen_together():
-            shape = (len(looks), -1, *responses.shape[1:])
+        is_object = (labels.cls < meta.tags.shape[1]) & (labels.weight > 0)
+        for views_per_image, span in meta.view_groups():
+            shape = (len(views_per_image), -1, *responses.shape[1:])
             own = responses[span.start : span.stop].view(shape)
-            chosen = is_object[span.start : span.stop].view(len(looks), -1)[0]
-            mirrored = None if facts.mirrored is None else facts.mirrored[looks.start : looks.stop]
-            maps = upright(attention(own[:, chosen]), mirrored)  # (v, m, L, s, s)
+            chosen = is_object[span.start : span.stop].view(len(views_per_image), -1)[0]
+            flipped = None if meta.flipped is None else meta.flipped[views_per_image.start : views_per_image.stop]
+            maps = upright(attention(own[:, chosen]), flipped)  # (v, m, L, s, s)
             terms.append(self.input_weight * disagreement(maps[:, :, -1]))
             terms.append(self.layer_weight * disagreement(maps.flatten(0, 1).transpose(0, 1)))
-        return torch.stack(terms).sum() / max(len(facts.tags) // facts.looks, 1)
+        return torch.stack(terms).sum() / max(len(meta.tags) // meta.views_per_image, 1)

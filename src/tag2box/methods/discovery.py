@@ -95,57 +95,59 @@ class Discovery:
     """
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """A fixed score threshold needs no exemplars; the two adaptive ones do."""
         return Requirements(exemplars=self.criterion != "score_fixed")
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds, labels and thresholds of every stage."""
-        if scene.progress < self.begin:
-            return Oicr(foreground_iou=self.foreground_iou)(scene)
-        num_classes = scene.tags.shape[1]
-        found = [self.find(scene, stage) for stage in range(len(scene.probs))]
+        if inputs.fraction < self.begin:
+            return Oicr(foreground_iou=self.foreground_iou)(inputs)
+        num_classes = inputs.tags.shape[1]
+        found = [self.find(inputs, stage) for stage in range(len(inputs.probs))]
         return Labeling(
-            stages=tuple(assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds, _ in found),
+            stages=tuple(
+                assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou) for pseudo_boxes, _ in found
+            ),
             thresholds=tuple(tau for _, tau in found),
         )
 
-    def find(self, scene: LabelerInput, stage: int) -> tuple[PseudoBoxes, Float[Tensor, " t"]]:
+    def find(self, inputs: LabelerInput, stage: int) -> tuple[PseudoBoxes, Float[Tensor, " t"]]:
         """Pseudo ground truth of one stage, and tau of each (image, class) it was found with."""
-        tops = argmax_pseudo_boxes(scene, stage)
-        probs, spans = scene.probs[stage], scene.proposals.spans()
-        images = scene.proposals.image_ids()[tops.rows].tolist()
-        exemplars = {c: scene.exemplars.cls == c for c in set(tops.cls.tolist())}
-        seeds, thresholds = [tops.rows.new_zeros(0, 2)], [probs.new_zeros(0)]
+        tops = argmax_pseudo_boxes(inputs, stage)
+        probs, spans = inputs.probs[stage], inputs.proposals.spans()
+        images = inputs.proposals.image_ids()[tops.rows].tolist()
+        exemplars = {c: inputs.exemplars.cls == c for c in set(tops.cls.tolist())}
+        pseudo_boxes, thresholds = [tops.rows.new_zeros(0, 2)], [probs.new_zeros(0)]
         for i, (top, c, image) in enumerate(zip(tops.rows.tolist(), tops.cls.tolist(), images, strict=True)):
             inside = slice(spans[image].start, spans[image].stop)
             rivals = [row for j, row in enumerate(tops.rows.tolist()) if images[j] == image and j != i]
-            closeness = self._closeness(scene, stage, top, c, inside)
-            tau = self._threshold(scene, stage, top, exemplars[c])
-            to_rivals = scene.embed[inside] @ scene.embed[rivals if self._judges_rivals else []].T
+            closeness = self._closeness(inputs, stage, top, c, inside)
+            tau = self._threshold(inputs, stage, top, exemplars[c])
+            to_rivals = inputs.embed[inside] @ inputs.embed[rivals if self._judges_rivals else []].T
             candidate = is_candidate(closeness, tau, to_rivals)
-            boxes = scene.proposals.boxes[inside]
+            boxes = inputs.proposals.boxes[inside]
             rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou)
             rows = (rows[drop_parts(boxes[rows], self.inside)] if self.inside < 1 else rows) + inside.start
-            seeds.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
+            pseudo_boxes.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
             thresholds.append(tau.reshape(1))
-        row, cls = torch.cat(seeds).unbind(dim=1)
+        row, cls = torch.cat(pseudo_boxes).unbind(dim=1)
         return PseudoBoxes(row, cls, probs[row, cls]), torch.cat(thresholds)
 
     @property
     def _judges_rivals(self) -> bool:
         return self.exclusive and self.criterion == "similarity"
 
-    def _closeness(self, scene: LabelerInput, stage: int, top: int, c: int, inside: slice) -> Float[Tensor, " P"]:
+    def _closeness(self, inputs: LabelerInput, stage: int, top: int, c: int, inside: slice) -> Float[Tensor, " P"]:
         """How strongly every proposal of an image looks like an object of class c."""
         if self.criterion == "similarity":
-            return scene.embed[inside] @ scene.embed[top]
-        return scene.probs[stage][inside, c]
+            return inputs.embed[inside] @ inputs.embed[top]
+        return inputs.probs[stage][inside, c]
 
-    def _threshold(self, scene: LabelerInput, stage: int, top: int, of_class: Bool[Tensor, " M"]) -> Float[Tensor, ""]:
+    def _threshold(self, inputs: LabelerInput, stage: int, top: int, of_class: Bool[Tensor, " M"]) -> Float[Tensor, ""]:
         """What a candidate has to beat."""
         if self.criterion == "similarity":
-            return adaptive_threshold(scene.embed[top], scene.exemplars.embed[of_class])
+            return adaptive_threshold(inputs.embed[top], inputs.exemplars.embed[of_class])
         if self.criterion == "score_adaptive":
-            return scene.exemplars.probs[stage][of_class].mean()
-        return scene.probs[stage].new_tensor(self.score_threshold)
+            return inputs.exemplars.probs[stage][of_class].mean()
+        return inputs.probs[stage].new_tensor(self.score_threshold)

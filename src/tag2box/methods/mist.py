@@ -40,23 +40,23 @@ class Mist:
     """A proposal joins its nearest seed from this IoU on; others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Ranks and overlaps are enough."""
         return Requirements()
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        num_classes, seeds = scene.tags.shape[1], [self.find(scene, probs) for probs in scene.probs]
-        labels = (assign(scene.proposals, s, num_classes, self.foreground_iou, or_equal=True) for s in seeds)
+        num_classes, pseudo_boxes = inputs.tags.shape[1], [self.find(inputs, probs) for probs in inputs.probs]
+        labels = (assign(inputs.proposals, s, num_classes, self.foreground_iou, or_equal=True) for s in pseudo_boxes)
         return Labeling(tuple(labels))
 
-    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
         """The seeds one teacher gives, image after image, class after class."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
-        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+        for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             inside = slice(span.start, span.stop)
             for c in tags.nonzero().flatten().tolist():
-                boxes, scores = scene.proposals.boxes[inside], probs[inside, c]
+                boxes, scores = inputs.proposals.boxes[inside], probs[inside, c]
                 rows = far_from_better(boxes, scores, share=self.share, apart=self.apart) + span.start
                 picks.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
         rows, cls = torch.cat(picks).unbind(dim=1)

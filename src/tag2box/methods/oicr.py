@@ -23,22 +23,22 @@ class Oicr:
     """A proposal joins its nearest seed above this IoU; others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Argmax looks at scores alone."""
         return Requirements()
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        num_classes = scene.tags.shape[1]
-        seeds = [argmax_pseudo_boxes(scene, stage) for stage in range(len(scene.probs))]
-        return Labeling(tuple(assign(scene.proposals, s, num_classes, self.foreground_iou) for s in seeds))
+        num_classes = inputs.tags.shape[1]
+        pseudo_boxes = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
 
-def argmax_pseudo_boxes(scene: LabelerInput, stage: int) -> PseudoBoxes:
+def argmax_pseudo_boxes(inputs: LabelerInput, stage: int) -> PseudoBoxes:
     """The top proposal of each present class of each image, by one stage's teacher (eq. 2)."""
-    probs = scene.probs[stage]
-    rows, classes = [scene.tags.new_zeros(0, dtype=torch.long)], [scene.tags.new_zeros(0, dtype=torch.long)]
-    for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+    probs = inputs.probs[stage]
+    rows, classes = [inputs.tags.new_zeros(0, dtype=torch.long)], [inputs.tags.new_zeros(0, dtype=torch.long)]
+    for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
         present = tags.nonzero().flatten()
         if len(span) == 0 or len(present) == 0:
             continue

@@ -53,24 +53,24 @@ def instances(
 
 
 def label_instances(
-    proposals: Proposals, seeds: PseudoBoxes, cores: int, num_classes: int, foreground_iou: float
+    proposals: Proposals, pseudo_boxes: PseudoBoxes, cores: int, num_classes: int, foreground_iou: float
 ) -> PseudoLabels:
     """Labels of one stage: the first ``cores`` seeds have clusters, the others (mined) stand for themselves alone.
 
     What overlaps a core is its positive. All else is judged by the seed it overlaps most, and is background, but for
     the mined instances themselves.
     """
-    own = PseudoBoxes(seeds.rows[:cores], seeds.cls[:cores], seeds.score[:cores])
+    own = PseudoBoxes(pseudo_boxes.rows[:cores], pseudo_boxes.cls[:cores], pseudo_boxes.score[:cores])
     around = assign(proposals, own, num_classes, foreground_iou, or_equal=True)
-    mined = seeds.rows[cores:]
+    mined = pseudo_boxes.rows[cores:]
     in_cluster = around.cls < num_classes
-    cls, owner = around.cls, torch.where(in_cluster, around.owner, assign(proposals, seeds, num_classes).owner)
-    cls[mined] = seeds.cls[cores:]
-    owner[mined] = torch.arange(cores, len(seeds), device=owner.device)
-    rows = torch.cat([seeds.rows, mined.new_zeros(1)])[owner]  # an owner of -1 is the last
+    cls, owner = around.cls, torch.where(in_cluster, around.owner, assign(proposals, pseudo_boxes, num_classes).owner)
+    cls[mined] = pseudo_boxes.cls[cores:]
+    owner[mined] = torch.arange(cores, len(pseudo_boxes), device=owner.device)
+    rows = torch.cat([pseudo_boxes.rows, mined.new_zeros(1)])[owner]  # an owner of -1 is the last
     boxes = torch.where((owner >= 0)[:, None], proposals.boxes[rows], proposals.boxes)
-    weight = torch.cat([seeds.score, seeds.score.new_zeros(1)])[owner].to(boxes.dtype)
-    return PseudoLabels(cls, weight, boxes, seeds, owner)
+    weight = torch.cat([pseudo_boxes.score, pseudo_boxes.score.new_zeros(1)])[owner].to(boxes.dtype)
+    return PseudoLabels(cls, weight, boxes, pseudo_boxes, owner)
 
 
 HARD_FROM = 0.3
@@ -89,9 +89,9 @@ def reweighted(
     q = p / labels.weight  # inf or nan where the weight is zero, which is then neither hard nor anything
     is_foreground = labels.cls < logits.shape[1] - 1
     is_hard = is_foreground & (q >= HARD_FROM) & (q < 1)
-    members = labels.owner[is_foreground].bincount(minlength=len(labels.seeds))
+    members = labels.owner[is_foreground].bincount(minlength=len(labels.pseudo_boxes))
     is_dominant = torch.zeros_like(is_foreground)
-    is_dominant[labels.seeds.rows[members > 1]] = True
+    is_dominant[labels.pseudo_boxes.rows[members > 1]] = True
     factor = torch.where(is_hard, 1 + hard_gain, 1.0)
     return labels.weight * torch.where(is_dominant & is_foreground, 1 - seed_cut, factor)
 
@@ -100,7 +100,7 @@ def reweighted(
 class Oim:
     """The top proposal is the core; proposals apart from it whose features are nearly as near as its neighbours' join.
 
-    ``objective.refine.reweight`` is the other half of the system.
+    ``criterion.refine.reweight`` is the other half of the system.
     """
 
     kind: Literal["oim"] = "oim"
@@ -116,38 +116,38 @@ class Oim:
     """From this IoU on a proposal is the core's neighbour and its positive; around mined instances nothing is."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Looks are compared by feature vectors."""
         return Requirements(vectors=True)
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Cores, mined instances and labels of every stage."""
-        num_classes = scene.tags.shape[1]
-        cores = [argmax_pseudo_boxes(scene, stage) for stage in range(len(scene.probs))]
-        far = _distances(scene, cores)
-        found = [self.find(scene, probs, own, far) for probs, own in zip(scene.probs, cores, strict=True)]
+        num_classes = inputs.tags.shape[1]
+        cores = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        far = _distances(inputs, cores)
+        found = [self.find(inputs, probs, own, far) for probs, own in zip(inputs.probs, cores, strict=True)]
         stages = [
-            label_instances(scene.proposals, seeds, len(own), num_classes, self.foreground_iou)
-            for seeds, own in zip(found, cores, strict=True)
+            label_instances(inputs.proposals, pseudo_boxes, len(own), num_classes, self.foreground_iou)
+            for pseudo_boxes, own in zip(found, cores, strict=True)
         ]
         return Labeling(tuple(stages))
 
     def find(
-        self, scene: LabelerInput, probs: Float[Tensor, "R C"], cores: PseudoBoxes, far: dict[int, Float[Tensor, " P"]]
+        self, inputs: LabelerInput, probs: Float[Tensor, "R C"], cores: PseudoBoxes, far: dict[int, Float[Tensor, " P"]]
     ) -> PseudoBoxes:
         """The cores of one stage, then what was mined, class after class; no proposal is taken twice.
 
         Args:
             far: the distance of every proposal of its image to each core.
         """
-        reach = self.late_reach if scene.progress >= self.late_from else self.reach
-        spans, images = scene.proposals.spans(), scene.proposals.image_ids()[cores.rows].tolist()
+        reach = self.late_reach if inputs.fraction >= self.late_from else self.reach
+        spans, images = inputs.proposals.spans(), inputs.proposals.image_ids()[cores.rows].tolist()
         free = torch.ones(len(probs), dtype=torch.bool, device=probs.device)
         free[cores.rows] = False
         picks = [torch.stack([cores.rows, cores.cls], dim=1)]
         for core, c, image in zip(cores.rows.tolist(), cores.cls.tolist(), images, strict=True):
             start, inside = spans[image].start, slice(spans[image].start, spans[image].stop)
-            boxes, distance = scene.proposals.boxes[inside], far[core]
+            boxes, distance = inputs.proposals.boxes[inside], far[core]
             limit = reach * embedding_spread(boxes, distance, core - start, self.foreground_iou)
             mined = instances(boxes, distance, core - start, limit=limit, free=free[inside], apart_iou=self.apart_iou)[
                 1:
@@ -158,14 +158,14 @@ class Oim:
         return PseudoBoxes(rows, cls, probs[rows, cls])
 
 
-def _distances(scene: LabelerInput, cores: Sequence[PseudoBoxes]) -> dict[int, Float[Tensor, " P"]]:
+def _distances(inputs: LabelerInput, cores: Sequence[PseudoBoxes]) -> dict[int, Float[Tensor, " P"]]:
     """How far the proposals of an image are from each core in it, whatever stage it is of."""
-    if scene.vectors is None:
+    if inputs.vectors is None:
         raise UserError("labeler oim: compares feature vectors of proposals, and this scene has none: set its vectors")
-    rows = torch.cat([seeds.rows for seeds in cores]).unique()
+    rows = torch.cat([pseudo_boxes.rows for pseudo_boxes in cores]).unique()
     far: dict[int, Float[Tensor, " P"]] = {}
-    for span in scene.proposals.spans():
+    for span in inputs.proposals.spans():
         own = rows[(rows >= span.start) & (rows < span.stop)]
-        columns = distances(scene.vectors[span.start : span.stop], own - span.start).T.contiguous()
+        columns = distances(inputs.vectors[span.start : span.stop], own - span.start).T.contiguous()
         far |= dict(zip(own.tolist(), columns, strict=True))
     return far

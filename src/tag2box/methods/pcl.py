@@ -125,7 +125,7 @@ def bag_loss(logits: Float[Tensor, "R c1"], labels: PseudoLabels, sizes: Sequenc
     """
     log_p = logits.log_softmax(dim=1).gather(1, labels.cls[:, None]).squeeze(1)
     is_member = labels.cls < logits.shape[1] - 1
-    means = _log_means(log_p[is_member], labels.owner[is_member], len(labels.seeds))
+    means = _log_means(log_p[is_member], labels.owner[is_member], len(labels.pseudo_boxes))
     entropy = -log_p.masked_scatter(is_member, means)
     per_image = torch.tensor(sizes, dtype=torch.long, device=logits.device)
     divisor = per_image.repeat_interleave(per_image) * max(len(sizes), 1)
@@ -158,25 +158,25 @@ class Pcl:
     """A proposal that overlaps no centre so much is left out of the loss."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Clusters are made of scores and boxes alone."""
         return Requirements()
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Centres and labels of every stage."""
-        return Labeling(tuple(self._labels(scene, self.find(scene, probs)) for probs in scene.probs))
+        return Labeling(tuple(self._labels(inputs, self.find(inputs, probs)) for probs in inputs.probs))
 
-    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
         """The centres one teacher gives, image after image, class after class; none serves two classes."""
         none = torch.zeros(0, dtype=torch.long, device=probs.device)
         found = [(none, none, probs.new_zeros(0))]
-        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+        for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             is_free = torch.ones(len(span), dtype=torch.bool, device=probs.device)
             for c in tags.nonzero().flatten().tolist() if len(span) else ():
                 if not is_free.any():  # more tags than proposals: they share
                     is_free = ~is_free
                 pool = is_free.nonzero().flatten()
-                rows, score = self._centres(scene.proposals.boxes[pool + span.start], probs[pool + span.start, c])
+                rows, score = self._centres(inputs.proposals.boxes[pool + span.start], probs[pool + span.start, c])
                 is_free[pool[rows]] = False
                 found.append((pool[rows] + span.start, torch.full_like(rows, c), score))
         rows, cls, score = (torch.cat(part) for part in zip(*found, strict=True))
@@ -189,11 +189,11 @@ class Pcl:
             boxes, scores, groups=self.groups, graph_iou=self.graph_iou, leave=self.leave, most=self.max_centres
         )
 
-    def _labels(self, scene: LabelerInput, seeds: PseudoBoxes) -> PseudoLabels:
+    def _labels(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes) -> PseudoLabels:
         return assign(
-            scene.proposals,
-            seeds,
-            scene.tags.shape[1],
+            inputs.proposals,
+            pseudo_boxes,
+            inputs.tags.shape[1],
             self.foreground_iou,
             or_equal=True,
             ignore_below=self.ignore_below,

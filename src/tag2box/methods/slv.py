@@ -138,7 +138,7 @@ def _own_side(
 class Slv:
     """The last stage learns from voted boxes, more and more; those before it from their top proposals.
 
-    Made for one stage more (``heads.stages = 4``) and ``objective.refine.last_teacher = "mean"``.
+    Made for one stage more (``heads.stages = 4``) and ``criterion.refine.last_teacher = "mean"``.
     """
 
     kind: Literal["slv"] = "slv"
@@ -156,24 +156,24 @@ class Slv:
     """A proposal joins its nearest seed above this IoU (in the last stage: from it on); others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Boxes and their scores vote."""
         return Requirements()
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        num_classes, last = scene.tags.shape[1], len(scene.probs) - 1
-        tops = [argmax_pseudo_boxes(scene, stage) for stage in range(last)]
-        stages = [assign(scene.proposals, seeds, num_classes, self.foreground_iou) for seeds in tops]
-        return Labeling((*stages, self._voted(scene, self.find(scene, scene.probs[last]))))
+        num_classes, last = inputs.tags.shape[1], len(inputs.probs) - 1
+        tops = [argmax_pseudo_boxes(inputs, stage) for stage in range(last)]
+        stages = [assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou) for pseudo_boxes in tops]
+        return Labeling((*stages, self._voted(inputs, self.find(inputs, inputs.probs[last]))))
 
-    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
         """Voted boxes, image after image, class after class; each is scored as the proposal nearest to it."""
         none = torch.zeros(0, dtype=torch.long, device=probs.device)
-        found = [(none, none, scene.proposals.boxes[:0])]
-        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+        found = [(none, none, inputs.proposals.boxes[:0])]
+        for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             inside = slice(span.start, span.stop)
-            boxes = scene.proposals.boxes[inside]
+            boxes = inputs.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist() if len(span) else ():
                 voted = self._vote(boxes, probs[inside, c])
                 rows = first_argmax(iou(voted, boxes)) + span.start
@@ -188,7 +188,7 @@ class Slv:
         alone = boxes[scores.argmax()][None]
         return voted_boxes(alone, torch.ones_like(scores[:1]), threshold=self.threshold, cell=self.cell)
 
-    def _voted(self, scene: LabelerInput, seeds: PseudoBoxes) -> PseudoLabels:
-        labels = assign(scene.proposals, seeds, scene.tags.shape[1], self.foreground_iou, or_equal=True)
+    def _voted(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes) -> PseudoLabels:
+        labels = assign(inputs.proposals, pseudo_boxes, inputs.tags.shape[1], self.foreground_iou, or_equal=True)
         weight = (labels.owner >= 0).to(labels.weight.dtype) if self.weights == "even" else labels.weight
-        return replace(labels, weight=weight * min(scene.progress / self.ramp, 1.0))
+        return replace(labels, weight=weight * min(inputs.fraction / self.ramp, 1.0))

@@ -153,46 +153,46 @@ class Sampling:
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
     """tau_IoU: how much a neighbour overlaps."""
 
-    def __call__(self, scene: LabelerInput, views: AugmentRois) -> Exemplars:
+    def __call__(self, inputs: LabelerInput, views: AugmentRois) -> Exemplars:
         """S (eq. 5-8): sampled proposals and their augmented copies over the whole batch, class known by the tag."""
-        rows, cls = self._rows(scene)
+        rows, cls = self._rows(inputs)
         copies = views(rows)
         repeats = 1 + copies.embed.shape[0]
-        own = torch.cat([scene.embed[rows][None], copies.embed]).flatten(0, 1)  # (repeats * m, D)
+        own = torch.cat([inputs.embed[rows][None], copies.embed]).flatten(0, 1)  # (repeats * m, D)
         probs = [
             torch.cat([p[rows, cls][None], v[:, torch.arange(len(rows)), cls]]).flatten()
-            for p, v in zip(scene.probs, copies.probs, strict=True)
+            for p, v in zip(inputs.probs, copies.probs, strict=True)
         ]
         return Exemplars(
             own,
             cls.repeat(repeats),
-            instance_difficulty(scene, rows, cls).repeat(repeats),
+            instance_difficulty(inputs, rows, cls).repeat(repeats),
             rows.repeat(repeats),
             tuple(probs),
         )
 
-    def _rows(self, scene: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-        tops = [argmax_pseudo_boxes(scene, stage) for stage in range(len(scene.probs))]
-        image_of_top = scene.proposals.image_ids()[tops[0].rows]
-        spans = scene.proposals.spans()
+    def _rows(self, inputs: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+        tops = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        image_of_top = inputs.proposals.image_ids()[tops[0].rows]
+        spans = inputs.proposals.spans()
         rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
         for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
             span = spans[int(image_of_top[i])]
             top_of_stages = torch.stack([t.rows[i] for t in tops])
             near = top_of_stages.unique()
             if self.iou:
-                inside = scene.proposals.boxes[span.start : span.stop]
+                inside = inputs.proposals.boxes[span.start : span.stop]
                 near = neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
             rows.append(near)
             classes.append(torch.full_like(near, c))
         return torch.cat(rows), torch.cat(classes)
 
 
-def instance_difficulty(scene: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
     """omega (eq. 12): a proposal's MIL score over the sum of its image's, for the class it stands for."""
-    mil = scene.probs[0]
-    sums = torch.stack([x.sum(dim=0) for x in scene.proposals.split(mil)])  # (N, C)
-    return mil[rows, cls] / sums[scene.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)
+    mil = inputs.probs[0]
+    sums = torch.stack([x.sum(dim=0) for x in inputs.proposals.split(mil)])  # (N, C)
+    return mil[rows, cls] / sums[inputs.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)
 
 
 def no_exemplars(embed: Float[Tensor, "R D"]) -> Exemplars:
@@ -224,17 +224,17 @@ class Contrast:
         )
 
 
-def with_discovered(scene: LabelerInput, labeling: Labeling) -> Exemplars:
+def with_discovered(inputs: LabelerInput, labeling: Labeling) -> Exemplars:
     """S^U: the sampled exemplars and, once each, the discovered proposals that were not among them."""
-    s = scene.exemplars
-    rows = torch.cat([s.rows, *(stage.seeds.rows for stage in labeling.stages)])
-    cls = torch.cat([s.cls, *(stage.seeds.cls for stage in labeling.stages)])
-    new = first_occurrence(rows, cls, scene.tags.shape[1])
+    s = inputs.exemplars
+    rows = torch.cat([s.rows, *(stage.pseudo_boxes.rows for stage in labeling.stages)])
+    cls = torch.cat([s.cls, *(stage.pseudo_boxes.cls for stage in labeling.stages)])
+    new = first_occurrence(rows, cls, inputs.tags.shape[1])
     new = new[new >= len(s)]
     return Exemplars(
-        torch.cat([s.embed, scene.embed[rows[new]]]),
+        torch.cat([s.embed, inputs.embed[rows[new]]]),
         torch.cat([s.cls, cls[new]]),
-        torch.cat([s.weight, instance_difficulty(scene, rows[new], cls[new])]),
+        torch.cat([s.weight, instance_difficulty(inputs, rows[new], cls[new])]),
         torch.cat([s.rows, rows[new]]),
     )
 

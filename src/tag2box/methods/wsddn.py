@@ -40,14 +40,14 @@ class Wsddn(TagLoss):
     kind: Literal["wsddn"] = "wsddn"
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Nothing else."""
         return Requirements()
 
-    def __call__(self, scores: StageScores, facts: BatchMeta, progress: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
         """X, and its loss."""
-        mil = mil_scores(scores.mil_cls, scores.mil_det, facts.proposals.sizes)
-        return MilResult(mil, self.tag_loss(mil, facts))
+        mil = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes)
+        return MilResult(mil, self.tag_loss(mil, meta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,25 +62,25 @@ class Spatial:
     """So many of the next best boxes are asked."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Feature vectors, where it is on."""
         return Requirements(vectors=self.weight > 0)
 
     def __call__(
-        self, scores: Float[Tensor, "R c"], vectors: Float[Tensor, "R F"], facts: BatchMeta
+        self, scores: Float[Tensor, "R c"], vectors: Float[Tensor, "R F"], meta: BatchMeta
     ) -> Float[Tensor, ""]:
         """The unweighted term: summed over the tags of a photo, then the mean over photos."""
-        rows, best, cls = self.pairs(scores.detach(), facts)
-        return feature_spread(vectors[rows], vectors[best], scores[rows, cls]) / max(len(facts.tags), 1)
+        rows, best, cls = self.pairs(scores.detach(), meta)
+        return feature_spread(vectors[rows], vectors[best], scores[rows, cls]) / max(len(meta.tags), 1)
 
     def pairs(
-        self, scores: Float[Tensor, "R c"], facts: BatchMeta
+        self, scores: Float[Tensor, "R c"], meta: BatchMeta
     ) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"], Int[Tensor, " m"]]:
         """Neighbours, the best box each belongs to, and the class."""
-        found = [facts.tags.new_zeros(0, 3, dtype=torch.long)]
-        for span, tags in zip(facts.proposals.spans(), facts.tags, strict=True):
+        found = [meta.tags.new_zeros(0, 3, dtype=torch.long)]
+        for span, tags in zip(meta.proposals.spans(), meta.tags, strict=True):
             inside = slice(span.start, span.stop)
-            boxes = facts.proposals.boxes[inside]
+            boxes = meta.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist():
                 rows = span.start + top_and_neighbours(
                     boxes, scores[inside, c], count=self.neighbours, iou_threshold=self.iou

@@ -56,32 +56,32 @@ class Wsod2:
     """A proposal joins its nearest seed from this IoU on; others are background."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """How well proposals keep to superpixels."""
         return Requirements(evidence=True)
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         """Seeds and labels of every stage."""
-        return Labeling(tuple(self._labels(scene, self.find(scene, probs)) for probs in scene.probs))
+        return Labeling(tuple(self._labels(inputs, self.find(inputs, probs)) for probs in inputs.probs))
 
-    def find(self, scene: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
         """The seeds one teacher gives, image after image, best score first; a class may lose all to a better one."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
-        for span, tags in zip(scene.proposals.spans(), scene.tags, strict=True):
+        for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             pairs = [picks[0]]
             for c in tags.nonzero().flatten().tolist():
                 rows = close_to_best(probs[span.start : span.stop, c], self.near_best) + span.start
                 pairs.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
             rows, cls = torch.cat(pairs).unbind(dim=1)
-            kept = nms(scene.proposals.boxes[rows], probs[rows, cls], self.nms_iou)
+            kept = nms(inputs.proposals.boxes[rows], probs[rows, cls], self.nms_iou)
             picks.append(torch.stack([rows[kept], cls[kept]], dim=1))
         rows, cls = torch.cat(picks).unbind(dim=1)
         return PseudoBoxes(rows, cls, probs[rows, cls])
 
-    def _labels(self, scene: LabelerInput, seeds: PseudoBoxes) -> PseudoLabels:
-        if scene.clues.evidence is None:
+    def _labels(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes) -> PseudoLabels:
+        if inputs.side_info.evidence is None:
             raise UserError("labeler wsod2: weighs proposals by superpixels, and this scene has no evidence: give it")
-        num_classes, trust = scene.tags.shape[1], min(scene.progress / self.fade, 1.0)
-        labels = assign(scene.proposals, seeds, num_classes, self.foreground_iou, or_equal=True)
+        num_classes, trust = inputs.tags.shape[1], min(inputs.fraction / self.fade, 1.0)
+        labels = assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou, or_equal=True)
         belief = torch.ones_like(labels.weight) if self.belief == "one" else labels.weight
-        return mix_evidence(labels, scene.clues.evidence, belief, trust=trust, num_classes=num_classes)
+        return mix_evidence(labels, inputs.side_info.evidence, belief, trust=trust, num_classes=num_classes)

@@ -25,17 +25,17 @@ class Rescore:
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.25
     """Share of the training before anything is judged: the head must have learnt something."""
 
-    def acts(self, progress: float) -> bool:
+    def acts(self, fraction: float) -> bool:
         """Whether proposals are judged at this moment of the training."""
-        return self.keep < 1 and progress >= self.begin
+        return self.keep < 1 and fraction >= self.begin
 
-    def __call__(self, worth: Float[Tensor, " R"], facts: BatchMeta) -> Bool[Tensor, " R"]:
+    def __call__(self, worth: Float[Tensor, " R"], meta: BatchMeta) -> Bool[Tensor, " R"]:
         """Which proposals stay, given what the MIL head thinks of each; the same in all looks at a photo."""
-        spans, stays = facts.proposals.spans(), torch.zeros(len(worth), dtype=torch.bool, device=worth.device)
-        for looks, _ in facts.seen_together():
-            first = slice(spans[looks[0]].start, spans[looks[0]].stop)
-            kept = self.best(worth[first], facts.proposals.boxes[first])
-            for look in looks:
+        spans, stays = meta.proposals.spans(), torch.zeros(len(worth), dtype=torch.bool, device=worth.device)
+        for views_per_image, _ in meta.view_groups():
+            first = slice(spans[views_per_image[0]].start, spans[views_per_image[0]].stop)
+            kept = self.best(worth[first], meta.proposals.boxes[first])
+            for look in views_per_image:
                 stays[kept + spans[look].start] = True
         return stays
 

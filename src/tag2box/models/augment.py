@@ -39,11 +39,13 @@ class Augment:
         """V, the number of copies of a proposal."""
         return int(self.mask) + int(self.noise)
 
-    def masks(self, luck: StepRng, images: Int[Tensor, " m"], side: int) -> Float[Tensor, "m 1 h w"]:
+    def masks(self, rng: StepRng, images: Int[Tensor, " m"], side: int) -> Float[Tensor, "m 1 h w"]:
         """What the cells of the masked copies of all m chosen proposals of a batch are multiplied with."""
-        return mask_factors(luck.dice(Stream.MASK, images).uniform(1, side, side), self.drop, rescale=self.rescale_mask)
+        return mask_factors(
+            rng.row_rng(Stream.MASK, images).uniform(1, side, side), self.drop, rescale=self.rescale_mask
+        )
 
-    def factors(self, chosen: Chosen, luck: StepRng, channels: int) -> list[tuple[Stream, Float[Tensor, "m c h w"]]]:
+    def factors(self, chosen: Chosen, rng: StepRng, channels: int) -> list[tuple[Stream, Float[Tensor, "m c h w"]]]:
         """What the maps of each kind of copy are multiplied with, and what its neck draws from.
 
         c is 1 where all channels of a cell have the same factor.
@@ -53,7 +55,7 @@ class Augment:
             made.append((Stream.MASK_NECK, chosen.masks))
         if self.noise:
             shape = (channels if self.noise_per_channel else 1, *chosen.masks.shape[2:])
-            drawn = luck.dice(Stream.NOISE, chosen.images).normal(*shape)
+            drawn = rng.row_rng(Stream.NOISE, chosen.images).normal(*shape)
             made.append((Stream.NOISE_NECK, noise_factors(drawn)))
         return made
 
@@ -76,25 +78,25 @@ class Rois:
     """Maps of proposals, and what the neck's first part makes of them, which their copies share."""
 
     maps: Float[Tensor, "R ch h w"]
-    entered: Float[Tensor, "R ..."]
+    stem: Float[Tensor, "R ..."]
 
     def __getitem__(self, rows: Int[Tensor, " m"]) -> Rois:
         """Some of them."""
-        return Rois(self.maps[rows], self.entered[rows])
+        return Rois(self.maps[rows], self.stem[rows])
 
     def vectors(
-        self, backbone: Backbone, factors: Float[Tensor, "R c h w"], dice: RowRng | None
+        self, backbone: Backbone, factors: Float[Tensor, "R c h w"], row_rng: RowRng | None
     ) -> Float[Tensor, "R F"]:
         """The vectors of a copy whose cells, or whose every value, is multiplied by factors."""
         if factors.shape[1] == 1:
-            return backbone.leave(self.entered, factors[:, 0], dice)
-        return backbone.neck(self.maps * factors.to(self.maps.dtype), dice)
+            return backbone.neck_tail(self.stem, factors[:, 0], row_rng)
+        return backbone.neck(self.maps * factors.to(self.maps.dtype), row_rng)
 
 
 def rois_of(detector: Detector, batch: Batch) -> Rois:
     """The proposals of a batch."""
     maps = detector.roi_maps(batch)
-    return Rois(maps, detector.backbone.enter(maps))
+    return Rois(maps, detector.backbone.neck_stem(maps))
 
 
 def make_views(
@@ -104,7 +106,7 @@ def make_views(
     *,
     chosen: Chosen,
     augment: Augment,
-    luck: StepRng,
+    rng: StepRng,
 ) -> AugmentedRois:
     """Copies of chosen proposals as the heads see them.
 
@@ -114,8 +116,8 @@ def make_views(
             the log-sum-exp of the original proposals' detection logits.
     """
     backbone = detector.backbone
-    copies = augment.factors(chosen, luck, backbone.channels)
-    vectors = [rois.vectors(backbone, factors, luck.dice(purpose, chosen.images)) for purpose, factors in copies]
+    copies = augment.factors(chosen, rng, backbone.channels)
+    vectors = [rois.vectors(backbone, factors, rng.row_rng(purpose, chosen.images)) for purpose, factors in copies]
     embeds = [detector.embed(vector) for vector in vectors]
     with torch.no_grad():
         stages = [_view_probs(detector, vector, partition) for vector in vectors]

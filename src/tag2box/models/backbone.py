@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -56,6 +56,30 @@ class Preprocess:
         return (r, g, b)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackboneSettings:
+    """Settings of a backbone: a subclass adds its fields and builds the network.
+
+    Backbones of other packages subclass it too, and are named ``backbone.kind = "package.module:Name"``.
+    """
+
+    layers: ClassVar[int] = 1
+    """L, the layers whose ``responses`` the network gives."""
+
+    @property
+    def title(self) -> str:
+        """The name in tables."""
+        return str(getattr(self, "kind", type(self).__name__))
+
+    def build(self, *, pretrained: bool = True) -> Backbone:
+        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+        raise NotImplementedError
+
+    def with_absolute_paths(self) -> Self:
+        """The same settings with every path absolute, so that a run can be resumed from another folder."""
+        return self
+
+
 class Backbone(nn.Module):
     """A pretrained network cut in three: ``trunk`` (photo), ``roi_maps`` (proposal map f), ``neck`` (vector, eta).
 
@@ -78,52 +102,52 @@ class Backbone(nn.Module):
         """The map f of each proposal, from the trunk's maps."""
         raise NotImplementedError
 
-    def neck(self, maps: Float[Tensor, "R ch s s"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R ch s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """The feature vector of each proposal map; dropout, where there is any, draws from ``dice``."""
         raise NotImplementedError
 
-    def enter(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
+    def neck_stem(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
         """The first part of ``neck``, as far as factors of cells pass through it: shared by all copies of a proposal.
 
         Nothing, unless a backbone begins with something that commutes with them, as a 1 x 1 convolution does.
         """
         return maps
 
-    def leave(
-        self, entered: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], dice: RowRng | None = None
+    def neck_tail(
+        self, stem: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
     ) -> Float[Tensor, "R F"]:
         """The rest of ``neck``, for a copy whose cells are multiplied by factors."""
-        return self.neck(entered * factors[:, None].to(entered.dtype), dice)
+        return self.neck(stem * factors[:, None].to(stem.dtype), row_rng)
 
-    def responses(self, maps: Float[Tensor, "R ch s s"], entered: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
+    def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
         """How strongly each of L layers answers to a proposal's cells: the mean over its channels. Here: f alone."""
         return maps.mean(dim=1, keepdim=True)
 
-    def map_parts(self) -> tuple[nn.Module, ...]:
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError
 
-    def map_recipe(self) -> str:
+    def roi_map_key(self) -> str:
         """All that the maps depend on besides weights and pixels; kept maps are named by it."""
         return f"{type(self).__name__} stride {self.stride} side {self.map_size} {self.preprocess}"
 
-    def trunk_parts(self) -> tuple[nn.Module, ...]:
+    def trunk_modules(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` runs: all of ``map_parts``, unless ``roi_maps`` runs some of them."""
-        return self.map_parts()
+        return self.roi_map_modules()
 
-    def trunk_recipe(self) -> str:
+    def trunk_key(self) -> str:
         """All that trunk maps depend on besides weights and pixels."""
         return f"{type(self).__name__} stride {self.stride} {self.preprocess}"
 
     @property
-    def frozen_maps(self) -> bool:
+    def frozen_roi_maps(self) -> bool:
         """Whether f of a proposal never changes, so that it can be computed once and kept."""
-        return not any(p.requires_grad for part in self.map_parts() for p in part.parameters())
+        return not any(p.requires_grad for part in self.roi_map_modules() for p in part.parameters())
 
     @property
     def frozen_trunk(self) -> bool:
         """Whether the map of a photo never changes, so that it can be computed once and kept."""
-        return not any(p.requires_grad for part in self.trunk_parts() for p in part.parameters())
+        return not any(p.requires_grad for part in self.trunk_modules() for p in part.parameters())
 
     @property
     def device(self) -> torch.device:

@@ -117,9 +117,9 @@ class Detector(nn.Module):
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map a proposal; read from the batch where frozen maps were kept."""
-        return self.believed(self._plain_maps(batch), batch.clues.objectness)
+        return self.weight_by_objectness(self._plain_maps(batch), batch.side_info.objectness)
 
-    def believed(
+    def weight_by_objectness(
         self, maps: Float[Tensor, "R ch h w"], objectness: Float[Tensor, " R"] | None
     ) -> Float[Tensor, "R ch h w"]:
         """Maps weighed by what is thought of their proposals, where that is asked for."""
@@ -137,9 +137,9 @@ class Detector(nn.Module):
         photos = zip(batch.trunks, batch.proposals.split(batch.proposals.boxes), strict=True)
         return torch.cat([self.backbone.roi_maps(t[None], Proposals(b, (len(b),))) for t, b in photos])
 
-    def neck(self, maps: Float[Tensor, "R ch h w"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R ch h w"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """v = eta(f): the feature vector of each proposal."""
-        return self.backbone.neck(maps, dice)
+        return self.backbone.neck(maps, row_rng)
 
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
         """Logits and deltas of all stages."""

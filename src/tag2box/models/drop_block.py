@@ -21,7 +21,7 @@ from tag2box.ops.boxes import at_least_single
 class Regulariser(Protocol):
     """What multiplies the cells of proposal maps in training, and nothing at test."""
 
-    def draw(self, luck: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
+    def draw(self, rng: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
         """What is drawn for the proposals of a whole batch, before any map is seen."""
         ...
 
@@ -29,6 +29,14 @@ class Regulariser(Protocol):
         self, drawn: Float[Tensor, "r h w"], maps: Float[Tensor, "r ch h w"], images: Int[Tensor, " r"]
     ) -> Float[Tensor, "r h w"]:
         """What the cells of some proposals, of whole photos, are multiplied with."""
+        ...
+
+
+class RegularizerSettings(Protocol):
+    """Settings of a regularizer."""
+
+    def build(self, channels: int, seed: int) -> Regulariser:
+        """The regularizer for maps of so many channels; weights, if it has any, are seeded with ``seed``."""
         ...
 
 
@@ -46,10 +54,10 @@ class DropBlock:
         """Itself: there is nothing to learn."""
         return self
 
-    def draw(self, luck: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
+    def draw(self, rng: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
         """The factors themselves; all images share one rescaling."""
-        dice = luck.dice(Stream.DROP_BLOCK, images)
-        return block_factors(dice.uniform(side, side), block=self.block, drop=self.drop)
+        row_rng = rng.row_rng(Stream.DROP_BLOCK, images)
+        return block_factors(row_rng.uniform(side, side), block=self.block, drop=self.drop)
 
     def factors(
         self, drawn: Float[Tensor, "r h w"], maps: Float[Tensor, "r ch h w"], images: Int[Tensor, " r"]
@@ -121,11 +129,11 @@ def noise_factors(rand: Float[Tensor, "R c h w"]) -> Float[Tensor, "R c h w"]:
     return 1 + rand
 
 
-def dropout(x: Float[Tensor, "R F"], rate: float, dice: RowRng | None) -> Float[Tensor, "R F"]:
+def dropout(x: Float[Tensor, "R F"], rate: float, row_rng: RowRng | None) -> Float[Tensor, "R F"]:
     """Values set to zero at ``rate``, the others grown to make up for it; without dice (inference) nothing happens."""
-    if dice is None or rate == 0:
+    if row_rng is None or rate == 0:
         return x
-    return x * (dice.uniform(*x.shape[1:]) >= rate).to(x.dtype) / (1 - rate)
+    return x * (row_rng.uniform(*x.shape[1:]) >= rate).to(x.dtype) / (1 - rate)
 
 
 def _rescaled(mask: Tensor) -> Tensor:
@@ -184,9 +192,9 @@ class MaskNet(nn.Module):
         wanted: Tensor = self.inner(maps) + self.shortcut(maps)
         return wanted[:, 0]
 
-    def draw(self, luck: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
+    def draw(self, rng: StepRng, images: Int[Tensor, " R"], side: int) -> Float[Tensor, "R h w"]:
         """The numbers of the Gumbel-softmax."""
-        return luck.dice(Stream.CONCRETE, images).uniform(side, side)
+        return rng.row_rng(Stream.CONCRETE, images).uniform(side, side)
 
     def factors(
         self, drawn: Float[Tensor, "r h w"], maps: Float[Tensor, "r ch h w"], images: Int[Tensor, " r"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tag2box.methods.casd import channel_mean
-from tag2box.models.backbone import Backbone
+from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.models.drop_block import dropout
 from tag2box.models.rng import RowRng
 from tag2box.models.weights.architectures import LITE0_HEAD, LITE0_STAGES, LITE0_STEM, PREPROCESS
@@ -36,10 +36,11 @@ _CHUNK = 64  # proposals that run through frozen tail blocks at a time: their ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lite0:
+class Lite0(BackboneSettings):
     """EfficientNet-lite0 with ImageNet weights from a pip package."""
 
     kind: Literal["lite0"] = "lite0"
+    layers: ClassVar[int] = 2
     pooling: Literal["align", "max"] = "align"
     """How a proposal is cut out of the photo's map: RoIAlign, whose values the pretrained blocks know, or RoIPool."""
     pool_size: Annotated[int, Field(ge=2, multiple_of=2)] = 14
@@ -66,7 +67,7 @@ class Lite0Backbone(Backbone):
     stride = 16
     channels = LITE0_STAGES[-1][2]
     vector_size = LITE0_HEAD
-    layers = 2
+    layers = Lite0.layers
 
     def __init__(self, settings: Lite0) -> None:
         super().__init__()
@@ -102,40 +103,40 @@ class Lite0Backbone(Backbone):
         ]
         return torch.cat(parts)
 
-    def neck(self, maps: Float[Tensor, "R 320 s s"], dice: RowRng | None = None) -> Float[Tensor, "R 1280"]:
+    def neck(self, maps: Float[Tensor, "R 320 s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""
-        return self.leave(self.enter(maps), maps.new_ones(len(maps), *maps.shape[2:]), dice)
+        return self.neck_tail(self.neck_stem(maps), maps.new_ones(len(maps), *maps.shape[2:]), row_rng)
 
-    def enter(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
+    def neck_stem(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
         """The head convolution without its bias."""
         cells = maps.flatten(2).transpose(1, 2)  # (R, s * s, 320)
         # a 1 x 1 convolution is a matrix product, and on maps this small torch is a quarter faster if told so
         return F.linear(cells, self.head.weight.flatten(1))
 
-    def leave(
-        self, entered: Float[Tensor, "R cells 1280"], factors: Float[Tensor, "R s s"], dice: RowRng | None = None
+    def neck_tail(
+        self, stem: Float[Tensor, "R cells 1280"], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
     ) -> Float[Tensor, "R 1280"]:
         """Bias, ReLU6, mean over cells, dropout."""
         assert self.head.bias is not None
-        return dropout(masked_mean(entered, factors.flatten(1), self.head.bias), self.dropout, dice)
+        return dropout(masked_mean(stem, factors.flatten(1), self.head.bias), self.dropout, row_rng)
 
     def responses(
-        self, maps: Float[Tensor, "R 320 s s"], entered: Float[Tensor, "R cells 1280"]
+        self, maps: Float[Tensor, "R 320 s s"], stem: Float[Tensor, "R cells 1280"]
     ) -> Float[Tensor, "R 2 s s"]:
         """Of f, and of the head convolution after its ReLU6, which learns where f is frozen."""
         assert self.head.bias is not None
-        head = channel_mean(entered, self.head.bias).view(len(maps), *maps.shape[2:])
+        head = channel_mean(stem, self.head.bias).view(len(maps), *maps.shape[2:])
         return torch.stack([maps.mean(dim=1), head], dim=1)
 
-    def map_recipe(self) -> str:
+    def roi_map_key(self) -> str:
         """Also the way proposals are pooled."""
-        return f"{super().map_recipe()} {self.pool.__name__}"
+        return f"{super().roi_map_key()} {self.pool.__name__}"
 
-    def map_parts(self) -> tuple[nn.Module, ...]:
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """Stem, body and tail."""
         return (self.stem, self.body, self.tail)
 
-    def trunk_parts(self) -> tuple[nn.Module, ...]:
+    def trunk_modules(self) -> tuple[nn.Module, ...]:
         """Stem and body; the tail runs on proposals."""
         return (self.stem, self.body)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -23,12 +24,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tag2box.errors import UserError
-from tag2box.models.backbone import PIXELS_BUFFER, Backbone, Preprocess, from_numbers, normal_init, to_numbers
+from tag2box.models.backbone import (
+    PIXELS_BUFFER,
+    Backbone,
+    BackboneSettings,
+    Preprocess,
+    from_numbers,
+    normal_init,
+    to_numbers,
+)
 from tag2box.models.drop_block import dropout
 from tag2box.models.rng import RowRng
 from tag2box.models.weights.architectures import PREPROCESS, WS_BLOCKS, WS_NECK, WS_WIDTH, Weights
 from tag2box.models.weights.state_dict import load_into
-from tag2box.models.weights.weight_cache import find_weights
+from tag2box.models.weights.weight_cache import find_weights, is_weight_file
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
@@ -38,7 +47,7 @@ _BRANCH = 0.25  # how much smaller a block's fresh branch is than its shortcut: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetWs:
+class ResNetWs(BackboneSettings):
     """R50-WS or R101-WS with ImageNet weights, stored or from a file."""
 
     kind: Literal["resnet_ws"] = "resnet_ws"
@@ -55,6 +64,17 @@ class ResNetWs:
     def architecture(self) -> str:
         """The name of its weights in ``tag2box weights list``."""
         return f"r{self.depth}-ws"
+
+    @property
+    def title(self) -> str:
+        """The name in tables."""
+        return self.architecture
+
+    def with_absolute_paths(self) -> Self:
+        """The same settings with the weight file, if there is one, named by its absolute path."""
+        if self.weights is None or not is_weight_file(self.weights):
+            return self
+        return replace(self, weights=f"{Path(self.weights).absolute()}")
 
     def build(self, *, pretrained: bool = True) -> ResNetWsBackbone:
         """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
@@ -114,12 +134,12 @@ class ResNetWsBackbone(Backbone):
         scale = 1 / self.stride
         return roi_pool(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Float[Tensor, "R c 7 7"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R c 7 7"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """Two linear layers, each with ReLU and dropout."""
-        hidden = dropout(F.relu(self.fc6(maps.flatten(1))), self.dropout, dice)
-        return dropout(F.relu(self.fc7(hidden)), self.dropout, dice)
+        hidden = dropout(F.relu(self.fc6(maps.flatten(1))), self.dropout, row_rng)
+        return dropout(F.relu(self.fc7(hidden)), self.dropout, row_rng)
 
-    def map_parts(self) -> tuple[nn.Module, ...]:
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The stem and the four stages."""
         return (self.stem, self.res2, self.res3, self.res4, self.res5)
 

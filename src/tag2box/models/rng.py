@@ -36,7 +36,7 @@ class StepRng:
     seed: int
     iteration: int
 
-    def dice(self, purpose: Stream, images: Int[Tensor, " m"]) -> RowRng:
+    def row_rng(self, purpose: Stream, images: Int[Tensor, " m"]) -> RowRng:
         """Fresh dice for m rows, each of an image by its number in the whole batch. Equal calls give equal dice."""
         generators = {image: self._generator(purpose, image, images.device) for image in images.unique().tolist()}
         return RowRng(images, generators)

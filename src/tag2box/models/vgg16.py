@@ -7,20 +7,29 @@ replaces pool5. Modules keep torchvision's numbers, so that its weight files loa
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from tag2box.errors import UserError
-from tag2box.models.backbone import PIXELS_BUFFER, Backbone, Preprocess, from_numbers, normal_init, to_numbers
+from tag2box.models.backbone import (
+    PIXELS_BUFFER,
+    Backbone,
+    BackboneSettings,
+    Preprocess,
+    from_numbers,
+    normal_init,
+    to_numbers,
+)
 from tag2box.models.drop_block import dropout
 from tag2box.models.rng import RowRng
 from tag2box.models.weights.architectures import PREPROCESS, VGG_BLOCKS, VGG_NECK, Weights
 from tag2box.models.weights.state_dict import load_into
-from tag2box.models.weights.weight_cache import find_weights
+from tag2box.models.weights.weight_cache import find_weights, is_weight_file
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
@@ -28,7 +37,7 @@ _FROZEN = 10  # modules of conv1 and conv2, pools included
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg16:
+class Vgg16(BackboneSettings):
     """VGG16 with ImageNet weights, stored or from a file."""
 
     kind: Literal["vgg16"] = "vgg16"
@@ -40,6 +49,12 @@ class Vgg16:
     """Dropout after fc6 and fc7."""
     train_trunk: bool = True
     """Let conv3 to conv5 learn. False: all convolutions are frozen, for small machines; their maps are kept on disk."""
+
+    def with_absolute_paths(self) -> Self:
+        """The same settings with the weight file, if there is one, named by its absolute path."""
+        if self.weights is None or not is_weight_file(self.weights):
+            return self
+        return replace(self, weights=f"{Path(self.weights).absolute()}")
 
     def build(self, *, pretrained: bool = True) -> Vgg16Backbone:
         """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
@@ -98,12 +113,12 @@ class Vgg16Backbone(Backbone):
         scale = 1 / self.stride
         return roi_pool(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
-    def neck(self, maps: Float[Tensor, "R 512 7 7"], dice: RowRng | None = None) -> Float[Tensor, "R F"]:
+    def neck(self, maps: Float[Tensor, "R 512 7 7"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """fc6 and fc7, each with ReLU and dropout."""
         fc6, fc7 = self.classifier[:3], self.classifier[3:]
-        return dropout(fc7(dropout(fc6(maps.flatten(1)), self.dropout, dice)), self.dropout, dice)
+        return dropout(fc7(dropout(fc6(maps.flatten(1)), self.dropout, row_rng)), self.dropout, row_rng)
 
-    def map_parts(self) -> tuple[nn.Module, ...]:
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The convolutions."""
         return (self.features,)
 

@@ -22,7 +22,7 @@ def first_argmax(x: Float[Tensor, "a b"]) -> Int[Tensor, " a"]:
 
 def assign(
     proposals: Proposals,
-    seeds: PseudoBoxes,
+    pseudo_boxes: PseudoBoxes,
     num_classes: int,
     foreground_iou: float = 0.5,
     *,
@@ -43,9 +43,9 @@ def assign(
     weight = proposals.boxes.new_zeros(total)
     boxes = proposals.boxes.clone()
     owner = torch.full_like(cls, -1)
-    pseudo = seeds.placed(proposals)
+    pseudo = pseudo_boxes.placed(proposals)
     for span in proposals.spans():
-        inside = ((seeds.rows >= span.start) & (seeds.rows < span.stop)).nonzero().flatten()
+        inside = ((pseudo_boxes.rows >= span.start) & (pseudo_boxes.rows < span.stop)).nonzero().flatten()
         if len(inside) == 0:
             continue
         rows = slice(span.start, span.stop)
@@ -54,11 +54,11 @@ def assign(
         best = overlap.gather(1, nearest[:, None]).squeeze(1)
         chosen = inside[nearest]
         is_foreground = best >= foreground_iou if or_equal else best > foreground_iou
-        cls[rows] = torch.where(is_foreground, seeds.cls[chosen], num_classes)
-        weight[rows] = torch.where(best < ignore_below, 0, seeds.score[chosen].to(weight.dtype))
+        cls[rows] = torch.where(is_foreground, pseudo_boxes.cls[chosen], num_classes)
+        weight[rows] = torch.where(best < ignore_below, 0, pseudo_boxes.score[chosen].to(weight.dtype))
         boxes[rows] = pseudo[chosen]
         owner[rows] = chosen
-    return PseudoLabels(cls, weight, boxes, seeds, owner)
+    return PseudoLabels(cls, weight, boxes, pseudo_boxes, owner)
 
 
 def _image_mean(per_proposal: Float[Tensor, " R"], sizes: Sequence[int], divisors: Sequence[int]) -> Float[Tensor, ""]:
@@ -89,10 +89,10 @@ def box_loss(
     predicted = deltas.reshape(len(deltas), num_classes, 4).gather(1, own).squeeze(1)  # (R, 4)
     error = functional.smooth_l1_loss(predicted, encode(labels.boxes, proposals.boxes), reduction="none").sum(dim=1)
     weighted = torch.where(is_foreground, labels.weight * error, error.new_zeros(()))
-    divisors = proposals.sizes if divisor == "proposals" else _seed_counts(proposals, labels.seeds)
+    divisors = proposals.sizes if divisor == "proposals" else _pseudo_box_counts(proposals, labels.pseudo_boxes)
     return _image_mean(weighted, proposals.sizes, divisors)
 
 
-def _seed_counts(proposals: Proposals, seeds: PseudoBoxes) -> tuple[int, ...]:
-    counts = torch.bincount(proposals.image_ids()[seeds.rows], minlength=len(proposals.sizes))
+def _pseudo_box_counts(proposals: Proposals, pseudo_boxes: PseudoBoxes) -> tuple[int, ...]:
+    counts = torch.bincount(proposals.image_ids()[pseudo_boxes.rows], minlength=len(proposals.sizes))
     return tuple(int(n) for n in counts)

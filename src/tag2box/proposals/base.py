@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.errors import UserError
+from tag2box.extend import Plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class FoundBoxes:
 class ProposalMethod:
     """A way to propose boxes: its fields are its settings, and a subclass says how to ``search``."""
 
-    kind: str
+    kind: str = ""
     short_side: Annotated[int, Field(ge=32)] | None = None
     """Side to which photos are resized for the search; None searches them as they are."""
     max_boxes: Annotated[int, Field(ge=1)] | None = 2000
@@ -79,6 +80,7 @@ class ProposalMethod:
     def source(self) -> dict[str, object]:
         """The settings as a store records them; a file counts by its name and content, wherever it lies."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["kind"] = Plugin("proposal method").kind_of(self)
         return {name: _identity(v) if isinstance(v, Path) else v for name, v in values.items()}
 
     def working_size(self, size: tuple[int, int]) -> tuple[int, int]:

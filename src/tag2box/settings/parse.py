@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import pydantic
 
 from tag2box.errors import UserError
+from tag2box.extend import settings_class
 from tag2box.settings.schema import (
     Shape,
     by_kind,
@@ -21,6 +23,7 @@ from tag2box.settings.schema import (
     field_hints,
     init_fields,
     only_table,
+    outside_kind,
     shape_of,
     toml,
     type_name,
@@ -116,7 +119,29 @@ def default_kinds(cls: type, base: object) -> Tree:
         if field.name == "kind" and not missing:
             tree["kind"] = Given(default, "", _DEFAULT_LAYER)
         elif owner is not None and is_dataclass(owner):
-            tree[field.name] = default_kinds(owner, None if missing else default)
+            inner = default_kinds(owner, None if missing else default)
+            outside = None if missing else outside_kind(shape_of(field_hints(cls)[field.name]), default)
+            tree[field.name] = inner if outside is None else {**inner, "kind": Given(outside, "", _DEFAULT_LAYER)}
+    return tree
+
+
+def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
+    """The tree with old keys moved to where they belong now, each with a warning that names both."""
+    for old, new in renamed.items():
+        *path, name = old.split(".")
+        owner: Tree | Given | None = tree
+        for step in path:
+            owner = owner.get(step) if isinstance(owner, dict) else None
+        if not isinstance(owner, dict) or name not in owner:
+            continue
+        node = owner.pop(name)
+        given = latest(node)
+        where = f"{given.origin}: " if given else ""
+        warnings.warn(f"{where}{old} is now called {new}; the old name works until version 0.3", FutureWarning, 3)
+        for step in reversed(new.split(".")):
+            node = {step: node}
+        assert isinstance(node, dict)
+        tree = merge(node, tree)
     return tree
 
 
@@ -132,14 +157,18 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def load(cls: type[T], files: Sequence[Path] = (), overrides: Sequence[str] = (), *, base: T | None = None) -> T:
-    """The settings that defaults (those of ``base`` if given), TOML files and ``a.b=c`` overrides add up to."""
+    """The settings that defaults (those of ``base`` if given), TOML files and ``a.b=c`` overrides add up to.
+
+    A class may have ``RENAMED``, a dict of old keys to new ones: old keys are accepted with a FutureWarning.
+    """
+    renamed: Mapping[str, str] = getattr(cls, "RENAMED", {})
     tree = default_kinds(cls, base)
     for layer, path in enumerate(files):
-        tree = merge(tree, read_file(path, layer))
+        tree = merge(tree, with_new_keys(read_file(path, layer), renamed))
     # One layer for all overrides: "labeler.tau=1 labeler.kind=x" means the same in either order.
     flags: Tree = {}
     for override in overrides:
-        flags = merge(flags, parse_override(override, len(files)))
+        flags = merge(flags, with_new_keys(parse_override(override, len(files)), renamed))
     reader = _Reader(cls, str(files[-1]) if files else "settings")
     return cast(T, reader.table(cls, merge(tree, flags), base, ""))
 
@@ -181,10 +210,13 @@ class _Reader:
         shape = shape_of(hint)
         if shape.optional and isinstance(node, Given) and node.value == "":
             return None
-        if shape.tables and isinstance(node, Given):
+        is_table = bool(shape.tables or shape.plugin)
+        if is_table and isinstance(node, Given):
             raise self._error(node, key, f"expected a table; set its keys one by one, such as {key}.{_first(shape)}")
-        if shape.tables and isinstance(node, dict):
-            member = self._member(shape, node, base, key)
+        if is_table and isinstance(node, dict):
+            member, kind = self._member(shape, node, base, key), node.get("kind")
+            if isinstance(kind, Given) and ":" in str(kind.value):  # a class of another package needs no such field
+                node = {name: child for name, child in node.items() if name != "kind"}
             return self.table(member, node, base if type(base) is member else None, key)
         if shape.item is not None and isinstance(node, Given) and isinstance(node.value, list):
             items = [wrap(item, node.origin, node.layer) for item in node.value]
@@ -193,15 +225,21 @@ class _Reader:
 
     def _member(self, shape: Shape, node: Tree, base: object, key: str) -> type:
         """The dataclass meant: the only one, the one of that kind, or the one that is there already."""
-        if len(shape.tables) == 1:
-            return shape.tables[0]
         kinds, given = by_kind(shape.tables), node.get("kind")
-        if given is None and type(base) in shape.tables:
-            return type(base)
         choice = None if given is None else unwrap(given)
+        if shape.plugin is not None and isinstance(choice, str) and ":" in choice:
+            assert given is not None
+            try:
+                return settings_class(shape.plugin.group, choice)
+            except UserError as error:
+                raise self._error(given, f"{key}.kind", str(error)) from None
+        if len(shape.tables) == 1 and shape.plugin is None:
+            return shape.tables[0]
+        if given is None and base is not None and (type(base) in shape.tables or shape.plugin):
+            return type(base)
         if isinstance(choice, str) and choice in kinds:
             return kinds[choice]
-        expected = " or ".join(map(toml, kinds))
+        expected = " or ".join(map(toml, kinds)) + (', or "package.module:Name"' if shape.plugin else "")
         if given is None:
             raise self._error(node, key, f"missing key {key}.kind: {expected}")
         raise self._error(given, f"{key}.kind", f"must be {expected}{_guess(str(choice), kinds)}")

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from tag2box.extend import Plugin
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -29,18 +31,23 @@ class Shape:
     tables: tuple[type, ...]  # the dataclasses a value may be; empty for a leaf
     item: Any  # the element type of a tuple of tables, else None
     bare: Any  # the type without None
+    plugin: Plugin | None = None  # set for a field that also takes classes of other packages
 
 
 def shape_of(hint: Any) -> Shape:
     """The shape of a type; a union must be all tables or all leaves."""
     core, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    plugin = next((note for note in notes if isinstance(note, Plugin)), None)
+    if plugin is not None:
+        return Shape(False, tuple(dict.fromkeys(plugin.built_in().values())), None, hint, plugin)
     if get_origin(core) in {Union, types.UnionType}:
         return _union_shape(core, notes)
     if is_dataclass(core):
         return Shape(False, (cast(type, core),), None, hint)
     elements = get_args(core) if get_origin(core) is tuple else ()
     repeats = len(elements) == 2 and elements[1] is Ellipsis
-    return Shape(False, (), elements[0] if repeats and shape_of(elements[0]).tables else None, hint)
+    is_tables = repeats and (shape_of(elements[0]).tables or shape_of(elements[0]).plugin)
+    return Shape(False, (), elements[0] if is_tables else None, hint)
 
 
 def _union_shape(union: Any, notes: Sequence[object]) -> Shape:
@@ -103,20 +110,37 @@ def dump(value: DataclassInstance) -> str:
     return "\n".join(_table_lines(value, "")).strip() + "\n"
 
 
-def _table_lines(value: DataclassInstance, path: str) -> Iterator[str]:
-    docs = field_docs(type(value))
+def _table_lines(value: DataclassInstance, path: str, kind: str | None = None) -> Iterator[str]:
+    """The lines of a table. ``kind`` is given for classes of other packages, which need no field of that name."""
+    docs, hints = field_docs(type(value)), field_hints(type(value))
+    if kind is not None:
+        yield f"kind = {toml(kind)}"
     items = [(field.name, getattr(value, field.name)) for field in init_fields(value)]
     for name, item in items:
-        if not is_dataclass(item):
+        if not is_dataclass(item) and not (name == "kind" and kind is not None):
             yield from _comment(docs.get(name, ""))
-            yield f"{name} = {toml(item)}"
+            element = shape_of(hints[name]).item
+            yield f"{name} = {toml(item if element is None else [_inline(part, shape_of(element)) for part in item])}"
     for name, item in items:  # sub-tables last: in TOML a key after them would be theirs
         if is_dataclass(item) and not isinstance(item, type):
             inner = f"{path}.{name}".lstrip(".")
             yield ""
             yield from _comment(docs.get(name, ""))
             yield f"[{inner}]"
-            yield from _table_lines(item, inner)
+            yield from _table_lines(item, inner, outside_kind(shape_of(hints[name]), item))
+
+
+def outside_kind(shape: Shape, part: object) -> str | None:
+    """``package.module:Name`` for a part of another package; None for a built-in one."""
+    kind = None if shape.plugin is None else shape.plugin.kind_of(part)
+    return kind if kind is not None and ":" in kind else None
+
+
+def _inline(part: object, shape: Shape) -> object:
+    """An element of a list of tables, with its kind if it comes from another package."""
+    kind = outside_kind(shape, part)
+    fields = {field.name: getattr(part, field.name) for field in init_fields(part)}
+    return part if kind is None else {**fields, "kind": kind}
 
 
 def _comment(doc: str) -> list[str]:

@@ -36,7 +36,7 @@ class Sample:
     tags: Bool[Tensor, " C"]
     boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
     unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
-    clues: SideInfo = SideInfo()
+    side_info: SideInfo = SideInfo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def load_sample(
     *,
     max_proposals: int | None = None,
     seed: Sequence[int] = (0,),
-    clues: SideInfoLoader = NO_SIDE_INFO,
+    side_info: SideInfoLoader = NO_SIDE_INFO,
 ) -> Sample:
     """Read a photo, its tags and its proposals, and show them in a view.
 
@@ -121,7 +121,7 @@ def load_sample(
         tags=photos.tags[index],
         boxes=boxes_in_view(view, boxes[rows], (photo.height, photo.width)),
         unsure=None if photos.unsure is None else photos.unsure[index],
-        clues=clues.of(index, photo.id, rows),
+        side_info=side_info.of(index, photo.id, rows),
     )
 
 
@@ -147,7 +147,7 @@ def collate(samples: Sequence[Sample], pad: PadColour = BLACK, *, size: tuple[in
         ),
         images=images,
         unsure=torch.stack(unsure) if unsure else None,
-        clues=SideInfo.joined([sample.clues for sample in samples]),
+        side_info=SideInfo.joined([sample.side_info for sample in samples]),
     )
 
 
@@ -155,10 +155,10 @@ def collate(samples: Sequence[Sample], pad: PadColour = BLACK, *, size: tuple[in
 class Loader:
     """How training is fed."""
 
-    batch: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1)] = 8
     """Photos in a batch. S_c spans the batch, so this is part of the method."""
     resize: Resize = Resize()
-    looks: Annotated[int, Field(ge=1)] = 1
+    views_per_image: Annotated[int, Field(ge=1)] = 1
     """So many views of every photo share its batch, with the same proposals; CASD compares them, and takes 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """At most so many proposals of a photo take part in an iteration, drawn anew each time."""
@@ -172,9 +172,9 @@ class Loader:
 
     def __post_init__(self) -> None:
         views = len(set(self.resize.views()))
-        if self.looks > views:
+        if self.views_per_image > views:
             raise ValueError(
-                f"looks is {self.looks}, but resize knows {views} view(s) of a photo; "
+                f"looks is {self.views_per_image}, but resize knows {views} view(s) of a photo; "
                 "add resize.scales, or set resize.flip=0.5"
             )
 
@@ -182,8 +182,8 @@ class Loader:
         """The views that a photo is seen in at its turn: one at random, and other ones beside it."""
         first = self.resize.view(*draw)
         others = [view for view in self.resize.views() if view != first]
-        order = np.random.default_rng([*draw, self.looks]).permutation(len(others))
-        return (first, *(others[i] for i in order[: self.looks - 1]))
+        order = np.random.default_rng([*draw, self.views_per_image]).permutation(len(others))
+        return (first, *(others[i] for i in order[: self.views_per_image - 1]))
 
 
 class BatchSource(Protocol):
@@ -202,7 +202,7 @@ class BatchSource(Protocol):
         """The batches of some iterations in order, made ahead where that helps, for the length of a with block."""
         ...
 
-    def still(self, count: int) -> Batch:
+    def preview_batch(self, count: int) -> Batch:
         """The same few photos, unmirrored at the middle scale with all their proposals: for looking at."""
         ...
 
@@ -217,10 +217,10 @@ class BatchSampler:
 
     photos: TaggedPhotos
     store: BoxSource
-    feed: Loader
+    loader: Loader
     seed: int
-    processes: DistContext = field(default=SINGLE_PROCESS, kw_only=True)
-    clues: SideInfoLoader = field(default=NO_SIDE_INFO, kw_only=True)
+    dist: DistContext = field(default=SINGLE_PROCESS, kw_only=True)
+    side_info: SideInfoLoader = field(default=NO_SIDE_INFO, kw_only=True)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -233,21 +233,21 @@ class BatchSampler:
 
     def share(self, iteration: int) -> tuple[SampledView, ...]:
         """This process's photos of an iteration; the looks at a photo stay together."""
-        mine, looks = self.processes.share(self.feed.batch), self.feed.looks
-        return self.turns(iteration)[mine.start * looks : mine.stop * looks]
+        mine, views_per_image = self.dist.share(self.loader.batch_size), self.loader.views_per_image
+        return self.turns(iteration)[mine.start * views_per_image : mine.stop * views_per_image]
 
     def turns(self, iteration: int) -> tuple[SampledView, ...]:
         """The photos of an iteration, each with a view of its own, or several in a row."""
-        slots = batch_slots(len(self.photos), self.feed.batch, self.seed, iteration, wide=self._wide)
+        slots = batch_slots(len(self.photos), self.loader.batch_size, self.seed, iteration, wide=self._wide)
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
-        return tuple(SampledView(index, view, draw) for index, draw in draws for view in self.feed.views(draw))
+        return tuple(SampledView(index, view, draw) for index, draw in draws for view in self.loader.views(draw))
 
     def compared(self, batch: Batch, turns: Sequence[SampledView]) -> Batch:
         """A batch that knows which of its photos are looks at the same one."""
-        if self.feed.looks == 1:
+        if self.loader.views_per_image == 1:
             return batch
-        mirrored = torch.tensor([turn.view.flip for turn in turns], dtype=torch.bool)
-        return replace(batch, looks=self.feed.looks, mirrored=mirrored)
+        flipped = torch.tensor([turn.view.flip for turn in turns], dtype=torch.bool)
+        return replace(batch, views_per_image=self.loader.views_per_image, flipped=flipped)
 
     def packed(
         self,
@@ -265,13 +265,13 @@ class BatchSampler:
             maps=maps,
             trunks=trunks,
             unsure=None if unsure is None else unsure[rows],
-            clues=SideInfo.joined([one.clues for one in seen]),
+            side_info=SideInfo.joined([one.side_info for one in seen]),
         )
 
     @cached_property
     def _wide(self) -> Bool[np.ndarray, " n"] | None:
         photos = self.photos.photos
-        return np.array([photo.width >= photo.height for photo in photos]) if self.feed.group_aspect else None
+        return np.array([photo.width >= photo.height for photo in photos]) if self.loader.group_aspect else None
 
 
 @dataclass(frozen=True)
@@ -284,14 +284,16 @@ class ImageBatches(BatchSampler):
     def batch(self, iteration: int) -> Batch:
         """Photos of the iteration, each in a view of its own, padded to the largest of all processes' photos."""
         turns = self.share(iteration)
-        samples = [self._sample(turn, self.feed.max_proposals) for turn in turns]
+        samples = [self._sample(turn, self.loader.max_proposals) for turn in turns]
         if not samples:
             return Batch.empty(len(self.classes))
         return self.compared(collate(samples, self.pad, size=self._size(iteration)), turns)
 
     def _sample(self, turn: SampledView, most: int | None) -> Sample:
         photos, index = self.photos, turn.index
-        return load_sample(photos, self.store, index, turn.view, max_proposals=most, seed=turn.draw, clues=self.clues)
+        return load_sample(
+            photos, self.store, index, turn.view, max_proposals=most, seed=turn.draw, side_info=self.side_info
+        )
 
     def _size(self, iteration: int) -> tuple[int, int]:
         turns = [(turn.view, self.photos.photos[turn.index]) for turn in self.turns(iteration)]
@@ -300,12 +302,12 @@ class ImageBatches(BatchSampler):
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by processes."""
-        workers = count_workers(self.feed.workers, self.most_bytes(), processes=self.processes.here)
+        workers = count_workers(self.loader.workers, self.most_bytes(), dist=self.dist.here)
         return worker_batches(self.batch, iterations, workers) if workers else serial_batches(self.batch, iterations)
 
-    def still(self, count: int) -> Batch:
+    def preview_batch(self, count: int) -> Batch:
         """A few photos to look at."""
-        view = preview_view(self.feed.resize)
+        view = preview_view(self.loader.resize)
         return collate(
             [self._sample(SampledView(i, view, (0,)), None) for i in evenly_spaced_indices(self.photos, count)],
             self.pad,
@@ -313,11 +315,11 @@ class ImageBatches(BatchSampler):
 
     def most_bytes(self) -> int:
         """What this process's pixels of the largest batch can take."""
-        resize = self.feed.resize
+        resize = self.loader.resize
         view = View(max(resize.scales), long_max=resize.long_max)
         sizes = {(photo.height, photo.width) for photo in self.photos.photos}
         seen = [view_size(view, size) for size in sizes]
-        photos = self.feed.looks * len(self.processes.share(self.feed.batch))
+        photos = self.loader.views_per_image * len(self.dist.share(self.loader.batch_size))
         return photos * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
 
 
@@ -329,17 +331,17 @@ class RoiMapBatches(BatchSampler):
 
     def batch(self, iteration: int) -> Batch:
         """Maps of the iteration's photos, each in a view of its own."""
-        most, turns = self.feed.max_proposals, self.share(iteration)
+        most, turns = self.loader.max_proposals, self.share(iteration)
         return self.compared(self._packed([self._look(turn, most) for turn in turns]), turns)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by a thread: reading leaves the processor free, and maps are too large to pass around."""
-        ahead = self.feed.workers != 0
+        ahead = self.loader.workers != 0
         return thread_batches(self.batch, iterations) if ahead else serial_batches(self.batch, iterations)
 
-    def still(self, count: int) -> Batch:
+    def preview_batch(self, count: int) -> Batch:
         """A few photos to look at."""
-        view = preview_view(self.feed.resize)
+        view = preview_view(self.loader.resize)
         return self._packed(
             [self._look(SampledView(i, view, (0,)), None) for i in evenly_spaced_indices(self.photos, count)]
         )
@@ -349,7 +351,7 @@ class RoiMapBatches(BatchSampler):
         boxes = boxes_in_view(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
         maps = self.maps.maps(turn.index, turn.view)
         rows = draw_rows(len(boxes), most, turn.draw)
-        return CachedSample(turn.index, boxes[rows], maps[rows], self.clues.of(turn.index, photo.id, rows))
+        return CachedSample(turn.index, boxes[rows], maps[rows], self.side_info.of(turn.index, photo.id, rows))
 
     def _packed(self, seen: Sequence[CachedSample]) -> Batch:
         return self.packed(seen, maps=torch.cat([one.kept for one in seen])) if seen else Batch.empty(len(self.classes))
@@ -371,7 +373,7 @@ class CachedSample:
     index: int
     boxes: Float[Tensor, "P 4"]
     kept: Tensor
-    clues: SideInfo
+    side_info: SideInfo
 
 
 def preview_view(resize: Resize) -> View:
@@ -394,17 +396,17 @@ class TrunkBatches(BatchSampler):
 
     def batch(self, iteration: int) -> Batch:
         """Trunk maps of the iteration's photos, each in a view of its own."""
-        most, turns = self.feed.max_proposals, self.share(iteration)
+        most, turns = self.loader.max_proposals, self.share(iteration)
         return self.compared(self._packed([self._look(turn, most) for turn in turns]), turns)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
         """Made ahead by a thread: maps are too large to pass between processes."""
-        ahead = self.feed.workers != 0
+        ahead = self.loader.workers != 0
         return thread_batches(self.batch, iterations) if ahead else serial_batches(self.batch, iterations)
 
-    def still(self, count: int) -> Batch:
+    def preview_batch(self, count: int) -> Batch:
         """A few photos to look at."""
-        view = preview_view(self.feed.resize)
+        view = preview_view(self.loader.resize)
         return self._packed(
             [self._look(SampledView(index, view, (0,)), None) for index in evenly_spaced_indices(self.photos, count)]
         )
@@ -413,8 +415,8 @@ class TrunkBatches(BatchSampler):
         photo = self.photos.photos[turn.index]
         boxes = boxes_in_view(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
         rows = draw_rows(len(boxes), most, turn.draw)
-        clues = self.clues.of(turn.index, photo.id, rows)
-        return CachedSample(turn.index, boxes[rows], self.trunks.trunk(turn.index, turn.view), clues)
+        side_info = self.side_info.of(turn.index, photo.id, rows)
+        return CachedSample(turn.index, boxes[rows], self.trunks.trunk(turn.index, turn.view), side_info)
 
     def _packed(self, seen: Sequence[CachedSample]) -> Batch:
         return self.packed(seen, trunks=tuple(one.kept for one in seen)) if seen else Batch.empty(len(self.classes))

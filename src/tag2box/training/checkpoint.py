@@ -21,9 +21,9 @@ from tag2box.training.optim import AdversaryOptimizer
 
 STATE = "state.json"
 MODEL = "model.safetensors"
-OPTIMISER = "optimiser.safetensors"
-RIVAL = "mask_net.safetensors"
-RIVAL_OPTIMISER = "mask_net_optimiser.safetensors"
+OPTIMIZER = "optimiser.safetensors"
+ADVERSARY = "mask_net.safetensors"
+ADVERSARY_OPTIMIZER = "mask_net_optimiser.safetensors"
 _REMEDY = "restore the file, or remove the run folder and train again"
 
 
@@ -62,12 +62,12 @@ def read_state(run: Path) -> State:
 def save(
     run: Path,
     detector: Detector,
-    optimiser: Optimizer,
+    optimizer: Optimizer,
     *,
     iteration: int,
     classes: tuple[str, ...],
     seconds: float,
-    rival: AdversaryOptimizer | None = None,
+    adversary: AdversaryOptimizer | None = None,
 ) -> None:
     """Write tensors into a new folder, then let the state file name it; only then is the old folder removed."""
     name = f"checkpoint-{iteration:06d}"
@@ -75,10 +75,10 @@ def save(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     save_file(_contiguous(detector.state_dict()), temporary / MODEL, metadata={"classes": json.dumps(list(classes))})
-    save_file(_optimiser_tensors(optimiser), temporary / OPTIMISER)
-    if rival is not None:
-        save_file(_contiguous(rival.net.state_dict()), temporary / RIVAL)
-        save_file(_optimiser_tensors(rival.optimiser), temporary / RIVAL_OPTIMISER)
+    save_file(_optimizer_tensors(optimizer), temporary / OPTIMIZER)
+    if adversary is not None:
+        save_file(_contiguous(adversary.net.state_dict()), temporary / ADVERSARY)
+        save_file(_optimizer_tensors(adversary.optimizer), temporary / ADVERSARY_OPTIMIZER)
     final = run / name
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
@@ -94,34 +94,34 @@ def load_model(run: Path, state: State, detector: Detector) -> None:
     load_into(detector, _tensors(path), str(path))
 
 
-def load_rival(run: Path, state: State, rival: AdversaryOptimizer) -> None:
+def load_adversary(run: Path, state: State, adversary: AdversaryOptimizer) -> None:
     """Put back a mask net and its momentum."""
-    path = run / state.folder / RIVAL
-    load_into(rival.net, _tensors(path), str(path))
-    _load_optimiser(run / state.folder / RIVAL_OPTIMISER, rival.optimiser)
+    path = run / state.folder / ADVERSARY
+    load_into(adversary.net, _tensors(path), str(path))
+    _load_optimizer(run / state.folder / ADVERSARY_OPTIMIZER, adversary.optimizer)
 
 
-def load_optimiser(run: Path, state: State, optimiser: Optimizer) -> None:
+def load_optimizer(run: Path, state: State, optimizer: Optimizer) -> None:
     """Put back momentum and the like, parameter by parameter."""
-    _load_optimiser(run / state.folder / OPTIMISER, optimiser)
+    _load_optimizer(run / state.folder / OPTIMIZER, optimizer)
 
 
-def _load_optimiser(path: Path, optimiser: Optimizer) -> None:
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+def _load_optimizer(path: Path, optimizer: Optimizer) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, value in _tensors(path).items():
         index, _, key = name.partition(".")
         parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
         if parameter is None or (value.dim() and value.shape != parameter.shape):
             raise UserError(f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}")
-        optimiser.state[parameter][key] = value.to(parameter.device) if value.dim() else value
+        optimizer.state[parameter][key] = value.to(parameter.device) if value.dim() else value
 
 
-def _optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         f"{i}.{key}": torch.as_tensor(value).contiguous()
         for i, p in enumerate(parameters)
-        for key, value in optimiser.state.get(p, {}).items()
+        for key, value in optimizer.state.get(p, {}).items()
         if value is not None
     }
 

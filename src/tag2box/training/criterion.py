@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.methods import BuiltInLabeler, BuiltInMil
-from tag2box.methods.base import Labeler, MilResult
+from tag2box.extend import Plugin
+from tag2box.methods.base import Labeler, MilResult, MilStrategy
 from tag2box.methods.casd import Attention
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oim import reweighted
@@ -41,7 +41,7 @@ class StageInputs:
     """All that the stages are told of a batch."""
 
     outputs: Outputs
-    facts: BatchMeta
+    meta: BatchMeta
     views: AugmentRois
     mil: MilResult
 
@@ -49,7 +49,7 @@ class StageInputs:
         """The same of some proposals, image after image."""
         return StageInputs(
             _subset_outputs(self.outputs, rows),
-            _subset_meta(self.facts, rows),
+            _subset_meta(self.meta, rows),
             self._views(rows),
             _subset_mil(self.mil, rows),
         )
@@ -61,18 +61,18 @@ class StageInputs:
         return make
 
 
-def scatter_labels(labeling: Labeling, rows: Int[Tensor, " r"], facts: BatchMeta) -> Labeling:
+def scatter_labels(labeling: Labeling, rows: Int[Tensor, " r"], meta: BatchMeta) -> Labeling:
     """Labels of some proposals as labels of all: the others weigh nothing."""
-    return replace(labeling, stages=tuple(_scatter_stage(labels, rows, facts) for labels in labeling.stages))
+    return replace(labeling, stages=tuple(_scatter_stage(labels, rows, meta) for labels in labeling.stages))
 
 
-def _scatter_stage(labels: PseudoLabels, rows: Int[Tensor, " r"], facts: BatchMeta) -> PseudoLabels:
-    total = len(facts.proposals.boxes)
+def _scatter_stage(labels: PseudoLabels, rows: Int[Tensor, " r"], meta: BatchMeta) -> PseudoLabels:
+    total = len(meta.proposals.boxes)
     return PseudoLabels(
-        labels.cls.new_full((total,), facts.tags.shape[1]).index_copy(0, rows, labels.cls),
+        labels.cls.new_full((total,), meta.tags.shape[1]).index_copy(0, rows, labels.cls),
         labels.weight.new_zeros(total).index_copy(0, rows, labels.weight),
-        facts.proposals.boxes.to(labels.boxes.dtype).index_copy(0, rows, labels.boxes),
-        replace(labels.seeds, rows=rows[labels.seeds.rows]),
+        meta.proposals.boxes.to(labels.boxes.dtype).index_copy(0, rows, labels.boxes),
+        replace(labels.pseudo_boxes, rows=rows[labels.pseudo_boxes.rows]),
         labels.owner.new_full((total,), -1).index_copy(0, rows, labels.owner),
     )
 
@@ -93,10 +93,10 @@ def _subset_outputs(outputs: Outputs, rows: Int[Tensor, " r"]) -> Outputs:
     )
 
 
-def _subset_meta(facts: BatchMeta, rows: Int[Tensor, " r"]) -> BatchMeta:
-    counts = torch.bincount(facts.proposals.image_ids()[rows], minlength=len(facts.proposals.sizes))
-    proposals = Proposals(facts.proposals.boxes[rows], tuple(counts.tolist()))
-    return replace(facts, proposals=proposals, clues=facts.clues.of(slice(None), rows))
+def _subset_meta(meta: BatchMeta, rows: Int[Tensor, " r"]) -> BatchMeta:
+    counts = torch.bincount(meta.proposals.image_ids()[rows], minlength=len(meta.proposals.sizes))
+    proposals = Proposals(meta.proposals.boxes[rows], tuple(counts.tolist()))
+    return replace(meta, proposals=proposals, side_info=meta.side_info.of(slice(None), rows))
 
 
 def _subset_mil(mil: MilResult, rows: Int[Tensor, " r"]) -> MilResult:
@@ -168,9 +168,9 @@ class LossOutput:
 class Criterion:
     """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 13), with the labeler and the sampling it rests on."""
 
-    mil: BuiltInMil = field(default_factory=Wsddn)
+    mil: Annotated[MilStrategy, Plugin("MIL head")] = field(default_factory=Wsddn)
     rescore: Rescore = Rescore()
-    labeler: BuiltInLabeler = field(default_factory=Discovery)
+    labeler: Annotated[Labeler, Plugin("labeler")] = field(default_factory=Discovery)
     sampling: Sampling = Sampling()
     contrast: Contrast = Contrast()
     refine: Refine = Refine()
@@ -178,48 +178,48 @@ class Criterion:
     attention: Attention = Attention()
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What all parts together ask the network and the data for."""
-        extras = self.spatial.needs | self.attention.needs | Requirements(exemplars=self.contrast.enabled)
-        return self.mil.needs | self.labeler.needs | extras
+        extras = self.spatial.requirements | self.attention.requirements | Requirements(exemplars=self.contrast.enabled)
+        return self.mil.requirements | self.labeler.requirements | extras
 
-    def __call__(self, outputs: Outputs, facts: BatchMeta, views: AugmentRois, *, progress: float = 0.0) -> LossOutput:
+    def __call__(self, outputs: Outputs, meta: BatchMeta, views: AugmentRois, *, fraction: float = 0.0) -> LossOutput:
         """Losses and labels of a batch: score, sample, label, compare.
 
         Args:
             progress: share of the training that is done, for parts that change on the way.
         """
-        mil = self.mil(outputs.scores, facts, progress)
-        spatial = self.spatial(mil.scores, outputs.vectors, facts) if self.spatial.weight else None
-        known = StageInputs(outputs, facts, views, mil)
-        if not self.rescore.acts(progress):
-            return self._refined(known, spatial, progress)
-        worth = mean_over_views(mil.scores.detach()[:, : facts.tags.shape[1]], facts).sum(dim=1)
-        rows = self.rescore(worth, facts).nonzero().flatten()
-        outcome = self._refined(known.only(rows), spatial, progress)
-        return replace(outcome, labeling=scatter_labels(outcome.labeling, rows, facts))
+        mil = self.mil(outputs.scores, meta, fraction)
+        spatial = self.spatial(mil.scores, outputs.vectors, meta) if self.spatial.weight else None
+        known = StageInputs(outputs, meta, views, mil)
+        if not self.rescore.acts(fraction):
+            return self._refined(known, spatial, fraction)
+        worth = mean_over_views(mil.scores.detach()[:, : meta.tags.shape[1]], meta).sum(dim=1)
+        rows = self.rescore(worth, meta).nonzero().flatten()
+        outcome = self._refined(known.only(rows), spatial, fraction)
+        return replace(outcome, labeling=scatter_labels(outcome.labeling, rows, meta))
 
-    def _refined(self, known: StageInputs, spatial: Float[Tensor, ""] | None, progress: float) -> LossOutput:
+    def _refined(self, known: StageInputs, spatial: Float[Tensor, ""] | None, fraction: float) -> LossOutput:
         """What the stages learn, and the sum of everything."""
-        outputs, facts, mil, scores = known.outputs, known.facts, known.mil, known.outputs.scores
-        scene = self._scene(outputs, facts, mil, progress)
-        if self.needs.exemplars:
-            scene = replace(scene, exemplars=self.sampling(scene, self._taught(known.views)))
-        labeling = run_labeler(self.labeler, scene)
+        outputs, meta, mil, scores = known.outputs, known.meta, known.mil, known.outputs.scores
+        inputs = self._scene(outputs, meta, mil, fraction)
+        if self.requirements.exemplars:
+            inputs = replace(inputs, exemplars=self.sampling(inputs, self._taught(known.views)))
+        labeling = run_labeler(self.labeler, inputs)
         taught = replace(labeling, stages=labeling.stages[: len(scores.refine)])  # none where labels are only looked at
         losses = Losses(
             mil=mil.loss,
-            refine=self.refine.cls_loss(scores, taught, facts.proposals.sizes),
-            box=self.refine.box_loss(scores, taught, facts.proposals),
-            contrast=self.contrast(with_discovered(scene, labeling))
+            refine=self.refine.cls_loss(scores, taught, meta.proposals.sizes),
+            box=self.refine.box_loss(scores, taught, meta.proposals),
+            contrast=self.contrast(with_discovered(inputs, labeling))
             if self.contrast.enabled
             else mil.loss.new_zeros(()),
             spatial=spatial,
             attention=None
             if outputs.responses is None
-            else self.attention(outputs.responses, labeling.stages[-1], facts),
+            else self.attention(outputs.responses, labeling.stages[-1], meta),
         )
-        return LossOutput(self._total(losses, progress), losses, labeling, facts.tags)
+        return LossOutput(self._total(losses, fraction), losses, labeling, meta.tags)
 
     def _taught(self, views: AugmentRois) -> AugmentRois:
         """Copies whose teachers are those of the proposals."""
@@ -230,42 +230,45 @@ class Criterion:
 
         return make
 
-    def _total(self, losses: Losses, progress: float) -> Float[Tensor, ""]:
+    def _total(self, losses: Losses, fraction: float) -> Float[Tensor, ""]:
         total = self.mil.weight * losses.mil + losses.refine + losses.box + self.contrast.weight * losses.contrast
         if losses.spatial is not None:
             total = total + self.spatial.weight * losses.spatial
         if losses.attention is not None:
-            total = total + self.attention.strength(progress) * losses.attention
+            total = total + self.attention.strength(fraction) * losses.attention
         return total
 
-    def _scene(self, outputs: Outputs, facts: BatchMeta, mil: MilResult, progress: float) -> LabelerInput:
-        num_classes = facts.tags.shape[1]
+    def _scene(self, outputs: Outputs, meta: BatchMeta, mil: MilResult, fraction: float) -> LabelerInput:
+        num_classes = meta.tags.shape[1]
         taught_by = teachers(mil.scores, outputs.scores, num_classes, self.refine.last_teacher)
         return LabelerInput(
-            facts.proposals,
-            facts.tags,
-            tuple(mean_over_views(probs, facts) for probs in taught_by),
+            meta.proposals,
+            meta.tags,
+            tuple(mean_over_views(probs, meta) for probs in taught_by),
             outputs.embed,
             no_exemplars(outputs.embed),
-            vectors=outputs.vectors.detach() if self.labeler.needs.vectors else None,
-            second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], facts),
-            clues=facts.clues,
-            progress=progress,
+            vectors=outputs.vectors.detach() if self.labeler.requirements.vectors else None,
+            second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], meta),
+            side_info=meta.side_info,
+            fraction=fraction,
         )
 
 
-def run_labeler(labeler: Labeler, scene: LabelerInput) -> Labeling:
+def run_labeler(labeler: Labeler, inputs: LabelerInput) -> Labeling:
     """Run any labeler. Labels are facts for the losses, so nothing in here is differentiated."""
     with torch.no_grad():
-        return labeler(scene)
+        return labeler(inputs)
 
 
-def mean_over_views(scores: Float[Tensor, "R C"], facts: BatchMeta) -> Float[Tensor, "R C"]:
+def mean_over_views(scores: Float[Tensor, "R C"], meta: BatchMeta) -> Float[Tensor, "R C"]:
     """The mean over the looks at a photo, for each of them: so that all looks get the same labels."""
-    if facts.looks == 1:
+    if meta.views_per_image == 1:
         return scores
-    together = [(looks, scores[span.start : span.stop]) for looks, span in facts.seen_together()]
-    means = [own.view(len(looks), -1, own.shape[1]).mean(dim=0).repeat(len(looks), 1) for looks, own in together]
+    together = [(views_per_image, scores[span.start : span.stop]) for views_per_image, span in meta.view_groups()]
+    means = [
+        own.view(len(views_per_image), -1, own.shape[1]).mean(dim=0).repeat(len(views_per_image), 1)
+        for views_per_image, own in together
+    ]
     return torch.cat([scores[:0], *means])
 
 

@@ -69,7 +69,7 @@ class DistContext:
     here: int = 1  # how many of them share this machine
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes."""
         return self.rank == 0
 
@@ -90,7 +90,7 @@ class DistContext:
         distributed.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def everywhere(self, mine: T) -> list[T]:
+    def all_gather_object(self, mine: T) -> list[T]:
         """What each of them says, in order."""
         if self.size == 1:
             return [mine]
@@ -100,14 +100,14 @@ class DistContext:
 
     def any(self, mine: bool) -> bool:
         """Whether one of them says yes."""
-        return any(self.everywhere(mine))
+        return any(self.all_gather_object(mine))
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum gradients over the processes, in place. A parameter that nobody has a gradient of stays without."""
         if self.size == 1:
             return
         learning = [p for p in parameters if p.requires_grad]
-        known = self.everywhere([p.grad is not None for p in learning])
+        known = self.all_gather_object([p.grad is not None for p in learning])
         for p, flags in zip(learning, zip(*known, strict=True), strict=True):
             if any(flags):
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad.contiguous()
@@ -119,12 +119,12 @@ class DistContext:
             distributed.barrier()
 
     @contextmanager
-    def leader_first(self) -> Iterator[None]:
+    def main_process_first(self) -> Iterator[None]:
         """The leader runs the block before the others do: what it makes on disk, they find."""
-        if not self.leads:
+        if not self.is_main:
             self.wait()
         yield
-        if self.leads:
+        if self.is_main:
             self.wait()
 
 

@@ -71,10 +71,10 @@ def step_event(iteration: int, outcome: LossOutput, lr: float, seconds: float) -
 def pseudo_event(iteration: int, outcome: LossOutput, classes: Sequence[str]) -> dict[str, object]:
     """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
     labeling, pairs = outcome.labeling, outcome.tags.sum(dim=0)  # (C,)
-    last = torch.bincount(labeling.stages[-1].seeds.cls, minlength=len(classes))
+    last = torch.bincount(labeling.stages[-1].pseudo_boxes.cls, minlength=len(classes))
     return {
         "iteration": iteration,
-        "boxes_per_class": [_ratio(len(stage.seeds), int(pairs.sum())) for stage in labeling.stages],
+        "boxes_per_class": [_ratio(len(stage.pseudo_boxes), int(pairs.sum())) for stage in labeling.stages],
         "threshold": [t.mean().item() if len(t) else None for t in labeling.thresholds]
         or [None] * len(labeling.stages),
         "per_class": {name: _ratio(int(n), int(p)) for name, n, p in zip(classes, last, pairs, strict=True) if p},
@@ -86,27 +86,29 @@ def _ratio(count: int, of: int) -> float | None:
 
 
 def gallery_event(
-    iteration: int, step: Step, source: BatchSource, luck: StepRng, count: int, *, progress: float = 0.0
+    iteration: int, step: Step, source: BatchSource, rng: StepRng, count: int, *, fraction: float = 0.0
 ) -> dict[str, object]:
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
-    batch = source.still(count)
-    seeds = step.look(batch.to(step.device), luck, progress).labeling.stages[-1].seeds.to(torch.device("cpu"))
+    batch = source.preview_batch(count)
+    pseudo_boxes = (
+        step.look(batch.to(step.device), rng, fraction).labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
+    )
     photos = [
-        _photo(photo, span, seeds, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
+        _photo(photo, span, pseudo_boxes, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
         for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)
     ]
     return {"iteration": iteration, "photos": photos}
 
 
-def _photo(photo: str, span: range, seeds: PseudoBoxes, seen: Tensor, own: Tensor) -> dict[str, object]:
-    inside = (seeds.rows >= span.start) & (seeds.rows < span.stop) & seeds.score.isfinite()
-    boxes = own[seeds.rows[inside] - span.start]
-    if seeds.boxes is not None and len(boxes):
+def _photo(photo: str, span: range, pseudo_boxes: PseudoBoxes, seen: Tensor, own: Tensor) -> dict[str, object]:
+    inside = (pseudo_boxes.rows >= span.start) & (pseudo_boxes.rows < span.stop) & pseudo_boxes.score.isfinite()
+    boxes = own[pseudo_boxes.rows[inside] - span.start]
+    if pseudo_boxes.boxes is not None and len(boxes):
         sides = own[:, 2:].amax(dim=0) / seen[:, 2:].amax(dim=0)  # the view only scales
-        boxes = seeds.boxes[inside] * sides.repeat(2)
+        boxes = pseudo_boxes.boxes[inside] * sides.repeat(2)
     return {
         "id": photo,
         "boxes": [[round(v, 1) for v in row] for row in boxes.tolist()],
-        "labels": seeds.cls[inside].tolist(),
-        "scores": [round(v, 4) for v in seeds.score[inside].tolist()],
+        "labels": pseudo_boxes.cls[inside].tolist(),
+        "scores": [round(v, 4) for v in pseudo_boxes.score[inside].tolist()],
     }

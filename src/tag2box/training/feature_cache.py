@@ -73,7 +73,7 @@ class CachedViews:
         before = _opened(path, self._count)
         if before is not None:
             return before
-        title = f"{self._title} at {view.short or 'full size'}{' mirrored' if view.flip else ''}"
+        title = f"{self._title} at {view.short or 'full size'}{' flipped' if view.flip else ''}"
         with wait_for_lock(
             path.with_suffix(".lock"), lambda: progress(f"{title}: another process makes them; waiting", 1)
         ):
@@ -227,7 +227,7 @@ class LiveRoiMaps:
         with torch.no_grad():
             maps = self.backbone.roi_maps(trunk[None], Proposals(boxes.to(trunk.device), (len(boxes),)))
         # the same numbers, in the same order, whether maps are kept or not: what follows then gives the same bits
-        return maps.half().contiguous().float() if self.backbone.frozen_maps else maps
+        return maps.half().contiguous().float() if self.backbone.frozen_roi_maps else maps
 
 
 class CachedRoiMaps:
@@ -237,7 +237,7 @@ class CachedRoiMaps:
     """
 
     def __init__(self, live: LiveRoiMaps, folder: Path) -> None:
-        if not live.backbone.frozen_maps:
+        if not live.backbone.frozen_roi_maps:
             raise ValueError("only maps of a frozen network can be kept")
         self._kept = CachedViews(
             folder, title="RoI maps", identity=_roi_map_key(live), count=len(live.photos), compute=live.maps
@@ -276,7 +276,7 @@ def map_bytes(backbone: Backbone) -> int:
 def _roi_map_key(live: LiveRoiMaps) -> str:
     """A digest of the frozen weights, the photos and the proposals."""
     backbone = live.backbone
-    digest = hashlib.sha256(weights_digest(backbone.map_recipe(), backbone.map_parts()).encode())
+    digest = hashlib.sha256(weights_digest(backbone.roi_map_key(), backbone.roi_map_modules()).encode())
     digest.update(photos_digest(live.photos).encode())
     for photo in live.photos:
         digest.update(live.store.boxes(photo.id).numpy().tobytes())
@@ -351,5 +351,5 @@ def _channels_last(trunk: Float[Tensor, "c h w"]) -> Float[Tensor, "h w c"]:
 
 def _trunk_key(live: LiveTrunks) -> str:
     """A digest of the frozen weights and the photos."""
-    weights = weights_digest(f"trunk of {live.backbone.trunk_recipe()}", live.backbone.trunk_parts())
+    weights = weights_digest(f"trunk of {live.backbone.trunk_key()}", live.backbone.trunk_modules())
     return hashlib.sha256(f"{weights} {photos_digest(live.photos)}".encode()).hexdigest()

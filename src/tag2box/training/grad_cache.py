@@ -37,7 +37,7 @@ class Layout:
     side: int = 0  # of the maps that responses are given of
 
     @classmethod
-    def of(cls, detector: Detector, needs: Requirements) -> Layout:
+    def of(cls, detector: Detector, requirements: Requirements) -> Layout:
         """The layout of a detector's outputs."""
         heads = [head for head in detector.refine if isinstance(head, RefineHead)]
         return cls(
@@ -45,10 +45,10 @@ class Layout:
             classes=detector.num_classes,
             stages=len(detector.refine),
             regress=any(head.box is not None for head in heads),
-            embed=detector.similarity.out.out_features if needs.exemplars else 0,
-            vector=detector.backbone.vector_size if needs.vectors else 0,
+            embed=detector.similarity.out.out_features if requirements.exemplars else 0,
+            vector=detector.backbone.vector_size if requirements.vectors else 0,
             mil_heads=1 + len(detector.mil_more),
-            layers=detector.backbone.layers if needs.responses else 0,
+            layers=detector.backbone.layers if requirements.responses else 0,
             side=detector.backbone.map_size,
         )
 
@@ -127,14 +127,14 @@ class Network:
     regularise: Regulariser
     learner: nn.Module  # whose parameters get gradients: the detector, or the regulariser, which learns against it
     augment: Augment
-    needs: Requirements  # what the objective reads of it
+    requirements: Requirements  # what the objective reads of it
     precision: Precision
-    luck: StepRng
+    rng: StepRng
 
     @property
     def layout(self) -> Layout:
         """The columns of its outputs."""
-        return Layout.of(self.detector, self.needs)
+        return Layout.of(self.detector, self.requirements)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Half precision within, where it is wanted."""
@@ -143,16 +143,18 @@ class Network:
 
     def outputs(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R w"]:
         """Scores of the regularised maps, embeddings and responses of the clean ones."""
-        detector, luck, nothing = self.detector, self.luck, rois.maps.new_zeros(len(rois.maps), 0)
-        vectors = detector.backbone.leave(
-            rois.entered, self._factors(rois, drawn, images), luck.dice(Stream.NECK, images)
+        detector, rng, nothing = self.detector, self.rng, rois.maps.new_zeros(len(rois.maps), 0)
+        vectors = detector.backbone.neck_tail(
+            rois.stem, self._factors(rois, drawn, images), rng.row_rng(Stream.NECK, images)
         )
         embed = nothing
-        if self.needs.exemplars:
-            clean, dice = torch.ones_like(drawn), luck.dice(Stream.CLEAN_NECK, images)
-            embed = detector.embed(detector.backbone.leave(rois.entered, clean, dice))
-        responses = detector.backbone.responses(rois.maps, rois.entered) if self.needs.responses else None
-        return pack(Outputs(detector.score(vectors), embed, vectors if self.needs.vectors else nothing, responses))
+        if self.requirements.exemplars:
+            clean, row_rng = torch.ones_like(drawn), rng.row_rng(Stream.CLEAN_NECK, images)
+            embed = detector.embed(detector.backbone.neck_tail(rois.stem, clean, row_rng))
+        responses = detector.backbone.responses(rois.maps, rois.stem) if self.requirements.responses else None
+        return pack(
+            Outputs(detector.score(vectors), embed, vectors if self.requirements.vectors else nothing, responses)
+        )
 
     def _factors(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
         """To the detector they are given; only a regulariser that is learning is asked where they come from."""
@@ -161,7 +163,7 @@ class Network:
 
     def views(self, rois: Rois, partition: Float[Tensor, "m c"], chosen: Chosen) -> Float[Tensor, "m w"]:
         """Copies of chosen proposals."""
-        made = make_views(self.detector, rois, partition, chosen=chosen, augment=self.augment, luck=self.luck)
+        made = make_views(self.detector, rois, partition, chosen=chosen, augment=self.augment, rng=self.rng)
         return pack_views(made)
 
 
@@ -283,7 +285,7 @@ def _only(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
     """A photo with some of its proposals."""
     proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
     maps = None if photo.maps is None else photo.maps[rows]
-    return replace(photo, proposals=proposals, maps=maps, clues=photo.clues.of(slice(None), rows))
+    return replace(photo, proposals=proposals, maps=maps, side_info=photo.side_info.of(slice(None), rows))
 
 
 def _partition(layout: Layout, value: Float[Tensor, "R w"], part: MicroBatch) -> Float[Tensor, "N c"]:

@@ -85,20 +85,20 @@ def _processes(make: MakeBatch, iterations: range, workers: int) -> Iterator[Ite
         del made
 
 
-def count_workers(wanted: int | None, batch_bytes: int, *, processes: int = 1) -> int:
+def count_workers(wanted: int | None, batch_bytes: int, *, dist: int = 1) -> int:
     """Processes to start: as many as wanted, or (None) half the cores and at most 4; batches must fit shared memory.
 
     Cores and shared memory are divided among the training ``processes`` of this machine.
     """
-    most = (_shared_bytes() // processes // max(1, batch_bytes) - 1) // _AHEAD  # one more batch is in use
+    most = (_shared_bytes() // dist // max(1, batch_bytes) - 1) // _AHEAD  # one more batch is in use
     if wanted is None:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
-        return max(0, min(_MOST, cores // processes // 2, most))
+        return max(0, min(_MOST, cores // dist // 2, most))
     if wanted > max(0, most):
         need = (wanted * _AHEAD + 1) * batch_bytes / 1e9
         raise UserError(
-            f"feed.workers: {wanted} processes may need {need:.1f} GB in {_SHARED}, which has "
-            f"{_shared_bytes() / 1e9:.1f} GB free; give it more (docker: --shm-size), or set feed.workers=0"
+            f"loader.workers: {wanted} processes may need {need:.1f} GB in {_SHARED}, which has "
+            f"{_shared_bytes() / 1e9:.1f} GB free; give it more (docker: --shm-size), or set loader.workers=0"
         )
     return wanted
 
@@ -151,5 +151,5 @@ def _start_worker(number: int) -> None:
 def _dead(reason: str) -> str:
     return (
         f"a process that reads photos died ({reason}), perhaps for want of memory; "
-        "set feed.workers to less, or 0, in the run's config.toml and go on with --resume"
+        "set loader.workers to less, or 0, in the run's config.toml and go on with --resume"
     )

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch.optim import Optimizer
 
 from tag2box.errors import Interrupted, UserError
+from tag2box.extend import Plugin
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.training import checkpoint
@@ -23,7 +24,7 @@ from tag2box.training.batches import BatchSource
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import is_torchrun
 from tag2box.training.events import EventLog, NullEventLog, gallery_event, pseudo_event, read_events, step_event
-from tag2box.training.optim import Adam, AdversaryOptimizer, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.training.optim import AdversaryOptimizer, OptimizerSettings, Schedule, Sgd, scale_momentum, set_lr
 from tag2box.training.step import Step
 from tag2box.types import Batch
 
@@ -37,7 +38,7 @@ class Plan:
 
     iterations: Annotated[int, Field(ge=1)] = 30_000
     seed: Annotated[int, Field(ge=0)] = 0
-    optimiser: Sgd | Adam = Sgd()
+    optimizer: Annotated[OptimizerSettings, Plugin("optimizer")] = Sgd()
     schedule: Schedule = Schedule()
     log_every: Annotated[int, Field(ge=1)] = 10
     """Iterations between two lines of the curves."""
@@ -51,10 +52,12 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
 
     Of processes that train together, the leader alone writes.
     """
-    processes = step.processes
-    events = EventLog(run) if processes.leads else NullEventLog()
-    learners = _Learners(plan.optimiser.build(step.detector), AdversaryOptimizer.of(step.rival) if step.rival else None)
-    first, seconds = _restore(run, step, learners)
+    dist = step.dist
+    events = EventLog(run) if dist.is_main else NullEventLog()
+    optimizers = _Optimizers(
+        plan.optimizer.build(step.detector), AdversaryOptimizer.of(step.adversary) if step.adversary else None
+    )
+    first, seconds = _restore(run, step, optimizers)
     if first >= plan.iterations and _has_ended(run):
         return
     if first:
@@ -63,19 +66,19 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
     left = range(first, plan.iterations)
     with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            outcome = _learn(step, batch.to(step.device), learners, plan=plan, iteration=iteration, run=run)
+            outcome = _learn(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
             done = iteration + 1
             bar.advance(f"loss {outcome.total.item():.3f}")
-            stops = processes.any(stop())
+            stops = dist.any(stop())
             if done % plan.log_every == 0 or done == plan.iterations:
-                lr = plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations)
+                lr = plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations)
                 events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
                 events.write("pseudo", pseudo_event(done, outcome, source.classes))
-            if done in _moments(plan.iterations) and plan.gallery and processes.leads:
-                luck, share = StepRng(plan.seed, iteration), done / plan.iterations
-                events.write("gallery", gallery_event(done, step, source, luck, plan.gallery, progress=share))
+            if done in _moments(plan.iterations) and plan.gallery and dist.is_main:
+                rng, share = StepRng(plan.seed, iteration), done / plan.iterations
+                events.write("gallery", gallery_event(done, step, source, rng, plan.gallery, fraction=share))
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
-                _save(run, step, learners, source, done, time.monotonic() - began)
+                _save(run, step, optimizers, source, done, time.monotonic() - began)
             if stops and done < plan.iterations:
                 raise Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; go on with --resume"
@@ -86,48 +89,48 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
 
 
 @dataclass(frozen=True)
-class _Learners:
+class _Optimizers:
     """Who learns."""
 
-    optimiser: Optimizer  # of the detector
-    rival: AdversaryOptimizer | None
+    optimizer: Optimizer  # of the detector
+    adversary: AdversaryOptimizer | None
 
 
-def _learn(step: Step, batch: Batch, learners: _Learners, *, plan: Plan, iteration: int, run: Path) -> LossOutput:
+def _learn(step: Step, batch: Batch, optimizers: _Optimizers, *, plan: Plan, iteration: int, run: Path) -> LossOutput:
     """One batch: the detector learns, then, where it has one, its rival, from the same batch seen once more."""
-    luck, share = StepRng(plan.seed, iteration), iteration / plan.iterations
-    _set_pace(learners.optimiser, plan, iteration)
-    outcome = step(batch, luck, share)
+    rng, share = StepRng(plan.seed, iteration), iteration / plan.iterations
+    _set_pace(optimizers.optimizer, plan, iteration)
+    outcome = step(batch, rng, share)
     total = outcome.total.item()
     if not math.isfinite(total):
-        raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimiser.lr")
-    learners.optimiser.step()
-    if learners.rival is not None:
-        step.oppose(batch, luck, share)
-        learners.rival.learn(plan.schedule.cuts(iteration, plan.iterations))
+        raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimizer.lr")
+    optimizers.optimizer.step()
+    if optimizers.adversary is not None:
+        step.adversarial_step(batch, rng, share)
+        optimizers.adversary.learn(plan.schedule.cuts(iteration, plan.iterations))
     return outcome
 
 
-def _set_pace(optimiser: Optimizer, plan: Plan, iteration: int) -> None:
-    set_lr(optimiser, plan.optimiser.lr * plan.schedule.factor(iteration, plan.iterations))
+def _set_pace(optimizer: Optimizer, plan: Plan, iteration: int) -> None:
+    set_lr(optimizer, plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations))
     cuts = plan.schedule.cuts(iteration, plan.iterations) - plan.schedule.cuts(iteration - 1, plan.iterations)
-    if cuts and iteration and isinstance(plan.optimiser, Sgd) and plan.optimiser.rescale_momentum:
-        scale_momentum(optimiser, plan.schedule.gamma**cuts)
+    if cuts and iteration and isinstance(plan.optimizer, Sgd) and plan.optimizer.rescale_momentum:
+        scale_momentum(optimizer, plan.schedule.gamma**cuts)
 
 
 def _moments(iterations: int) -> set[int]:
     return {max(1, round(share * iterations)) for share in GALLERY_MOMENTS}
 
 
-def _restore(run: Path, step: Step, learners: _Learners) -> tuple[int, float]:
+def _restore(run: Path, step: Step, optimizers: _Optimizers) -> tuple[int, float]:
     """Where to go on from: iterations done and seconds spent."""
     if not checkpoint.has_checkpoint(run):
         return 0, 0.0
     state = checkpoint.read_state(run)
     checkpoint.load_model(run, state, step.detector)
-    checkpoint.load_optimiser(run, state, learners.optimiser)
-    if learners.rival is not None:
-        checkpoint.load_rival(run, state, learners.rival)
+    checkpoint.load_optimizer(run, state, optimizers.optimizer)
+    if optimizers.adversary is not None:
+        checkpoint.load_adversary(run, state, optimizers.adversary)
     return state.iteration, state.seconds
 
 
@@ -136,16 +139,16 @@ def _has_ended(run: Path) -> bool:
     return [event["event"] for event in read_events(run)][-1:] == ["end"]
 
 
-def _save(run: Path, step: Step, learners: _Learners, source: BatchSource, done: int, seconds: float) -> None:
-    if step.processes.leads:
+def _save(run: Path, step: Step, optimizers: _Optimizers, source: BatchSource, done: int, seconds: float) -> None:
+    if step.dist.is_main:
         checkpoint.save(
             run,
             step.detector,
-            learners.optimiser,
+            optimizers.optimizer,
             iteration=done,
             classes=source.classes,
             seconds=seconds,
-            rival=learners.rival,
+            adversary=optimizers.adversary,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -11,6 +11,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tag2box.models.drop_block import MaskNet
+
+
+class OptimizerSettings(Protocol):
+    """Settings of an optimizer."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the schedule scales."""
+        ...
+
+    def build(self, module: nn.Module) -> Optimizer:
+        """The optimizer over every parameter with ``requires_grad``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +100,7 @@ class AdversaryOptimizer:
     """A mask net and the optimiser by which it learns against the detector."""
 
     net: MaskNet
-    optimiser: Optimizer
+    optimizer: Optimizer
 
     @classmethod
     def of(cls, net: MaskNet) -> AdversaryOptimizer:
@@ -97,19 +110,19 @@ class AdversaryOptimizer:
 
     def learn(self, cuts: int) -> None:
         """A step down the gradients it was left; ``cuts`` is how often the detector's learning rate was cut so far."""
-        set_lr(self.optimiser, self.net.settings.lr * self.net.settings.lr_growth**cuts)
-        self.optimiser.step()
+        set_lr(self.optimizer, self.net.settings.lr * self.net.settings.lr_growth**cuts)
+        self.optimizer.step()
 
 
-def set_lr(optimiser: Optimizer, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Set the planned learning rate; bias groups run at their multiple of it."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = lr * group["scale"]
 
 
-def scale_momentum(optimiser: Optimizer, ratio: float) -> None:
+def scale_momentum(optimizer: Optimizer, ratio: float) -> None:
     """Multiply every momentum buffer, so that old gradients weigh as much as new ones after a step of the rate."""
-    for state in optimiser.state.values():
+    for state in optimizer.state.values():
         buffer = state.get("momentum_buffer")
         if buffer is not None:
             buffer.mul_(ratio)

@@ -29,12 +29,12 @@ class Step:
     """Network, regulariser, views and objective, called on a batch."""
 
     detector: Detector
-    objective: Criterion
+    criterion: Criterion
     regularise: Regulariser
     augment: Augment
     memory: Memory = "plain"
     precision: Precision = "fp32"
-    processes: DistContext = SINGLE_PROCESS
+    dist: DistContext = SINGLE_PROCESS
 
     @property
     def device(self) -> torch.device:
@@ -42,69 +42,69 @@ class Step:
         return next(self.detector.parameters()).device
 
     @property
-    def rival(self) -> MaskNet | None:
+    def adversary(self) -> MaskNet | None:
         """The regulariser, where it learns against the detector."""
         return self.regularise if isinstance(self.regularise, MaskNet) else None
 
-    def __call__(self, batch: Batch, luck: StepRng, progress: float = 0.0) -> LossOutput:
+    def __call__(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """Losses and labels of the batch of all processes; leaves the gradients in the detector's parameters."""
-        return self._learn(self.detector, batch, luck, progress)
+        return self._learn(self.detector, batch, rng, fraction)
 
-    def oppose(self, batch: Batch, luck: StepRng, progress: float = 0.0) -> LossOutput:
+    def adversarial_step(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """The same through the network as it now is; leaves the rival the opposite of its share of the gradients."""
-        assert self.rival is not None
-        outcome = self._learn(self.rival, batch, luck, progress)
-        for p in self.rival.parameters():
+        assert self.adversary is not None
+        outcome = self._learn(self.adversary, batch, rng, fraction)
+        for p in self.adversary.parameters():
             if p.grad is not None:
-                p.grad.mul_(-self.rival.settings.weight)
+                p.grad.mul_(-self.adversary.settings.weight)
         return outcome
 
-    def _learn(self, learner: nn.Module, batch: Batch, luck: StepRng, progress: float) -> LossOutput:
-        run = self._through(batch, luck, self.processes, learner)
+    def _learn(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+        run = self._through(batch, rng, self.dist, learner)
         leaf = run.outputs.requires_grad_()
-        outcome = self._judged(leaf, run, progress)
+        outcome = self._judged(leaf, run, fraction)
         outcome.total.backward()
         grads = [_grad(rows) for rows in (leaf, *run.copies)]
         scale = scale_of(grads) if self.precision == "fp16" else 1.0
         learner.zero_grad(set_to_none=True)
         run.back(grads[0] * scale, [grad * scale for grad in grads[1:]])
-        self.processes.add_gradients(learner.parameters())
+        self.dist.all_reduce_gradients(learner.parameters())
         unscale(learner.parameters(), scale)
         return outcome.detached()
 
-    def look(self, batch: Batch, luck: StepRng, progress: float = 0.0) -> LossOutput:
+    def look(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """The same without gradients, on this process's photos alone."""
         with torch.no_grad():
-            alone = replace(self, memory="exact", processes=SINGLE_PROCESS)
-            run = alone._through(batch, luck, SINGLE_PROCESS, self.detector)
-            return alone._judged(run.outputs, run, progress).detached()
+            alone = replace(self, memory="exact", dist=SINGLE_PROCESS)
+            run = alone._through(batch, rng, SINGLE_PROCESS, self.detector)
+            return alone._judged(run.outputs, run, fraction).detached()
 
-    def _through(self, batch: Batch, luck: StepRng, processes: DistContext, learner: nn.Module) -> _Run:
+    def _through(self, batch: Batch, rng: StepRng, dist: DistContext, learner: nn.Module) -> _Run:
         """All photos of this process through the network, and the outputs of everybody's."""
-        shares = processes.everywhere(batch.facts().to(torch.device("cpu")))
-        facts = BatchMeta.joined(shares).to(batch.tags.device)
+        shares = dist.all_gather_object(batch.meta().to(torch.device("cpu")))
+        meta = BatchMeta.joined(shares).to(batch.tags.device)
         side = self.detector.backbone.map_size
-        drawn = self.regularise.draw(luck, facts.proposals.image_ids(), side)
-        before = tuple(size for share in shares[: processes.rank] for size in share.proposals.sizes)
+        drawn = self.regularise.draw(rng, meta.proposals.image_ids(), side)
+        before = tuple(size for share in shares[: dist.rank] for size in share.proposals.sizes)
         parts = _parts(batch, drawn, before=before, apart=self.memory == "exact")
         network = Network(
             detector=self.detector,
             regularise=self.regularise,
             learner=learner,
             augment=self.augment,
-            needs=self.objective.needs,
+            requirements=self.criterion.requirements,
             precision=self.precision,
-            luck=luck,
+            rng=rng,
         )
         passes: list[MicroBatchPass] = [
             StoredGraph(network, p) if self.memory == "plain" else Recomputed(network, p) for p in parts
         ]
         empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
-        outputs = processes.gather(torch.cat([p.value for p in passes]) if passes else empty)
-        return _Run(network, processes, facts, passes, outputs)
+        outputs = dist.gather(torch.cat([p.value for p in passes]) if passes else empty)
+        return _Run(network, dist, meta, passes, outputs)
 
-    def _judged(self, rows: Float[Tensor, "R w"], run: _Run, progress: float) -> LossOutput:
-        return self.objective(run.network.layout.outputs(rows), run.facts, run.views, progress=progress)
+    def _judged(self, rows: Float[Tensor, "R w"], run: _Run, fraction: float) -> LossOutput:
+        return self.criterion(run.network.layout.outputs(rows), run.meta, run.views, fraction=fraction)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class _Run:
     """A batch that has gone through the network, and the copies that were asked for since."""
 
     network: Network
-    processes: DistContext
-    facts: BatchMeta  # of all processes
+    dist: DistContext
+    meta: BatchMeta  # of all processes
     passes: Sequence[MicroBatchPass]  # of this one
     outputs: Float[Tensor, "R w"]  # of all
     copies: list[Float[Tensor, "m w"]] = field(default_factory=list)  # one matrix a call of views; of all
@@ -122,16 +122,16 @@ class _Run:
     def views(self, rows: Int[Tensor, " m"]) -> AugmentedRois:
         """Copies of chosen proposals of the whole batch: each process makes those of its own photos."""
         network = self.network
-        images = self.facts.proposals.image_ids()[rows]
+        images = self.meta.proposals.image_ids()[rows]
         side = network.detector.backbone.map_size
-        chosen = Chosen(rows, images, network.augment.masks(network.luck, images, side))
+        chosen = Chosen(rows, images, network.augment.masks(network.rng, images, side))
         kinds, layout = network.augment.kinds, network.layout
         width = kinds * sum(layout.view_widths)
         where = torch.cat([rows.new_zeros(0), *(d.part.owns(images).nonzero().flatten() for d in self.passes)])
         values = torch.cat([self.outputs.new_zeros(0, width), *(d.views(d.part.own(chosen)) for d in self.passes)])
-        order = self.processes.gather(where[:, None]).flatten()
+        order = self.dist.gather(where[:, None]).flatten()
         leaf = torch.empty(len(rows), width, dtype=values.dtype, device=values.device)
-        leaf.index_copy_(0, order, self.processes.gather(values))
+        leaf.index_copy_(0, order, self.dist.gather(values))
         self.copies.append(leaf.requires_grad_(torch.is_grad_enabled()))
         self.images.append(images)
         return layout.views(leaf, kinds)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import make_labeler_input
+from tag2box.methods import BuiltInMil
+from tag2box.methods.base import MilResult
+from tag2box.methods.c_mil import CMil, greedy_subsets
+from tag2box.methods.wsddn import Wsddn
+from tag2box.ops.mil import image_scores
+from tag2box.types import BatchMeta, Requirements, StageScores
+
+WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
+    ((), []),  # no photo
+    ((0,), [[1, 0]]),  # no proposals
+    ((1,), [[1, 1]]),
+    ((5,), [[0, 0]]),  # no tags
+    ((4, 0, 9), [[1, 0, 1], [1, 1, 0], [0, 0, 1]]),
+    ((6, 7), [[1], [0]]),  # one class
+    ((12, 3), [[1] * 30, [0] * 29 + [1]]),
+]
+EARLY = 2e-3  # lambda of 0.21 at the default steepness
+
+
+def world(sizes: tuple[int, ...], tags: list[list[int]], *, background: int = 0, seed: int = 0) -> tuple:
+    """Logits as leaves, in double precision, and the facts they are about."""
+    inputs = make_labeler_input(sizes, tags, seed=seed)
+    g = torch.Generator().manual_seed(seed)
+    shape = (sum(sizes), inputs.tags.shape[1] + background)
+    leaves = [torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    return StageScores(leaves[0], leaves[1], (), ()), BatchMeta(inputs.proposals, inputs.tags)
+
+
+def gradients(result: MilResult, scores: StageScores) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(result.loss, [scores.mil_cls, scores.mil_det], allow_unused=True)
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("background", [0, 1])
+@pytest.mark.parametrize("share", ["best", "all"])
+def test_at_the_end_it_is_plain_mil_to_the_bit(sizes: tuple, tags: list, background: int, share: str) -> None:
+    scores, meta = world(sizes, tags, background=background)
+    ours, plain = CMil(share=share)(scores, meta, 1.0), Wsddn()(scores, meta, 1.0)  # type: ignore[arg-type]
+    assert torch.equal(ours.scores, plain.scores)
+    assert torch.equal(ours.loss, plain.loss)
+    for a, b in zip(gradients(ours, scores), gradients(plain, scores), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("share", ["best", "all"])
+def test_at_the_start_a_photo_is_one_bag(share: str) -> None:
+    scores, meta = world((5, 3), [[1, 0, 0], [0, 1, 1]])
+    result = CMil(share=share)(scores, meta, 0.0)  # type: ignore[arg-type]
+    phi = image_scores(result.scores, (5, 3))
+    for n, rows in enumerate((slice(0, 5), slice(5, 8))):
+        torch.testing.assert_close(phi[n], scores.mil_cls[rows].mean(dim=0).softmax(dim=0))
+    cls, det = gradients(result, scores)
+    assert (cls != 0).all() and (det == 0).all()  # which box it is cannot be learnt yet
+    torch.testing.assert_close(cls[0], cls[4])  # every box learns the same
+
+
+def loop_scores(scores: StageScores, meta: BatchMeta, fraction: float, ours: CMil) -> torch.Tensor:
+    """Mean logits of each subset, two softmaxes over subsets, shared out to members."""
+    cut = meta.proposals.split
+    pairs = zip(cut(scores.mil_cls), cut(scores.mil_det), strict=True)
+    own = torch.cat([scores.mil_cls[:0], *(c.softmax(dim=1) * d.softmax(dim=0) for c, d in pairs)])
+    threshold = torch.tensor(1 + ours.steepness * fraction).log() / torch.tensor(1 + ours.steepness).log()
+    out = torch.zeros_like(own)
+    for span in meta.proposals.spans():
+        boxes = meta.proposals.boxes[span.start : span.stop]
+        x = own[span.start : span.stop, : meta.tags.shape[1]].sum(dim=1)
+        ids = greedy_subsets(boxes, x, threshold.item(), top=ours.top, window=ours.window).tolist()
+        groups = [[span.start + r for r, i in enumerate(ids) if i == g] for g in range(max(ids, default=-1) + 1)]
+        det = [[scores.mil_det[rows, c].mean() for c in range(own.shape[1])] for rows in groups]
+        for g, rows in enumerate(groups):
+            over_classes = torch.stack([scores.mil_cls[rows, c].mean() for c in range(own.shape[1])]).softmax(dim=0)
+            for c in range(own.shape[1]):
+                over_subsets = det[g][c].exp() / sum(d[c].exp() for d in det)
+                top = max(rows, key=lambda r, c=c: (own[r, c].item(), -r))
+                for r in rows if ours.share == "all" else [top]:
+                    part = len(rows) if ours.share == "all" else 1
+                    out[r, c] = over_classes[c] * over_subsets / part
+    return out
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("background", [0, 1])
+@pytest.mark.parametrize("ours", [CMil(), CMil(share="all"), CMil(top=3), CMil(window=2), CMil(steepness=5.0)], ids=str)
+def test_scores_match_the_loop(sizes: tuple, tags: list, background: int, ours: CMil) -> None:
+    scores, meta = world(sizes, tags, background=background)
+    for fraction in (0.0, EARLY, 0.2):
+        got = ours(scores, meta, fraction).scores
+        torch.testing.assert_close(got, loop_scores(scores, meta, fraction, ours))
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("fraction", [0.0, EARLY, 1.0])
+def test_it_survives_and_back_propagates(sizes: tuple, tags: list, fraction: float) -> None:
+    scores, meta = world(sizes, tags)
+    result = CMil()(scores, meta, fraction)
+    assert result.loss.isfinite() and result.second is None
+    assert all(g.isfinite().all() for g in gradients(result, scores))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 500), st.sampled_from([0.0, 1e-4, EARLY, 0.05, 0.5, 1.0]), st.sampled_from(["best", "all"]))
+def test_sums_over_proposals_are_scores_of_an_image(seed: int, fraction: float, share: str) -> None:
+    scores, meta = world((7, 11), [[1, 0], [1, 1]], seed=seed)
+    phi = image_scores(CMil(share=share)(scores, meta, fraction).scores, (7, 11))  # type: ignore[arg-type]
+    assert (phi > 0).all() and (phi <= 1 + 1e-9).all()
+    other = image_scores(CMil(share="best" if share == "all" else "all")(scores, meta, fraction).scores, (7, 11))
+    torch.testing.assert_close(phi, other)
+
+
+def test_its_gradient_is_that_of_differences() -> None:
+    scores, meta = world((6, 4), [[1, 0], [0, 1]])
+
+    def loss(cls: torch.Tensor, det: torch.Tensor) -> torch.Tensor:
+        return CMil()(replace(scores, mil_cls=cls, mil_det=det), meta, EARLY).loss
+
+    assert torch.autograd.gradcheck(loss, (scores.mil_cls, scores.mil_det))
+
+
+def test_the_best_box_of_the_best_subset_is_the_top_proposal() -> None:
+    """Three boxes on an object split a softmax; as one subset they beat a single box that scores more than each."""
+    inputs = make_labeler_input((4,), [[1, 0]])
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 9, 10], [50, 50, 60, 60]])
+    meta = BatchMeta(replace(inputs.proposals, boxes=boxes), inputs.tags)
+    det = torch.tensor([[1.0, 0], [1.1, 0], [1.0, 0], [1.05, 0]])
+    scores = StageScores(torch.tensor([[2.0, 0], [2.0, 0], [2.0, 0], [0.0, 0]]), det, (), ())
+    merged = CMil()(scores, meta, EARLY).scores
+    assert merged[:, 0].argmax() == 1 and merged[0, 0] == merged[2, 0] == 0
+
+
+def test_it_is_known_by_name() -> None:
+    assert set(get_args(BuiltInMil)) >= {Wsddn, CMil}
+    assert (CMil().kind, Wsddn().kind) == ("c_mil", "wsddn")
+    assert CMil().requirements == Wsddn().requirements == Requirements()

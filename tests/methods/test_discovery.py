@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from strategies import box_sets, random_boxes
+from tag2box.methods.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours
+from tag2box.methods.oicr import top_rows
+from tag2box.ops.boxes import iou
+from tag2box.ops.nms import nms
+
+GRID = st.integers(0, 4).map(lambda n: n / 4)  # few values: ties happen
+
+
+@st.composite
+def score_tables(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Scores of a few proposals and classes, and some of the classes present."""
+    proposals, classes = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    rows = [[draw(GRID) for _ in range(classes)] for _ in range(proposals)]
+    present = sorted(draw(st.sets(st.integers(0, classes - 1))))
+    return torch.tensor(rows), torch.tensor(present, dtype=torch.long)
+
+
+def loop_top_rows(probs: list[list[float]], present: list[int]) -> list[int]:
+    taken: list[int] = []
+    for c in present:
+        free = [r for r in range(len(probs)) if r not in taken]
+        taken.append(max(free, key=lambda r: (probs[r][c], -r)) if free else 0)
+    return taken
+
+
+def loop_iou(a: list[float], b: list[float]) -> float:
+    across = min(a[2], b[2]) - max(a[0], b[0])
+    down = min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(across, 0.0) * max(down, 0.0)
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
+    return shared / union if union > 0 else 0.0
+
+
+def loop_keep_apart(
+    boxes: list[list[float]], scores: list[float], candidate: list[bool], top: int, nms_iou: float
+) -> list[int]:
+    rest = [i for i in range(len(boxes)) if candidate[i] and i != top]
+    kept = [top]
+    for i in sorted(rest, key=lambda i: (-scores[i], i)):
+        if all(loop_iou(boxes[i], boxes[k]) <= nms_iou for k in kept):
+            kept.append(i)
+    return kept
+
+
+def loop_inside(a: list[float], b: list[float]) -> float:
+    """Of the smaller box, the share that lies inside the other."""
+    across = min(a[2], b[2]) - max(a[0], b[0])
+    down = min(a[3], b[3]) - max(a[1], b[1])
+    smaller = min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+    return max(across, 0.0) * max(down, 0.0) / smaller if smaller > 0 else 0.0
+
+
+def unit(rows: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(rows, dim, generator=generator), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("probs", "present", "expected"),
+    [
+        ([[0.1, 0.2]], [], []),  # no tags
+        ([[0.3]], [0], [0]),  # one proposal, one class
+        ([[0.3], [0.3]], [0], [0]),  # the first of equals
+        ([[0.9, 0.8], [0.1, 0.7]], [0, 1], [0, 1]),  # row 0 is taken, so class 1 gets its second best
+        ([[0.9, 0.8], [0.1, 0.7]], [1], [0]),  # but not where class 0 is absent
+        ([[0.9, 0.8, 0.7]], [0, 1, 2], [0, 0, 0]),  # fewer proposals than classes: they share
+        ([[0.0, 0.0], [0.0, 0.0]], [0, 1], [0, 1]),  # a score of zero still beats a taken row
+    ],
+)
+def test_top_rows_table(probs: list[list[float]], present: list[int], expected: list[int]) -> None:
+    assert top_rows(torch.tensor(probs), torch.tensor(present, dtype=torch.long)).tolist() == expected
+
+
+@given(score_tables())
+def test_top_rows_matches_the_loop(table: tuple[Tensor, Tensor]) -> None:
+    probs, present = table
+    before = probs.clone()
+    assert top_rows(probs, present).tolist() == loop_top_rows(probs.tolist(), present.tolist())
+    assert torch.equal(probs, before)
+
+
+@given(score_tables())
+def test_tops_differ_while_there_are_proposals_enough(table: tuple[Tensor, Tensor]) -> None:
+    probs, present = table
+    tops = top_rows(probs, present).tolist()
+    assert len(set(tops)) == min(len(probs), len(present))
+
+
+@given(box_sets(low=1), st.data(), st.sampled_from([0.1, 0.5, 1.0]))
+def test_neighbours_match_the_loop(boxes: Tensor, data: st.DataObject, threshold: float) -> None:
+    tops = data.draw(st.lists(st.integers(0, len(boxes) - 1), min_size=1, max_size=3))
+    rows = boxes.tolist()
+    expected = [
+        i for i, box in enumerate(rows) if i in tops or any(round(loop_iou(box, rows[t]), 6) >= threshold for t in tops)
+    ]
+    assert neighbours(boxes, torch.tensor(tops), threshold).tolist() == expected
+
+
+def test_neighbours_without_teachers_are_none() -> None:
+    boxes = torch.tensor([[0.0, 0, 4, 4]])
+    assert neighbours(boxes, torch.zeros(0, dtype=torch.long), 0.5).tolist() == []
+
+
+def test_a_box_without_area_is_its_own_neighbour() -> None:
+    boxes = torch.tensor([[3.0, 3, 3, 3], [0.0, 0, 4, 4]])
+    assert neighbours(boxes, torch.tensor([0]), 0.5).tolist() == [0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_threshold_matches_the_loop(count: int) -> None:
+    top, exemplars = unit(1, 5, 1)[0], unit(count, 5, 2)
+    dots = [sum(float(a) * float(b) for a, b in zip(top, row, strict=True)) for row in exemplars]
+    expected = sum(dots) / count if count else 1.0
+    assert adaptive_threshold(top, exemplars).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_threshold_of_copies_of_the_top_is_one() -> None:
+    top = unit(1, 5, 3)[0]
+    assert adaptive_threshold(top, top.expand(4, -1)).item() == pytest.approx(1.0)
+
+
+@given(st.lists(GRID, max_size=6), GRID, st.integers(0, 3), st.data())
+def test_candidates_match_the_loop(similarity: list[float], tau: float, rivals: int, data: st.DataObject) -> None:
+    others = [[data.draw(GRID) for _ in range(rivals)] for _ in similarity]
+    expected = [s > tau and all(s > o for o in row) for s, row in zip(similarity, others, strict=True)]
+    table = torch.tensor(others).reshape(len(similarity), rivals)
+    assert is_candidate(torch.tensor(similarity), torch.tensor(tau), table).tolist() == expected
+
+
+def test_equality_makes_no_candidate() -> None:
+    similarity = torch.tensor([0.5, 0.6, 0.6])
+    rivals = torch.tensor([[0.0], [0.6], [0.5]])
+    assert is_candidate(similarity, torch.tensor(0.5), rivals).tolist() == [False, False, True]
+
+
+@given(st.lists(GRID, max_size=8), GRID, GRID)
+def test_raising_tau_never_adds_candidates(similarity: list[float], low: float, more: float) -> None:
+    values, none = torch.tensor(similarity), torch.zeros(len(similarity), 0)
+    loose = is_candidate(values, torch.tensor(low), none)
+    strict = is_candidate(values, torch.tensor(low + more), none)
+    assert not (strict & ~loose).any()
+
+
+@given(st.lists(GRID, max_size=8), GRID, st.data())
+def test_a_rival_never_adds_candidates(similarity: list[float], tau: float, data: st.DataObject) -> None:
+    values, threshold = torch.tensor(similarity), torch.tensor(tau)
+    adversary = torch.tensor([data.draw(GRID) for _ in similarity]).reshape(-1, 1)
+    alone = is_candidate(values, threshold, torch.zeros(len(similarity), 0))
+    assert not (is_candidate(values, threshold, adversary) & ~alone).any()
+
+
+@given(box_sets(low=1), st.sampled_from([0.0, 0.1, 0.4, 1.0]), st.data())
+def test_keep_apart_matches_the_loop(boxes: Tensor, nms_iou: float, data: st.DataObject) -> None:
+    scores = [data.draw(GRID) for _ in boxes]
+    candidate = [data.draw(st.booleans()) for _ in boxes]
+    top = data.draw(st.integers(0, len(boxes) - 1))
+    kept = keep_apart(boxes, torch.tensor(scores), torch.tensor(candidate), top, nms_iou)
+    assert kept.tolist() == loop_keep_apart(boxes.tolist(), scores, candidate, top, nms_iou)
+
+
+@given(st.integers(1, 30), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 0.5]))
+def test_what_is_kept_is_apart_and_begins_with_the_top(count: int, seed: int, nms_iou: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    boxes, scores = random_boxes(count, generator), torch.rand(count, generator=generator)
+    top = int(scores.argmin())  # even the worst scored, if it is the top
+    kept = keep_apart(boxes, scores, torch.rand(count, generator=generator) > 0.5, top, nms_iou)
+    overlap = iou(boxes[kept], boxes[kept]).fill_diagonal_(0)
+    assert kept[0] == top
+    assert (overlap <= nms_iou).all()
+
+
+def test_without_candidates_the_top_stands_alone_and_inputs_are_left_alone() -> None:
+    boxes, scores = random_boxes(4, torch.Generator().manual_seed(0)), torch.tensor([0.1, 0.9, 0.3, 0.2])
+    candidate = torch.zeros(4, dtype=torch.bool)
+    assert keep_apart(boxes, scores, candidate, 2, 0.1).tolist() == [2]
+    assert scores[2] == pytest.approx(0.3)
+    assert not candidate.any()
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_with_the_best_as_top_it_is_plain_nms(count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    boxes, scores = random_boxes(count, generator), torch.rand(count, generator=generator)
+    every = torch.ones(count, dtype=torch.bool)
+    kept = keep_apart(boxes, scores, every, int(scores.argmax()), 0.3)
+    assert torch.equal(kept, nms(boxes, scores, 0.3))
+
+
+@given(box_sets(), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_dropping_parts_matches_the_loop(boxes: Tensor, inside: float) -> None:
+    kept: list[int] = []
+    for row, box in enumerate(boxes.tolist()):
+        if all(loop_inside(box, boxes[k].tolist()) <= inside for k in kept):
+            kept.append(row)
+    assert drop_parts(boxes, inside).tolist() == kept
+
+
+def test_a_wheel_and_a_street_go_and_a_second_car_stays() -> None:
+    car, wheel, street, other = [10.0, 10, 50, 30], [14.0, 24, 20, 30], [0.0, 0, 200, 60], [120.0, 10, 160, 30]
+    boxes = torch.tensor([car, wheel, street, other])
+    assert iou(boxes[:1], boxes[1:3]).max() < 0.1  # nothing that NMS would see
+    assert drop_parts(boxes, 0.5).tolist() == [0, 3]

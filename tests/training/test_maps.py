@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tag2box import io as lock
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, boxes_in_view, render_view
+from tag2box.errors import UserError
+from tag2box.io import locked
+from tag2box.models.lite0 import Lite0
+from tag2box.progress import Bar, silent
+from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.types import Proposals
+from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
+
+VIEW = View(32, flip=False, long_max=64)
+NOTHING_NEW = ""
+
+
+class OtherPooling(TinyBackbone):
+    """The same weights, proposals cut out in another way."""
+
+    def roi_map_key(self) -> str:
+        return super().roi_map_key() + " other pooling"
+
+
+def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> LiveRoiMaps:
+    photos = tiny_photos(folder, len(counts)).photos
+    return LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
+
+
+def kept_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.f16")}
+
+
+def name_of(live: LiveRoiMaps, folder: Path, view: View = VIEW) -> str:
+    """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
+    before = kept_files(folder)
+    cached = CachedRoiMaps(live, folder)
+    cached.maps(0, view)
+    cached.close()
+    (name,) = kept_files(folder) - before or {NOTHING_NEW}
+    return name
+
+
+@pytest.mark.parametrize("view", [VIEW, View(48, flip=True), View(None), View(None, flip=True)])
+def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view: View) -> None:
+    live = live_world(tmp_path)
+    photo = live.photos[0]
+    size = (photo.height, photo.width)
+    image, boxes = (
+        render_view(view, read_photo(photo.path).float(), size),
+        boxes_in_view(view, live.store.boxes(photo.id), size),
+    )
+    expected = live.backbone.roi_maps(live.backbone.trunk(image[None]), Proposals(boxes, (4,)))
+    maps = live.maps(0, view)
+    assert torch.equal(maps, expected.half().float())  # as they would be kept
+    learning = tiny_detector(3, frozen=False).backbone
+    assert torch.equal(replace(live, backbone=learning).maps(0, view), expected)  # never kept: no need to round
+    assert not maps.requires_grad
+
+
+@pytest.mark.parametrize("view", [VIEW, View(32, flip=True, long_max=64), View(None)])
+@pytest.mark.parametrize("network", ["tiny", "lite0"])
+def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: Path, view: View, network: str) -> None:
+    live = live_world(tmp_path)
+    if network == "lite0":
+        live = replace(live, backbone=Lite0(pool_size=4).build(pretrained=False))
+    cached = CachedRoiMaps(live, tmp_path / "maps")
+    for index in (2, 0, 1, 0):
+        kept, fresh = cached.maps(index, view), live.maps(index, view)
+        assert (kept.dtype, kept.stride()) == (torch.float32, fresh.stride())
+        assert torch.equal(kept, fresh)
+    cached.close()
+
+
+@pytest.mark.parametrize("counts", [(0,), (0, 0), (1,), (0, 3)])
+def test_photos_without_proposals_have_no_maps(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    live = live_world(tmp_path, counts)
+    cached = CachedRoiMaps(live, tmp_path / "maps")
+    for index, count in enumerate(counts):
+        assert cached.maps(index, VIEW).shape == (count, TinyBackbone.channels, 3, 3)
+
+
+def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+    expected = CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
+
+    def refuse(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(LiveRoiMaps, "maps", refuse)
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), expected)
+
+
+@pytest.mark.parametrize("keep", [0, 7, -2])
+def test_a_cut_file_is_made_anew(tmp_path: Path, keep: int) -> None:
+    live = live_world(tmp_path)
+    expected = CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW)
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW), expected)
+    assert path.read_bytes() == whole
+
+
+def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+    original = LiveRoiMaps.maps
+
+    def broken(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
+        if index == 2:
+            raise KeyboardInterrupt
+        return original(self, index, view)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveRoiMaps, "maps", broken)
+        with pytest.raises(KeyboardInterrupt):
+            CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
+    assert list((tmp_path / "maps").iterdir()) == []
+    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), live.maps(0, VIEW).half().float())
+
+
+def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    name = name_of(live, tmp_path / "maps")
+    (tmp_path / "maps" / name).unlink()
+    (tmp_path / "maps" / f".{name}.left").write_bytes(b"half")
+    (tmp_path / "maps" / ".another.f16.left").write_bytes(b"half")
+    assert name_of(live, tmp_path / "maps") == name
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, ".another.f16.left"}
+
+
+def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    live, told = live_world(tmp_path), []
+    name = name_of(live, tmp_path / "maps")
+    made = (tmp_path / "maps" / name).read_bytes()
+    (tmp_path / "maps" / name).unlink()
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        told.append(title)
+        with silent(title, total, done) as bar:
+            yield bar
+
+    second = CachedRoiMaps(live, tmp_path / "maps")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / "maps" / f"{Path(name).stem}.lock", "makes maps"):
+            waiting = pool.submit(second.make, [VIEW], progress)
+            while not told:
+                assert not waiting.done()
+                time.sleep(0.01)
+            (tmp_path / "maps" / name).write_bytes(made)
+        waiting.result()
+    assert told == ["RoI maps at 32: another process makes them; waiting"]
+    assert torch.equal(second.maps(0, VIEW), live.maps(0, VIEW))
+
+
+def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    assert len(name_of(live, tmp_path / "maps")) == len("0" * 24 + ".f16")
+    again = LiveRoiMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
+    assert name_of(again, tmp_path / "maps") == NOTHING_NEW
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        View(40, flip=False, long_max=64),
+        View(32, flip=True, long_max=64),
+        View(32, flip=False, long_max=63),
+        View(None),
+    ],
+)
+def test_another_view_gives_another_name(tmp_path: Path, view: View) -> None:
+    live = live_world(tmp_path)
+    name_of(live, tmp_path / "maps")
+    assert name_of(live, tmp_path / "maps", view)
+
+
+def test_another_photo_gives_another_name(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    name_of(live, tmp_path / "maps")
+    photo = live.photos[1]
+    Image.new("RGB", (photo.width, photo.height), "white").save(photo.path)
+    assert name_of(live, tmp_path / "maps")
+    os.utime(photo.path, ns=(1, 1))
+    assert name_of(live, tmp_path / "maps")
+
+
+def test_other_proposals_give_another_name(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    name_of(live, tmp_path / "maps")
+    moved = tiny_store(tmp_path, live.photos, counts=(4, 0, 1), seed=1)
+    assert name_of(replace(live, store=moved), tmp_path / "maps")
+
+
+def test_other_weights_or_pooling_give_another_name_but_a_trained_neck_does_not(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    name_of(live, tmp_path / "maps")
+    backbone = tiny_detector(3).backbone
+    assert isinstance(backbone, TinyBackbone)
+    backbone.fc.weight.data += 1
+    assert name_of(replace(live, backbone=backbone), tmp_path / "maps") == NOTHING_NEW
+    backbone.conv.weight.data[0] += 1e-3
+    assert name_of(replace(live, backbone=backbone), tmp_path / "maps")
+    other = OtherPooling()
+    other.load_state_dict(live.backbone.state_dict())
+    assert name_of(replace(live, backbone=other), tmp_path / "maps")
+
+
+def test_the_poolings_of_lite0_have_recipes_of_their_own() -> None:
+    settings = (Lite0(pool_size=8), Lite0(pooling="max", pool_size=8), Lite0(pool_size=14))
+    assert len({s.build(pretrained=False).roi_map_key() for s in settings}) == 3
+
+
+def test_maps_of_a_network_that_learns_are_never_kept(tmp_path: Path) -> None:
+    live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=False).backbone)
+    with pytest.raises(ValueError, match="frozen"):
+        CachedRoiMaps(live, tmp_path / "maps")
+
+
+def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    live.photos[1].path.unlink()
+    with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
+        CachedRoiMaps(live, tmp_path / "maps")
+
+
+def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Counting:
+        def advance(self, note: str = "") -> None:
+            told.append("photo")
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        told.append(f"{title} of {total}")
+        yield Counting()
+
+    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
+    cached.make([View(32, flip=True)], progress)
+    assert told == ["RoI maps at 32 mirrored of 3", "photo", "photo", "photo"]
+    first = list(told)
+    cached.make([View(32, flip=True)], progress)
+    cached.maps(2, View(32, flip=True))
+    assert told == first
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
+def test_closing_gives_the_files_back_and_reading_opens_them_again(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
+    at_first = opened()
+    before = cached.maps(0, VIEW)
+    cached.maps(0, View(None))
+    assert opened() == at_first + 2
+    cached.close()
+    assert opened() == at_first
+    assert torch.equal(cached.maps(0, VIEW), before)
+    cached.close()

@@ -1,0 +1,112 @@
+"""Clues in batches: of the photos and proposals that were drawn, alike for every source, and only where asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tag2box.data.side_info import NO_SIDE_INFO, SideInfoLoader
+from tag2box.data.transforms import Resize
+from tag2box.training.batches import ImageBatches, Loader, RoiMapBatches, TrunkBatches
+from tag2box.training.dist import DistContext
+from tag2box.training.feature_cache import LiveRoiMaps, LiveTrunks
+from tag2box.types import BatchMeta, SideInfo
+from tiny import tiny_detector, tiny_photos, tiny_store
+
+FEED = Loader(batch_size=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
+COUNTS = (6, 0, 9, 1, 6)
+KINDS = ("pixels", "maps", "trunks")
+
+
+def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | RoiMapBatches | TrunkBatches:
+    photos = tiny_photos(folder, len(COUNTS))
+    store = tiny_store(folder, photos.photos, counts=COUNTS)
+    numbers = torch.arange(photos.tags.numel()).reshape(photos.tags.shape)
+
+    def left_edges(photo_id: str) -> Tensor:
+        """Something that tells which proposal it was made of."""
+        return store.boxes(photo_id)[:, 0] / 100
+
+    side_info = SideInfoLoader(counts=numbers, evidence=left_edges, objectness=lambda name: left_edges(name) / 2)
+    backbone = tiny_detector(3).backbone
+    if kind == "pixels":
+        return ImageBatches(photos, store, loader, 0, side_info=side_info)
+    if kind == "maps":
+        return RoiMapBatches(photos, store, loader, 0, LiveRoiMaps(backbone, photos.photos, store), side_info=side_info)
+    return TrunkBatches(photos, store, loader, 0, LiveTrunks(backbone, photos.photos), side_info=side_info)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clues_are_those_of_the_photos_and_proposals_drawn(tmp_path: Path, kind: str) -> None:
+    source = source_of(kind, tmp_path)
+    for iteration in range(4):
+        batch, side_info = source.batch(iteration), source.batch(iteration).side_info
+        assert side_info.counts is not None and side_info.evidence is not None and side_info.objectness is not None
+        rows = [int(name.removeprefix("photo")) for name in batch.ids]
+        assert side_info.counts.tolist() == [[3 * row, 3 * row + 1, 3 * row + 2] for row in rows]
+        assert side_info.evidence.shape == side_info.objectness.shape == (len(batch.proposals.boxes),)
+        assert torch.equal(side_info.objectness, side_info.evidence / 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evidence_stays_with_its_proposal(tmp_path: Path, kind: str) -> None:
+    loader = replace(FEED, resize=Resize(scales=(40,), flip=0.0))
+    source = source_of(kind, tmp_path, loader)
+    for iteration in range(4):
+        batch = source.batch(iteration)
+        assert batch.side_info.evidence is not None
+        parts = batch.proposals.split(torch.stack([batch.proposals.boxes[:, 0], batch.side_info.evidence], dim=1))
+        for name, part in zip(batch.ids, parts, strict=True):
+            photo = next(photo for photo in source.photos.photos if photo.id == name)
+            factor = round(photo.width * 40 / photo.height) / photo.width  # all are wide
+            assert torch.allclose(part[:, 0], part[:, 1] * 100 * factor, atol=1e-3)
+
+
+def test_all_sources_give_the_same(tmp_path: Path) -> None:
+    seen = [source_of(kind, tmp_path) for kind in KINDS]
+    for iteration in range(3):
+        first, *others = (source.batch(iteration).side_info for source in seen)
+        for other in others:
+            for name in SideInfo.__slots__:
+                assert torch.equal(getattr(first, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_still_photos_have_theirs(tmp_path: Path, kind: str) -> None:
+    preview_batch = source_of(kind, tmp_path).preview_batch(2)  # photos 0 and 2, with all proposals
+    assert preview_batch.side_info.counts is not None and preview_batch.side_info.counts.tolist() == [
+        [0, 1, 2],
+        [6, 7, 8],
+    ]
+    assert preview_batch.side_info.evidence is not None and len(preview_batch.side_info.evidence) == 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_nothing_asks_for_is_not_there(tmp_path: Path, kind: str) -> None:
+    source = replace(source_of(kind, tmp_path), side_info=NO_SIDE_INFO)
+    assert source.batch(0).side_info == SideInfo() and source.preview_batch(2).side_info == SideInfo()
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: int) -> None:
+    """Also where processes outnumber photos, and some have none."""
+    source = source_of(kind, tmp_path)
+    whole = source.batch(1).facts()
+    shares = [replace(source, dist=DistContext(rank, size)).batch(1).facts() for rank in range(size)]
+    joined = BatchMeta.joined(shares)
+    for name in SideInfo.__slots__:
+        assert torch.equal(getattr(joined.side_info, name), getattr(whole.side_info, name))
+
+
+def test_worker_processes_hand_them_over(tmp_path: Path) -> None:
+    source = source_of("pixels", tmp_path, replace(FEED, workers=1))
+    with source.batches(range(2)) as batches:
+        for iteration, batch in enumerate(batches):
+            wanted = source.batch(iteration).side_info
+            for name in SideInfo.__slots__:
+                assert torch.equal(getattr(batch.side_info, name), getattr(wanted, name))

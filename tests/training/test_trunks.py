@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tag2box.data.images import read_photo
+from tag2box.data.transforms import View, render_view
+from tag2box.errors import UserError
+from tag2box.models.backbone import Backbone
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
+from tag2box.progress import Bar
+from tag2box.training.feature_cache import CachedTrunks, LiveTrunks, trunk_bytes
+from tiny import TinyBackbone, tiny_detector, tiny_photos
+
+VIEW = View(32, flip=False, long_max=64)
+VIEWS = [VIEW, View(32, flip=True, long_max=64), View(48), View(None), View(None, flip=True)]
+NOTHING_NEW = ""
+
+
+class OtherPixels(TinyBackbone):
+    """The same weights, fed with pixels in another order."""
+
+    preprocess = replace(TinyBackbone.preprocess, order="bgr")
+
+
+def live_world(folder: Path, count: int = 3, backbone: Backbone | None = None) -> LiveTrunks:
+    return LiveTrunks(backbone or tiny_detector(3).backbone, tiny_photos(folder, count).photos)
+
+
+def kept_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.f16")}
+
+
+def name_of(live: LiveTrunks, folder: Path, view: View = VIEW) -> str:
+    """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
+    before = kept_files(folder)
+    cached = CachedTrunks(live, folder)
+    cached.make([view])
+    cached.close()
+    (name,) = kept_files(folder) - before or {NOTHING_NEW}
+    return name
+
+
+def refuse(self: LiveTrunks, index: int, view: View) -> Tensor:
+    raise AssertionError("computed again")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Path, view: View) -> None:
+    live = live_world(tmp_path)
+    photo = live.photos[1]
+    image = render_view(view, read_photo(photo.path).float(), (photo.height, photo.width))
+    (expected,) = live.backbone.trunk(image[None]).detach()
+    trunk = live.trunk(1, view)
+    assert trunk.dtype == torch.float32 and not trunk.requires_grad
+    assert torch.equal(trunk, expected.half().float())
+    assert trunk.shape[1:] == (-(-image.shape[1] // 4), -(-image.shape[2] // 4))  # nothing is padded
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_kept_trunks_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: Path, view: View) -> None:
+    live = live_world(tmp_path)
+    cached = CachedTrunks(live, tmp_path / "maps")
+    for index in (2, 0, 1, 0):
+        kept, fresh = cached.trunk(index, view), live.trunk(index, view)
+        assert torch.equal(kept, fresh)
+        assert (kept.dtype, kept.stride()) == (fresh.dtype, fresh.stride())
+    assert len({live.trunk(index, view).shape for index in range(3)}) > 1  # of different sizes in one file
+    cached.close()
+
+
+def test_the_trunk_of_vgg16_is_kept_to_the_bit_where_it_is_frozen(tmp_path: Path) -> None:
+    backbone = Vgg16Backbone(Vgg16(train_trunk=False), vector_size=4)
+    assert backbone.frozen_trunk and backbone.frozen_roi_maps
+    assert [name for name, p in backbone.named_parameters() if p.requires_grad] == [
+        f"classifier.{n}.{kind}" for n in (0, 3) for kind in ("weight", "bias")
+    ]
+    live = live_world(tmp_path, 1, backbone)
+    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(0, VIEW), live.trunk(0, VIEW))
+    assert live.trunk(0, VIEW).shape == (512, 4, 4)  # 32 x 38 pixels
+    learning = Vgg16Backbone(Vgg16(), vector_size=4)
+    assert not learning.frozen_trunk
+    with pytest.raises(ValueError, match="frozen trunk"):
+        CachedTrunks(replace(live, backbone=learning), tmp_path / "maps")
+
+
+def test_no_photos_make_an_empty_file(tmp_path: Path) -> None:
+    cached = CachedTrunks(replace(live_world(tmp_path), photos=()), tmp_path / "maps")
+    cached.make(VIEWS)
+    assert len(kept_files(tmp_path / "maps")) == len(VIEWS)
+    cached.close()
+
+
+def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+    expected = CachedTrunks(live, tmp_path / "maps").trunk(1, VIEW)
+    monkeypatch.setattr(LiveTrunks, "trunk", refuse)
+    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(1, VIEW), expected)
+
+
+BROKEN = {
+    "empty": lambda whole: b"",
+    "a few bytes": lambda whole: whole[:7],
+    "the head alone": lambda whole: whole[: 8 * (2 + 4 * 3)],
+    "the end is missing": lambda whole: whole[:-2],
+    "longer": lambda whole: whole + b"\0\0",
+    "zeros": lambda whole: bytes(len(whole)),
+    "no magic number": lambda whole: b"NUMPY..." + whole[8:],
+    "another number of photos": lambda whole: whole[:8] + (4).to_bytes(8, "little") + whole[16:],
+    "a wild shape": lambda whole: whole[:16] + b"\xff" * 8 + whole[24:],
+    "an endless shape": lambda whole: whole[:16] + (2**62).to_bytes(8, "little") * 4 + whole[48:],
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_is_made_anew(tmp_path: Path, how: str) -> None:
+    live = live_world(tmp_path)
+    CachedTrunks(live, tmp_path / "maps").make([VIEW])
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    whole = path.read_bytes()
+    path.write_bytes(BROKEN[how](whole))
+    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(2, VIEW), live.trunk(2, VIEW))
+    assert path.read_bytes() == whole
+
+
+def test_a_file_cut_while_it_is_in_use_is_told_in_a_line(tmp_path: Path) -> None:
+    cached = CachedTrunks(live_world(tmp_path), tmp_path / "maps")
+    cached.make([VIEW])
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(UserError, match=r"\.f16: cut short while it was in use; start again"):
+        cached.trunk(2, VIEW)
+    cached.close()
+
+
+def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+    original = LiveTrunks.trunk
+
+    def broken(self: LiveTrunks, index: int, view: View) -> Tensor:
+        if index == 2:
+            raise KeyboardInterrupt
+        return original(self, index, view)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveTrunks, "trunk", broken)
+        with pytest.raises(KeyboardInterrupt):
+            CachedTrunks(live, tmp_path / "maps").make([VIEW])
+    assert list((tmp_path / "maps").iterdir()) == []
+    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(0, VIEW), live.trunk(0, VIEW))
+
+
+def test_what_trunks_depend_on_gives_another_name(tmp_path: Path) -> None:
+    live, folder = live_world(tmp_path), tmp_path / "maps"
+    assert len(name_of(live, folder)) == len("0" * 24 + ".f16")
+    assert name_of(live_world(tmp_path / "same"), folder)  # other files, though of the same names and sizes
+    for view in (View(40, False, 64), View(32, True, 64), View(32, False, 63), View(None)):
+        assert name_of(live, folder, view)
+    photo = live.photos[1]
+    Image.new("RGB", (photo.width, photo.height), "white").save(photo.path)
+    assert name_of(live, folder)
+    os.utime(photo.path, ns=(1, 1))
+    assert name_of(live, folder)
+    assert name_of(replace(live, photos=live.photos[:2]), folder)
+    assert name_of(replace(live, photos=live.photos[::-1]), folder)
+    other = OtherPixels()
+    other.load_state_dict(live.backbone.state_dict())
+    assert name_of(replace(live, backbone=other), folder)
+    backbone = tiny_detector(3).backbone
+    assert isinstance(backbone, TinyBackbone)
+    backbone.conv.weight.data[0] += 1e-3
+    assert name_of(replace(live, backbone=backbone), folder)
+
+
+def test_what_they_do_not_depend_on_does_not(tmp_path: Path) -> None:
+    live, folder = live_world(tmp_path), tmp_path / "maps"
+    name_of(live, folder)
+    assert name_of(live, folder) == NOTHING_NEW
+    backbone = tiny_detector(3).backbone
+    assert isinstance(backbone, TinyBackbone)
+    backbone.fc.weight.data += 1  # the neck has learnt
+    assert name_of(replace(live, backbone=backbone), folder) == NOTHING_NEW
+
+
+def test_trunks_that_learn_are_never_kept(tmp_path: Path) -> None:
+    live = live_world(tmp_path, backbone=tiny_detector(3, frozen=False).backbone)
+    with pytest.raises(ValueError, match="frozen trunk"):
+        CachedTrunks(live, tmp_path / "maps")
+
+
+def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
+    live = live_world(tmp_path)
+    live.photos[1].path.unlink()
+    with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
+        CachedTrunks(live, tmp_path / "maps")
+
+
+def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Counting:
+        def advance(self, note: str = "") -> None:
+            told.append("photo")
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        told.append(f"{title} of {total}")
+        yield Counting()
+
+    cached = CachedTrunks(live_world(tmp_path), tmp_path / "maps")
+    for _ in range(2):
+        cached.make([View(32, flip=True), View(None)], progress)
+    photos = ["photo"] * 3
+    assert told == ["trunk maps at 32 mirrored of 3", *photos, "trunk maps at full size of 3", *photos]
+    cached.close()
+
+
+class Halving(TinyBackbone):
+    """A trunk that drops what is left over at the right and below, as VGG16 does."""
+
+    def trunk(self, images: Tensor) -> Tensor:
+        return torch.relu(self.conv(nn.functional.avg_pool2d(self.preprocess(images), self.stride)))
+
+
+@pytest.mark.parametrize("backbone", [TinyBackbone(), Halving()])
+@pytest.mark.parametrize("views", [[], [VIEW], [View(33), View(47, flip=True), View(None)]])
+def test_the_disk_that_trunks_take_is_never_underestimated(
+    tmp_path: Path, backbone: Backbone, views: Sequence[View]
+) -> None:
+    live = live_world(tmp_path, 5, backbone)
+    CachedTrunks(live, tmp_path / "maps").make(views)
+    head = 8 * (2 + 4 * 5)
+    taken = sum(path.stat().st_size - head for path in (tmp_path / "maps").glob("*.f16"))
+    told = trunk_bytes(backbone, live.photos, views)
+    assert taken <= told
+    assert type(backbone) is Halving or taken == told
