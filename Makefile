@@ -3,14 +3,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint check clean
+.PHONY: help setup demo fast test bench lint check clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv and install tag2box into it, at the versions in constraints.txt
 
-# torch goes first, alone: it is by far the largest download, and a failure should name it.
+# torch is installed first, alone: it is by far the largest download, and a failure should name it.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11: make setup PYTHON=/path/to/a/newer/python"; exit 1; }
@@ -19,8 +19,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## train and evaluate on generated scenes; the report lands in runs/demo
+demo: setup ## train and evaluate on generated scenes; writes the report to runs/demo
 	$(BIN)/tag2box demo --out runs/demo
+
+fast: setup ## run the unit tests: under a minute on two cores
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test: setup ## run all tests
 	$(BIN)/pytest -n 2 --dist loadfile
@@ -32,10 +35,12 @@ lint: setup ## style and formatting
 	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 
-check: lint ## lint, types and the direction of imports
+check: lint ## lint, types, direction of imports, house rules and words
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house.py
+	$(BIN)/python tools/words.py
 
 clean: ## remove caches and build output; .venv and runs stay
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests tools benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

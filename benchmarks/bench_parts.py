@@ -1,4 +1,4 @@
-"""The parts of ``make bench``: what runs, and when a figure from an earlier call still stands."""
+"""The parts of ``make bench``: scripts, options, and the store of measured figures with its invalidation key."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tag2box.io import read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "tag2box"
-MEASURED = ("maths", "labelers", "mil", "model", "engine", "objective", "types")  # of the package: what a step runs
+MEASURED = ("ops", "methods", "models", "training", "types.py")  # sources of the package that a training step executes
 
 
 @dataclass(frozen=True)
 class Part:
-    """One script of the benchmark; ``minutes`` is what it took where a 2,048 GEMM runs at 140 GFLOPS, about."""
+    """One script of the benchmark; ``minutes`` is its duration on a machine whose 2,048 GEMM runs at 140 GFLOPS."""
 
     name: str
     minutes: float
@@ -31,14 +31,14 @@ class Part:
 
     @property
     def script(self) -> Path:
-        """Where it is."""
+        """Path of the script."""
         return HERE / f"{self.name}.py"
 
 
-_VGG = ("measuring", "vgg_world", "objective", "objective_twin")
+_VGG = ("measuring", "vgg_world", "criterion", "criterion_twin")
 PARTS = (
     Part("kernels", 6, ("measuring",), ("--curves",)),
-    Part("objective", 12, ("measuring", "objective_twin"), ("--curves",)),
+    Part("criterion", 12, ("measuring", "criterion_twin"), ("--curves",)),
     Part("memory_growth", 3, ("measuring",)),
     Part("steps", 38, _VGG),
     Part("processes", 40, _VGG),
@@ -48,20 +48,20 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What every part of a call shares."""
+    """Settings shared by all parts of a call."""
 
     small: bool
     threads: int
     repeats: int | None
 
     def options(self) -> list[str]:
-        """As the parts are told."""
+        """Command-line options passed to each part."""
         repeats = [] if self.repeats is None else ["--repeats", str(self.repeats)]
         return ["--threads", str(self.threads), *(["--small"] if self.small else []), *repeats]
 
 
 def key(part: Part, settings: Settings) -> str:
-    """A digest of all that a part's figures depend on: code, options and machine."""
+    """Digest of everything that a part's figures depend on: code, options and machine."""
     files = [path for name in MEASURED for path in _sources(PACKAGE / name)]
     files += [part.script, *(HERE / f"{name}.py" for name in part.helpers)]
     facts = [*part.options, *settings.options(), platform.node(), str(os.cpu_count())]
@@ -77,61 +77,60 @@ def _sources(path: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """The folder that keeps what each part found. A part's key is that of the code at its opening."""
+class FigureStore:
+    """Folder of the figures of finished parts; the keys are computed when the store is opened."""
 
     folder: Path
     settings: Settings
     keys: dict[str, str]
 
     @classmethod
-    def open(cls, folder: Path, settings: Settings, parts: Sequence[Part]) -> Shelf:
-        """The shelf for some parts."""
+    def open(cls, folder: Path, settings: Settings, parts: Sequence[Part]) -> FigureStore:
+        """The store of some parts."""
         return cls(folder, settings, {part.name: key(part, settings) for part in parts})
 
-    def find(self, part: Part) -> dict[str, Any] | None:
-        """What an earlier call found with the same code and settings."""
+    def load(self, part: Part) -> dict[str, Any] | None:
+        """Figures of an earlier call with the same code and settings, if any."""
         path = self._path(part)
-        kept = read_json(path, "figures of a benchmark") if path.exists() else {}
-        same = isinstance(kept, dict) and kept.get("key") == self.keys[part.name]
-        return kept if same else None
+        stored = read_json(path, "figures of a benchmark") if path.exists() else {}
+        is_current = isinstance(stored, dict) and stored.get("key") == self.keys[part.name]
+        return stored if is_current else None
 
-    def keep(self, part: Part, figures: dict[str, Any], *, commit: str, seconds: float, when: str) -> dict[str, Any]:
-        """Put a part's figures down; as they will be found."""
-        kept = {
+    def save(self, part: Part, figures: dict[str, Any], *, commit: str, seconds: float, when: str) -> None:
+        """Write the figures of a part."""
+        stored = {
             "key": self.keys[part.name],
             "commit": commit,
             "seconds": seconds,
             "when": when,
             "figures": figures,
         }
-        write_json(self._path(part), kept)
-        return kept
+        write_json(self._path(part), stored)
 
     def _path(self, part: Part) -> Path:
         return self.folder / f"{part.name}{'-small' if self.settings.small else ''}.json"
 
 
-def measured(part: Part, settings: Settings, scratch: Path) -> dict[str, Any]:
-    """Run a part's script; it talks on the terminal, and its figures come back."""
+def run_part(part: Part, settings: Settings, scratch: Path) -> dict[str, Any]:
+    """Run a part's script, with its output on the terminal, and return its figures."""
     scratch.parent.mkdir(parents=True, exist_ok=True)
     scratch.unlink(missing_ok=True)
-    told = [*part.options, *settings.options(), "--out", str(scratch)]
-    subprocess.run([sys.executable, str(part.script), *told], check=True)
+    options = [*part.options, *settings.options(), "--out", str(scratch)]
+    subprocess.run([sys.executable, str(part.script), *options], check=True)
     figures: dict[str, Any] = read_json(scratch, f"the figures of {part.script.name}")
     scratch.unlink()
     return figures
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that is checked out, with a word if files differ from it."""
+    """The checked-out commit, with a note if files differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        name, changed = git("rev-parse", "--short=10", "HEAD"), git("status", "--porcelain")
+        commit, changed = git("rev-parse", "--short=10", "HEAD"), git("status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return name + (" and uncommitted changes" if changed else "")
+    return commit + (" and uncommitted changes" if changed else "")

@@ -1,4 +1,4 @@
-"""Growth curves of ``make bench`` as SVG files that stand alone: time and memory against what grows."""
+"""Growth curves of ``make bench`` as self-contained SVG files: time and memory against problem size."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Panel:
 
 
 def plots(figures: dict[str, Figures]) -> dict[str, str]:
-    """Every plot that the measured parts give, by file name."""
+    """Plots of the measured parts, by file name."""
     drawn: dict[str, str] = {}
-    criterion, kernels = figures.get("objective", {}), figures.get("kernels", {})
-    for grown in ("proposals", "images", "classes"):
-        points = [row for row in criterion.get("curves", ()) if row["against"] == grown]
+    criterion, kernels = figures.get("criterion", {}), figures.get("kernels", {})
+    for variable in ("proposals", "images", "classes"):
+        points = [row for row in criterion.get("curves", ()) if row["against"] == variable]
         if points:
-            drawn[f"bench-{grown}.svg"] = side_by_side(time_and_memory("Objective", points, grown, grown))
+            drawn[f"bench-{variable}.svg"] = side_by_side(time_and_memory("Criterion", points, variable, variable))
     rows = kernels.get("curves", ())
     exemplars = [row for row in rows if row["kernel"] == "WSCL"]
     if exemplars:
@@ -49,27 +49,27 @@ def plots(figures: dict[str, Figures]) -> dict[str, str]:
 
 
 def time_and_memory(name: str, points: Sequence[dict[str, Any]], x: str, x_label: str) -> list[Panel]:
-    """Seconds beside megabytes."""
+    """Panels of seconds and of peak megabytes."""
     peak = Line("peak", "run-2", tuple((p[x], p["peak_mb"]) for p in points))
-    return [time_panel(f"{name}: seconds", points, x, x_label), Panel(f"{name}: most MB at once", x_label, (peak,))]
+    return [time_panel(f"{name}: seconds", points, x, x_label), Panel(f"{name}: peak MB", x_label, (peak,))]
 
 
 def time_panel(title: str, points: Sequence[dict[str, Any]], x: str, x_label: str) -> Panel:
-    """CPU seconds and seconds by the clock, medians."""
+    """Medians of CPU seconds and wall seconds."""
     cpu = Line("CPU", "run-0", tuple((p[x], p["cpu"]["median"]) for p in points))
-    wall = Line("clock", "run-1", tuple((p[x], p["wall"]["median"]) for p in points))
+    wall = Line("wall", "run-1", tuple((p[x], p["wall"]["median"]) for p in points))
     return Panel(title, x_label, (cpu, wall))
 
 
 def long_run(points: Sequence[dict[str, Any]]) -> list[Panel]:
-    """Memory and open files of a run on its way."""
+    """Memory and open files during a run."""
     rss = Line("memory", "run-2", tuple((p["step"], p["rss_mb"]) for p in points))
     files = Line("files", "run-0", tuple((p["step"], p["files"]) for p in points))
-    return [Panel("A long run: memory held, MB", "step", (rss,)), Panel("A long run: open files", "step", (files,))]
+    return [Panel("Long run: resident memory, MB", "step", (rss,)), Panel("Long run: open files", "step", (files,))]
 
 
 def side_by_side(panels: Sequence[Panel]) -> str:
-    """Panels in a row, as a file of its own."""
+    """One SVG document with panels in a row."""
     body = svg_tag("style", STYLE) + svg_tag("rect", class_="paper", width="100%", height="100%")
     for index, panel in enumerate(panels):
         left = GAP / 2 + index * (WIDTH + GAP)

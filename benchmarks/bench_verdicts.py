@@ -1,4 +1,4 @@
-"""What was asked of the package's speed, and whether it holds on this machine: a row for every target."""
+"""Performance targets of the package, and whether this machine's figures meet them: one row per target."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Any
 
 Figures = dict[str, Any]
 
-ASKED_GFLOPS, ASKED_CORES = 140, 2  # of the machine that the objective's 4 CPU seconds are asked of
+TARGET_GFLOPS, TARGET_CORES = 140, 2  # machine to which the criterion's target of 4 CPU seconds applies
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what came of it; ``holds`` is None where nothing was asked or nothing could be measured."""
+    """A target and its measurement; ``is_met`` is None if there is no target or nothing could be measured."""
 
     what: str
     measured: str
     target: str
-    holds: bool | None
+    is_met: bool | None
 
 
 def verdicts(figures: dict[str, Figures]) -> list[Verdict]:
-    """All of them, of the parts that were measured."""
+    """Verdicts on all measured parts."""
     return [verdict for name, judge in JUDGES.items() if name in figures for verdict in judge(figures[name])]
 
 
-def of_objective(found: Figures) -> list[Verdict]:
-    """Time, gradients and memory of the objective."""
+def of_criterion(found: Figures) -> list[Verdict]:
+    """Time, gradients and memory of the criterion."""
     machine, ours = found["machine"], found["ours"]
-    factor = ASKED_GFLOPS / ASKED_CORES / machine["gemm_gflops_per_cpu_second"]
+    factor = TARGET_GFLOPS / TARGET_CORES / machine["gemm_gflops_per_cpu_second"]
     cpu, here = ours["cpu"]["median"], 4 * factor
     size = f"{ours['images']} x {ours['proposals']:,} proposals, {ours['classes']} classes, {ours['rows']:,} rows"
     rows = [
         Verdict(
-            f"objective, forward + backward ({size})",
+            f"criterion, forward + backward ({size})",
             f"{cpu:.2f} CPU s",
-            f"4 CPU s at {ASKED_GFLOPS} GFLOPS on {ASKED_CORES} cores; this machine's GEMM runs at "
-            f"{machine['gemm_gflops_per_cpu_second']:.0f} a core, so {here:.1f} CPU s here",
+            f"4 CPU s at {TARGET_GFLOPS} GFLOPS on {TARGET_CORES} cores; this machine's GEMM runs at "
+            f"{machine['gemm_gflops_per_cpu_second']:.0f} per core, so {here:.1f} CPU s here",
             cpu <= here,
         ),
-        Verdict("objective: most memory at once", f"{ours['peak_mb']:.0f} MB", "256 MB", ours["peak_mb"] <= 256),
+        Verdict("criterion: peak memory", f"{ours['peak_mb']:.0f} MB", "256 MB", ours["peak_mb"] <= 256),
     ]
     if "relative_difference" in found:
         apart, twin = found["relative_difference"], found["twin"]["cpu"]["min"]
-        measured = f"{apart:.0e} apart; the loops take {twin:,.1f} CPU s"
-        what = "objective: gradients of the loop-written twin"
-        rows.insert(1, Verdict(what, measured, "the same (1e-4)", apart <= 1e-4))
+        measured = f"relative difference {apart:.0e}; the loops take {twin:,.1f} CPU s"
+        what = "criterion: gradients against the reference written with loops"
+        rows.insert(1, Verdict(what, measured, "1e-4", apart <= 1e-4))
     return rows
 
 
 def of_kernels(found: Figures) -> list[Verdict]:
-    """RoIPool and NMS, by the clock."""
+    """Wall time of RoIPool and NMS."""
     rows = {row["name"]: row for row in found["rows"]}
     pool, nms = rows["RoIPool forward + backward"], rows["NMS at 0.4"]
     pooled, kept = pool["ours"]["wall"]["median"], nms["ours"]["wall"]["median"]
@@ -59,13 +59,13 @@ def of_kernels(found: Figures) -> list[Verdict]:
         Verdict(
             f"RoIPool 7 x 7, forward + backward ({pool['rois']:,} RoIs, {pool['channels']} channels)",
             f"{pooled:.3f} s, {'equal' if pool['equal_to_plain_torch'] else 'not equal'} to plain torch",
-            "0.4 s on 2 cores, exact",
+            "0.4 s on 2 cores, equal",
             pooled <= 0.4 and pool["equal_to_plain_torch"],
         ),
         Verdict(
             f"NMS ({nms['classes']} classes x {nms['boxes_each']:,} boxes, IoU 0.4)",
-            f"{kept:.3f} s, {'same' if nms['same_kept'] else 'other'} boxes kept",
-            "0.098 s (torchvision's, on another machine), the same boxes kept",
+            f"{kept:.3f} s, {'same' if nms['same_kept'] else 'different'} boxes kept",
+            "0.098 s (torchvision on another machine), same boxes kept",
             kept <= 0.098 and nms["same_kept"],
         ),
     ]
@@ -81,36 +81,38 @@ def of_steps(found: Figures) -> list[Verdict]:
     rows = []
     if single and exact:
         ratio = exact[0]["peak_mb"] / single[0]["peak_mb"]
-        peaks = f"{exact[0]['peak_mb'] / 1024:.2f} GB against {single[0]['peak_mb'] / 1024:.2f} GB"
+        peaks = f"{exact[0]['peak_mb'] / 1024:.2f} GB vs {single[0]['peak_mb'] / 1024:.2f} GB"
         what = f"exact step, {largest} photos: peak memory"
-        rows.append(Verdict(what, f"{ratio:.2f} x ({peaks})", "1.3 x plain with 1 photo", ratio <= 1.3))
+        rows.append(Verdict(what, f"{ratio:.2f} x ({peaks})", "1.3 x the plain step with 1 photo", ratio <= 1.3))
     pairs = [(e, p) for e in exact for p in plain if p["images"] == largest and e["proposals"] == p["proposals"]]
     for one, other in pairs[:1]:
         ratio = one["wall"]["median"] / other["wall"]["median"]
-        seconds = f"{one['wall']['median']:.1f} s against {other['wall']['median']:.1f} s"
+        seconds = f"{one['wall']['median']:.1f} s vs {other['wall']['median']:.1f} s"
         what = f"exact step, {largest} x {one['proposals']:,} proposals: time"
-        rows.append(Verdict(what, f"{ratio:.2f} x ({seconds})", f"1.5 x plain with {largest} photos", ratio <= 1.5))
+        rows.append(
+            Verdict(what, f"{ratio:.2f} x ({seconds})", f"1.5 x the plain step with {largest} photos", ratio <= 1.5)
+        )
     if found["relative_difference"] is not None:
         apart, size = found["relative_difference"], found["compared_at"]
         what = f"exact step, {size['images']} x {size['proposals']:,} proposals: gradients"
-        rows.append(Verdict(what, f"{apart:.0e} from plain", "1e-4", apart <= 1e-4))
+        rows.append(Verdict(what, f"relative difference {apart:.0e}", "1e-4 from the plain step", apart <= 1e-4))
     return rows
 
 
 def of_processes(found: Figures) -> list[Verdict]:
     """Time and gradients of two processes."""
     count, each = len(found["two"]), found["images"] // len(found["two"])
-    what = f"{count} processes x {each} photos against 1 x {found['images']} ({found['proposals']:,} proposals each)"
-    seconds = f"{max(r['wall']['median'] for r in found['two']):.1f} s against {found['one']['wall']['median']:.1f} s"
+    what = f"{count} processes x {each} photos vs 1 x {found['images']} ({found['proposals']:,} proposals each)"
+    seconds = f"{max(r['wall']['median'] for r in found['two']):.1f} s vs {found['one']['wall']['median']:.1f} s"
     ratio, apart = found["time_ratio"], found["relative_difference"]
     return [
         Verdict(f"{what}: time on the same cores", f"{ratio:.2f} x ({seconds})", "1.15 x", ratio <= 1.15),
-        Verdict(f"{what}: gradients, fp32", f"{apart:.0e} apart", "1e-5", apart <= 1e-5),
+        Verdict(f"{what}: gradients, fp32", f"relative difference {apart:.0e}", "1e-5", apart <= 1e-5),
     ]
 
 
 def of_precision(found: Figures) -> list[Verdict]:
-    """bf16 against fp32, and the share of the machine's peak."""
+    """bf16 compared with fp32, and the share of the machine's peak."""
     rows = {row["precision"]: row for row in found["rows"] if row.get("fits", True)}
     single, half = rows.get("fp32"), rows.get("bf16")
     if half is not None and single is not None:
@@ -120,12 +122,12 @@ def of_precision(found: Figures) -> list[Verdict]:
     else:
         tiny = found["bf16"]
         why = (
-            f"not measurable here: this processor does not compute in bf16 (a 256 GEMM takes "
+            f"not measured: the processor has no bf16 instructions (a 256 GEMM takes "
             f"{tiny['gemm_256_bf16_ms']:.2f} ms, in fp32 {tiny['gemm_256_fp32_ms']:.2f} ms)"
         )
         step = Verdict("bf16 step", why, "2 x as fast as fp32", None)
-        share = Verdict("whole step, bf16", "not measurable here", "40 % of the machine's peak", None)
-    whole = [Verdict("whole step, fp32", _share(single), "none; for orientation", None)] if single else []
+        share = Verdict("whole step, bf16", "not measured", "40 % of the machine's peak", None)
+    whole = [Verdict("whole step, fp32", _share(single), "none (for reference)", None)] if single else []
     return [step, share, *whole]
 
 
@@ -135,18 +137,18 @@ def _share(row: Figures) -> str:
 
 
 def of_memory_growth(found: Figures) -> list[Verdict]:
-    """A long run."""
+    """Growth of memory and open files in a long run."""
     seen = found["verdict"]
     measured = (
         f"{seen['rss_mb_per_1000_steps']:+.2f} MB and {seen['files_per_1000_steps']:+.2f} open files "
-        "in 1,000 steps after the warm-up"
+        "per 1,000 steps after the warm-up"
     )
-    target = "no growth (less than 5 MB, no file)"
+    target = "no growth (less than 5 MB, no open file)"
     return [Verdict(f"{found['steps']:,} steps of the tiny recipe", measured, target, seen["holds"])]
 
 
 JUDGES: dict[str, Callable[[Figures], list[Verdict]]] = {
-    "objective": of_objective,
+    "criterion": of_criterion,
     "kernels": of_kernels,
     "steps": of_steps,
     "processes": of_processes,

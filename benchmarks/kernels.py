@@ -1,10 +1,9 @@
-"""Kernels beside their slow twins: RoIPool, RoIAlign, class-wise NMS, pairwise IoU and the contrastive loss.
+"""Kernels and slow reference implementations: RoIPool, RoIAlign, class-wise NMS, pairwise IoU, contrastive loss.
 
     python benchmarks/kernels.py --out runs/kernels.json
 
-Every figure is the smallest, median and largest of several repetitions, in CPU seconds (threads summed) and in seconds
-of the clock. ``curves`` holds growth against RoIs, boxes and exemplars. Peak memory is measured in fresh processes, by
-Linux's own high-water mark.
+Every figure is the min, median and max of several repetitions, in CPU seconds (summed over threads) and wall seconds.
+``curves`` holds growth against RoIs, boxes and exemplars. Peak memory is Linux's high-water mark of a fresh process.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ from torch.nn import functional
 from measuring import Row, arguments, in_fresh_process, machine, measure, peak_mb, set_threads
 from tag2box.io import write_json
 from tag2box.methods.wscl import wscl
-from tag2box.ops import roi as window_max
-from tag2box.ops.boxes import iou
-from tag2box.ops.nms import class_nms
+from tag2box.ops import roi
+from tag2box.ops.boxes import class_nms, iou
 from tag2box.ops.roi import roi_align, roi_pool
 
-WIDTH, HEIGHT = 1000, 688  # of the photo; the map is 125 x 86
+WIDTH, HEIGHT = 1000, 688  # of the photo; the feature map is 125 x 86
 
 
 # ---------------------------------------------------------------- inputs
 
 
 def photo_boxes(count: int, seed: int = 0) -> Tensor:
-    """Boxes of all sizes in one photo; half of their sides are below 40 % of it."""
+    """Boxes of all sizes in one photo; half of the sides are below 40 % of the photo's."""
     g = torch.Generator().manual_seed(seed)
     photo = torch.tensor([WIDTH, HEIGHT], dtype=torch.float32)
     side = photo * (0.06 + 0.9 * torch.rand(count, 2, generator=g) ** 1.5)
@@ -41,20 +39,20 @@ def photo_boxes(count: int, seed: int = 0) -> Tensor:
 
 
 def exemplars(count: int, classes: int = 8, dim: int = 128) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit embeddings that lean to the middle of their class, classes, and weights."""
+    """Unit embeddings around a centre per class, their classes and weights."""
     torch.manual_seed(0)
     cls = torch.arange(count) % classes
     embed = functional.normalize(torch.randn(classes, dim)[cls] + torch.randn(count, dim), dim=1)
     return embed.requires_grad_(), cls, torch.rand(count)
 
 
-# ---------------------------------------------------------------- twins
+# ---------------------------------------------------------------- references
 
 
 def adaptive_pool_loop(features: Tensor, boxes: Tensor, grad: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A loop of adaptive max-pools over the cells of each box, and the gradient of the map if ``grad`` is given.
+    """Adaptive max-pooling box by box, and the gradient of the feature map if ``grad`` is given.
 
-    The bins are whole-number ones, where RoIPool's are computed in floating point and reach over the map's edge.
+    Its bins have integer borders; those of RoIPool are computed in floating point and may exceed the map.
     """
     cells = ((boxes - torch.tensor([0.0, 0.0, 1.0, 1.0])) / 8 + 0.5).floor().long()
     pooled, total = [], torch.zeros_like(features)
@@ -67,7 +65,7 @@ def adaptive_pool_loop(features: Tensor, boxes: Tensor, grad: Tensor | None = No
 
 
 def grid_sample_loop(features: Tensor, boxes: Tensor, *, size: int, scale: float) -> Tensor:
-    """RoIAlign by torch's own sampler, box after box."""
+    """RoIAlign by torch's ``grid_sample``, box by box."""
     extent = torch.tensor([features.shape[3], features.shape[2]]) / scale
     low, high = boxes[:, :2] / extent, boxes[:, 2:] / extent
     theta = torch.cat([torch.diag_embed(high - low), (high + low - 1)[:, :, None]], dim=2)
@@ -95,7 +93,7 @@ def iou_loop(a: Tensor, b: Tensor) -> Tensor:
 
 
 def wscl_at_once(embed: Tensor, cls: Tensor, weight: Tensor) -> Tensor:
-    """The loss of eq. 11-12 with all pairs in one table."""
+    """The loss of eq. 11-12 with all pairs in one matrix."""
     logits = embed @ embed.T / 0.2
     logits = logits.masked_fill(torch.eye(len(cls), dtype=torch.bool), -torch.inf)
     is_positive = (cls[:, None] == cls[None, :]).fill_diagonal_(False)
@@ -107,7 +105,7 @@ def wscl_at_once(embed: Tensor, cls: Tensor, weight: Tensor) -> Tensor:
 
 
 def compare(name: str, case: Row, ours: Callable[[], object], twin: tuple[str, Callable[[], object]]) -> Row:
-    """One row of the table: our figure beside that of the twin, which runs once."""
+    """One row of the table: our time and that of the reference, which runs once."""
     slow = {"name": twin[0], **measure(twin[1], 1, warm=False)}
     fast = measure(ours, case["repeats"])
     print(f"{name}: {fast['cpu']['min']:.3f} CPU s; {twin[0]}: {slow['cpu']['min']:.3f}", flush=True)
@@ -115,7 +113,7 @@ def compare(name: str, case: Row, ours: Callable[[], object], twin: tuple[str, C
 
 
 def our_pool(features: Tensor, boxes: Tensor, grad: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """RoIPool 7 x 7 at stride 8 and, if ``grad`` is given, the gradient of the map."""
+    """RoIPool 7 x 7 at stride 8 and, if ``grad`` is given, the gradient of the feature map."""
     leaf = features.detach().requires_grad_(grad is not None)
     pooled = roi_pool(leaf, boxes, torch.zeros(len(boxes), dtype=torch.long), size=7, scale=1 / 8)
     return pooled, torch.zeros(()) if grad is None else torch.autograd.grad(pooled, leaf, grad)[0]
@@ -144,13 +142,13 @@ def time_roi_pool(repeats: int, rois: int, channels: int) -> list[Row]:
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """No compiled kernel within."""
-    worth = window_max._MIN_COMPILED_WINDOWS
-    window_max._MIN_COMPILED_WINDOWS = 1 << 62
+    """Disable the compiled kernel inside the block."""
+    threshold = roi._MIN_COMPILED_WINDOWS
+    roi._MIN_COMPILED_WINDOWS = 1 << 62
     try:
         yield
     finally:
-        window_max._MIN_COMPILED_WINDOWS = worth
+        roi._MIN_COMPILED_WINDOWS = threshold
 
 
 def time_roi_align(repeats: int, rois: int) -> Row:
@@ -168,7 +166,7 @@ def time_roi_align(repeats: int, rois: int) -> Row:
 
 
 def class_boxes(classes: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same proposals in every class, moved a little as by its own regression; scores and labels."""
+    """The same proposals in every class with noise, as after box regression; scores and labels."""
     g = torch.Generator().manual_seed(1)
     boxes = photo_boxes(each).repeat(classes, 1) + 10 * torch.randn(classes * each, 4, generator=g)
     boxes[:, 2:] = torch.maximum(boxes[:, 2:], boxes[:, :2] + 4)
@@ -225,7 +223,7 @@ def peak_of_wscl(way: str, count: int) -> float:
 
 
 def curves(repeats: int, share: int, channels: int) -> list[Row]:
-    """Seconds against size, one row a point; for the contrastive loss also its peak memory."""
+    """Seconds against size, one row per point; for the contrastive loss also peak memory."""
     rows: list[Row] = []
     for count in (2000 // share, 4000 // share, 8000 // share, 16000 // share, 32000 // share):
         inputs = exemplars(count)
@@ -246,7 +244,7 @@ def curves(repeats: int, share: int, channels: int) -> list[Row]:
 
 def main() -> None:
     parser = arguments(__doc__, "kernels", repeats=5)
-    parser.add_argument("--curves", action="store_true", help="also growth; takes minutes")
+    parser.add_argument("--curves", action="store_true", help="also measure growth; takes minutes")
     args = parser.parse_args()
     set_threads(args.threads)
     share, channels = (50, 16) if args.small else (1, 512)

@@ -1,10 +1,10 @@
-"""Kill one of two training processes with SIGKILL at random moments; the same command goes on; compare the weights.
+"""Kill one of two training processes with SIGKILL at random times, resume, and compare the weights.
 
     python benchmarks/kill_training.py --kills 10 --out docs/results/kill-training.json
 
-Scenes are generated, lite0's tail learns (so that photos are read and the step is the exact one), and torchrun runs two
-processes on this machine. A moment is drawn between the start of the command and the time an undisturbed run takes;
-the rank that dies is drawn too. A run that ends is compared with the undisturbed one, bit by bit, and the next begins.
+On generated scenes with a trained lite0 tail (so that photos are read and the step is the exact one), torchrun runs two
+processes on this machine. The time of the kill is uniform over the duration of an undisturbed run; the rank is random
+too. A finished run is compared with the undisturbed one, bit by bit, and the next one starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def workers(pid: int) -> list[int]:
 
 
 def kill_after(running: subprocess.Popen[bytes], seconds: float, rng: random.Random) -> bool:
-    """Whether there was somebody to kill."""
+    """Kill a rank after some seconds; False if the command had ended before."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if running.poll() is not None:
@@ -107,7 +107,7 @@ def main() -> None:
                 ended.append(same_weights(out, folder / "undisturbed"))
                 print(f"ended: weights {'equal' if ended[-1] else 'DIFFER'}", flush=True)
             else:
-                raise SystemExit(f"{out}: could not go on")
+                raise SystemExit(f"{out}: could not resume")
     write_json(args.out, {"seconds_undisturbed": round(whole, 1), "kills": moments, "runs_equal": ended})
 
 

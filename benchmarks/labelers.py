@@ -1,20 +1,21 @@
-"""What the labeler of every system costs at the paper's size, beside a whole step of VGG16 in the same run.
+"""Cost of every system's labeler at the paper's size, relative to a whole step of VGG16 in the same run.
 
     python benchmarks/labelers.py --out docs/results/labelers.json
 
-A batch is that of benchmarks/objective.py: 8 photos, 2,000 proposals each, 20 classes. The step is the network's alone:
-one photo forward and back in the exact mode, times 8. So a labeler's share is of a step without any labeler.
+The batch is that of benchmarks/criterion.py: 8 photos, 2,000 proposals each, 20 classes. The step is that of the
+network alone: forward and backward of one photo in exact mode, times 8. So shares are of a step without any labeler.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from criterion import FEATURES, Size, StubNeck, World, make_world
 
+from criterion import FEATURES, Size, StubNeck, World, make_world
 from measuring import Row, arguments, machine, measure, set_threads
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
@@ -24,19 +25,20 @@ from tag2box.training.criterion import Criterion
 from tag2box.types import BatchMeta, Outputs, Requirements, SideInfo
 from vgg_world import SMALL, Shape, make_training
 
-MOMENTS = (0.0, 0.5, 1.0)  # of the training: some labelers do other things at other times
+FRACTIONS = (0.0, 0.5, 1.0)  # of the training: some labelers change over time
 
 
 @dataclass
 class Timed:
-    """A labeler that keeps the CPU seconds of its last call."""
+    """A labeler that records the CPU seconds of its last call."""
 
     labeler: Any
     seconds: float = 0.0
 
     @property
     def requirements(self) -> Requirements:
-        return self.labeler.requirements
+        found: Requirements = self.labeler.requirements
+        return found
 
     def __call__(self, inputs: Any) -> Any:
         before = time.process_time()
@@ -46,7 +48,7 @@ class Timed:
 
 
 def detector_of(config: Config, world: World) -> Detector:
-    """The world's network under a system's heads: every head reads what the world's own heads read."""
+    """The world's network with a system's heads, which get the weights of the world's own heads."""
     torch.manual_seed(0)
     detector = Detector(StubNeck(), world.detector.num_classes, config.heads)
     known = world.detector.state_dict()
@@ -58,39 +60,39 @@ def detector_of(config: Config, world: World) -> Detector:
 
 
 def load_side_info(world: World) -> SideInfo:
-    """Counts of two a tag, and any evidence."""
+    """Two objects per tag, and random superpixel scores."""
     g, rows = torch.Generator().manual_seed(0), len(world.proposals.boxes)
     evidence, objectness = torch.rand(2, rows, generator=g)
     return SideInfo(2 * world.tags.long(), evidence, objectness)
 
 
 def cost_of(config: Config, world: World, repeats: int) -> Row:
-    """CPU seconds of a system's labeler and of its whole objective with the way back, at its most expensive moment."""
-    dressed = replace(world, detector=detector_of(config, world))
+    """CPU seconds of a system's labeler and of its criterion with backward, at the most expensive fraction."""
+    own = replace(world, detector=detector_of(config, world))
     timed = Timed(config.criterion.labeler)
-    off = replace(config.criterion.attention, input_weight=0.0, layer_weight=0.0)  # looks are the network's work
+    off = replace(config.criterion.attention, input_weight=0.0, layer_weight=0.0)  # attention runs in the network
     criterion: Criterion = replace(config.criterion, labeler=timed, attention=off)
     meta = BatchMeta(world.proposals, world.tags, side_info=load_side_info(world))
     labels: list[float] = []
 
     def work(fraction: float) -> None:
-        vectors = dressed.detector.neck(dressed.maps)
-        scores, embed = dressed.detector.score(vectors), dressed.detector.embed(vectors)
-        outcome = criterion(Outputs(scores, embed, vectors), meta, dressed.views(scores), fraction=fraction)
+        vectors = own.detector.neck(own.maps)
+        scores, embed = own.detector.score(vectors), own.detector.embed(vectors)
+        outcome = criterion(Outputs(scores, embed, vectors), meta, own.views(scores), fraction=fraction)
         outcome.total.backward()
         labels.append(timed.seconds)
 
     worst: Row = {}
-    for fraction in MOMENTS:
+    for fraction in FRACTIONS:
         labels.clear()
-        whole = measure(lambda fraction=fraction: work(fraction), repeats)
-        found = {"progress": fraction, "labeler_cpu": min(labels[1:]), "objective_cpu": whole["cpu"]["min"]}
+        whole = measure(partial(work, fraction), repeats)
+        found = {"fraction": fraction, "labeler_cpu": min(labels[1:]), "criterion_cpu": whole["cpu"]["min"]}
         worst = max(worst, found, key=lambda row: row.get("labeler_cpu", -1.0))
     return worst
 
 
 def step_cpu(shape: Shape) -> float:
-    """CPU seconds of a photo's way through VGG16 and back, the network alone."""
+    """CPU seconds of forward and backward of one photo in VGG16, without a labeler."""
     training = make_training(replace(shape, images=1), [0], memory="exact")
     return float(measure(training.iterate, 1)["cpu"]["min"])
 

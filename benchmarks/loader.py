@@ -1,13 +1,13 @@
-"""Does training wait for its batches? Loader images/s against what the training step asks for, on a VOC folder.
+"""Does training wait for its batches? Images/s of the loader and of the training step, on a VOC folder.
 
-    python benchmarks/loader.py --data ../shared/data/voc07-mini --split train --out docs/results/loader.json
+    python benchmarks/loader.py --data VOC2007 --split train --out docs/results/loader.json
 
-Two ways to feed the od-wscl recipe on lite0, at the paper's six scales and batch of 8, random boxes as proposals:
-pixels (the trunk runs at every step) and kept RoI maps (read from disk). For each way and number of workers:
+Two batch sources for the od-wscl recipe on lite0, at the paper's six scales and batch size 8, with random
+proposals: pixels (the trunk runs in every step) and cached RoI maps (read from disk). Per source and number of workers:
 
-    loader    images/s with nobody training
-    step      images/s that the training step alone gets through, its batches ready
-    waiting   share of the time that training, fed by this loader, spends waiting for a batch
+    loader    images/s of the loader alone
+    step      images/s of the training step alone, with batches in memory
+    waiting   share of training time spent waiting for a batch
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from tag2box.annotations import BoxSource, Photo, TaggedPhotos
-from tag2box.commands.runs import build_detector, machine, versions
+from tag2box.cli.train import build_regularizer
 from tag2box.formats.datasets import class_names, read_tagged
 from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
 from tag2box.models.rng import StepRng
 from tag2box.progress import TerminalProgress
 from tag2box.recipes import Config, od_wscl
-from tag2box.training.batches import BatchSource, ImageBatches, RoiMapBatches
-from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.runs import build_detector, machine, versions
+from tag2box.training.batches import BatchSource, FeatureBatches, ImageBatches
+from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.training.step import Step
 from tag2box.types import Batch
 
 
 @dataclass(frozen=True)
 class RandomBoxes(BoxSource):
-    """So many boxes for every photo: what they hold does not matter to the time they take."""
+    """A fixed number of random boxes per photo; their content does not affect the time."""
 
     photos: dict[str, Photo]
     count: int
 
-    def boxes(self, photo_id: str) -> Float32[Tensor, "P 4"]:
-        """The same ones at every call."""
+    def boxes(self, photo_id: str, /) -> Float32[Tensor, "P 4"]:
+        """The same boxes at every call."""
         photo = self.photos[photo_id]
         generator = torch.Generator().manual_seed(photo.width * 10_007 + photo.height)
         side = torch.tensor([photo.width, photo.height], dtype=torch.float32)
@@ -53,12 +54,16 @@ class RandomBoxes(BoxSource):
         corner = (side - extent) * torch.rand(self.count, 2, generator=generator)
         return torch.cat([corner, corner + extent], dim=1)
 
+    def scores(self, photo_id: str, /) -> Float32[Tensor, " P"]:
+        """The same score for all."""
+        return torch.ones(self.count)
+
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table."""
 
-    loader: str
+    source: str
     workers: int
     loader: float
     step: float
@@ -66,22 +71,23 @@ class Row:
 
 
 class Trainer:
-    """The training step with its optimiser, without the records a run keeps."""
+    """The training step with its optimizer, without event log and checkpoints."""
 
     def __init__(self, config: Config, photos: TaggedPhotos) -> None:
         self.detector = build_detector(config, len(photos.classes), pretrained=True)
-        self._step = Step(self.detector, config.criterion, config.drop_block, config.augment)
-        self._optimiser = config.plan.optimizer.build(self.detector)
+        regularizer = build_regularizer(config, self.detector)
+        self._step = Step(self.detector, config.criterion, regularizer, config.augment)
+        self._optimizer = config.plan.optimizer.build(self.detector)
         self.detector.train()
 
     def __call__(self, batch: Batch) -> None:
         """Forward, backward, update."""
         self._step(batch, StepRng(0, 0))
-        self._optimiser.step()
+        self._optimizer.step()
 
 
 def loader_speed(source: BatchSource, batch: int, iterations: int) -> float:
-    """Images/s of the loader alone, its start not counted."""
+    """Images/s of the loader alone, without its start."""
     with source.batches(range(iterations + 1)) as batches:
         next(batches)
         began = time.perf_counter()
@@ -91,7 +97,7 @@ def loader_speed(source: BatchSource, batch: int, iterations: int) -> float:
 
 
 def step_speed(trainer: Trainer, source: BatchSource, batch: int, iterations: int) -> float:
-    """Images/s of the step alone, on batches that are there."""
+    """Images/s of the step alone, on batches in memory."""
     trainer(source.batch(0))
     spent = 0.0
     for iteration in range(1, iterations + 1):
@@ -103,37 +109,37 @@ def step_speed(trainer: Trainer, source: BatchSource, batch: int, iterations: in
 
 
 def waiting_share(trainer: Trainer, source: BatchSource, iterations: int) -> float:
-    """The part of training's time that passes between asking for a batch and having it, but for the first."""
+    """Share of training time spent waiting for a batch, without the first."""
     waited, began = 0.0, 0.0
     with source.batches(range(iterations + 1)) as batches:
         for iteration in range(iterations + 1):
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             batch = next(batches)
             if iteration == 0:
                 began = time.perf_counter()
             else:
-                waited += time.perf_counter() - asked
+                waited += time.perf_counter() - requested
             trainer(batch)
     return waited / (time.perf_counter() - began)
 
 
-def measure(name: str, trainer: Trainer, source: ImageBatches | RoiMapBatches, args: argparse.Namespace) -> list[Row]:
-    """All rows of one way to feed training."""
+def measure(name: str, trainer: Trainer, source: ImageBatches | FeatureBatches, args: argparse.Namespace) -> list[Row]:
+    """All rows of one batch source."""
     demand = step_speed(trainer, source, source.loader.batch_size, args.iterations)
     rows = []
     for workers in args.workers:
-        fed = replace(source, loader=replace(source.loader, workers=workers))
-        speed = loader_speed(fed, source.loader.batch_size, args.load_iterations)
-        rows.append(Row(name, workers, speed, demand, waiting_share(trainer, fed, args.iterations)))
+        with_workers = replace(source, loader=replace(source.loader, workers=workers))
+        speed = loader_speed(with_workers, source.loader.batch_size, args.load_iterations)
+        rows.append(Row(name, workers, speed, demand, waiting_share(trainer, with_workers, args.iterations)))
         print(markdown(rows[-1:], head=len(rows) == 1 and name == "pixels"), flush=True)
     return rows
 
 
 def markdown(rows: Sequence[Row], *, head: bool = True) -> str:
     """The table."""
-    lines = ["| fed with | workers | loader, images/s | step, images/s | waiting |", "|---|---|---|---|---|"] * head
+    lines = ["| source | workers | loader, images/s | step, images/s | waiting |", "|---|---|---|---|---|"] * head
     for r in rows:
-        lines.append(f"| {r.loader} | {r.workers} | {r.loader:.2f} | {r.step:.2f} | {100 * r.waiting:.1f} % |")
+        lines.append(f"| {r.source} | {r.workers} | {r.loader:.2f} | {r.step:.2f} | {100 * r.waiting:.1f} % |")
     return "\n".join(lines)
 
 
@@ -151,30 +157,30 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="VOC folder, or any other dataset")
     parser.add_argument("--split", default=None, help="image list, such as train")
     parser.add_argument("--classes", default=None, help="names, or a text file of them")
-    parser.add_argument("--photos", type=int, default=64, help="take the first so many")
-    parser.add_argument("--boxes", type=int, default=640, help="proposals a photo")
+    parser.add_argument("--photos", type=int, default=64, help="number of photos, from the first")
+    parser.add_argument("--boxes", type=int, default=640, help="proposals per photo")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=6, help="training steps timed for each figure")
-    parser.add_argument("--load-iterations", type=int, default=20, help="batches timed for the loader alone")
+    parser.add_argument("--iterations", type=int, default=6, help="training steps per figure")
+    parser.add_argument("--load-iterations", type=int, default=20, help="batches per figure of the loader alone")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--map-scales", type=int, nargs="+", default=[480, 688], help="scales that maps are kept at")
+    parser.add_argument("--map-scales", type=int, nargs="+", default=[480, 688], help="scales of the cached RoI maps")
     parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"))
     args = parser.parse_args()
 
     photos = read_few(args)
     store = RandomBoxes({photo.id: photo for photo in photos.photos}, args.boxes)
     config = od_wscl()
-    loader = replace(config.loader, batch=args.batch)
+    loader = replace(config.loader, batch_size=args.batch)
     trainer = Trainer(config, photos)
     backbone = trainer.detector.backbone
     pixels = ImageBatches(photos, store, loader, 0, backbone.preprocess.neutral())
     rows = measure("pixels", trainer, pixels, args)
     with tempfile.TemporaryDirectory() as folder:
-        kept = CachedRoiMaps(LiveRoiMaps(backbone, photos.photos, store), Path(folder))
+        cached = FeatureCache(RoiMaps(backbone, photos.photos, store), Path(folder))
         few = replace(loader, resize=replace(loader.resize, scales=tuple(args.map_scales), flip=0.0))
-        kept.make(few.resize.views(), TerminalProgress())
-        rows += measure("kept maps", trainer, RoiMapBatches(photos, store, few, 0, kept), args)
-        kept.close()
+        cached.build(few.resize.views(), TerminalProgress())
+        rows += measure("cached RoI maps", trainer, FeatureBatches(photos, store, few, 0, cached), args)
+        cached.close()
     figures = [asdict(row) for row in rows]
     settings = {"photos": len(photos), "boxes": args.boxes, "batch": args.batch, "map_scales": args.map_scales}
     write_json(args.out, {"settings": settings, "machine": machine(), "versions": versions(), "rows": figures})

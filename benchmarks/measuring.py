@@ -1,4 +1,4 @@
-"""How the benchmarks measure: seconds with their spread, peak memory, differences of gradients, what the machine is."""
+"""Measuring tools of the benchmarks: seconds with their spread, peak memory, gradient differences, machine facts."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from torch import Tensor, nn
 
 Row = dict[str, Any]
 
-SPARE_MB = 1500  # left to the rest of the machine by a measurement that may grow
-NO_ROOM = 77  # exit code of one that needed more
+SPARE_MB = 1500  # left free for the rest of the machine
+OUT_OF_MEMORY = 77  # exit code of a job that exceeded its limit
 
 
-# ---------------------------------------------------------------- the command line they share
+# ---------------------------------------------------------------- shared command line
 
 
 def arguments(doc: str | None, name: str, *, repeats: int) -> argparse.ArgumentParser:
     """The options of every part of ``make bench``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, a smoke test")
     parser.add_argument("--out", type=Path, default=Path(f"runs/{name}.json"))
     return parser
 
 
 def set_threads(wanted: int) -> int:
-    """Let torch compute with so many threads, 0 being as many as it chooses; how many they are."""
+    """Set the number of torch's threads (0: its default) and return it."""
     if wanted:
         torch.set_num_threads(wanted)
     return torch.get_num_threads()
@@ -50,7 +50,7 @@ def set_threads(wanted: int) -> int:
 
 
 def measure(work: Callable[[], object], repeats: int, *, warm: bool = True) -> Row:
-    """Seconds of a call, once warmed up: smallest, median and largest."""
+    """Min, median and max seconds of a call, after one warm-up call."""
     if warm:
         work()
     cpu, wall = [], []
@@ -64,11 +64,16 @@ def measure(work: Callable[[], object], repeats: int, *, warm: bool = True) -> R
 
 def spread_of(values: list[float]) -> Row:
     ends = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, 5) for name, value in ends.items()}
+    return {name: round(value, 7) for name, value in ends.items()}
+
+
+def gflops(operations: float, seconds: float) -> float:
+    """Speed in GFLOPS; finite also if the clock is too coarse to see the work."""
+    return round(operations / max(seconds, 1e-7) / 1e9, 1)
 
 
 def in_words(seconds: float) -> str:
-    """About how long: 40 s, 12 min, 1 h 05 min."""
+    """A rounded duration: 40 s, 12 min, 1 h 05 min."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -79,7 +84,7 @@ def in_words(seconds: float) -> str:
 
 
 def machine() -> Row:
-    """What the figures depend on, with the speed of a 2,048 GEMM in this very run."""
+    """Facts that the figures depend on, with the speed of a 2,048 GEMM in this run."""
     a = torch.randn(2048, 2048)
     gemm = measure(lambda: a @ a, 5)
     return {
@@ -92,13 +97,13 @@ def machine() -> Row:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "gemm_gflops": round(2 * 2048**3 / gemm["wall"]["min"] / 1e9, 1),
-        "gemm_gflops_per_cpu_second": round(2 * 2048**3 / gemm["cpu"]["min"] / 1e9, 1),
+        "gemm_gflops": gflops(2 * 2048**3, gemm["wall"]["min"]),
+        "gemm_gflops_per_cpu_second": gflops(2 * 2048**3, gemm["cpu"]["min"]),
     }
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Model name of the processor."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -109,7 +114,7 @@ def cpu_name() -> str:
 
 
 def peak_mb(work: Callable[[], object]) -> float:
-    """Most memory a call held beyond what was there before it, in this process."""
+    """Peak memory of a call in this process, above the level before it."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark
     before = status_mb("VmRSS")
     work()
@@ -117,12 +122,12 @@ def peak_mb(work: Callable[[], object]) -> float:
 
 
 def status_mb(field: str) -> float:
-    """A figure of this process: VmRSS is what it holds in memory, VmHWM the most it ever held."""
+    """A memory figure of this process: VmRSS (resident) or VmHWM (its high-water mark)."""
     return _figure(Path("/proc/self/status"), field) / 1024
 
 
 def free_mb() -> float:
-    """What could be used without pushing anything out."""
+    """Available memory of the machine."""
     return _meminfo("MemAvailable")
 
 
@@ -136,13 +141,13 @@ def _figure(path: Path, field: str) -> int:
 
 
 def in_fresh_process(job: Callable[..., Any], *args: object) -> Any:
-    """Run a module's function in a process of its own, so that nothing it frees was there before."""
+    """Run a module-level function in a fresh process, so that earlier allocations do not count."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(job, *args).result()
 
 
 def if_it_fits(job: Callable[..., Any], *args: object) -> Any:
-    """The same for a job that may need more memory than there is; then the answer is None."""
+    """Run a job in a fresh process; None if it needs more memory than is available."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     limit = max(free_mb() - SPARE_MB, 500.0)
@@ -154,18 +159,18 @@ def if_it_fits(job: Callable[..., Any], *args: object) -> Any:
     except EOFError:
         answer = None
     process.join()
-    if process.exitcode not in {0, NO_ROOM, -signal.SIGKILL}:  # the last is how the system ends what takes too much
-        raise RuntimeError(f"{job.__name__} ended with exit code {process.exitcode}; what went wrong stands above")
+    if process.exitcode not in {0, OUT_OF_MEMORY, -signal.SIGKILL}:  # SIGKILL comes from the system's OOM killer
+        raise RuntimeError(f"{job.__name__} ended with exit code {process.exitcode}; see the traceback above")
     return answer
 
 
 def _guarded(megabytes: float, writer: Connection, job: Callable[..., Any], args: tuple[object, ...]) -> None:
-    """Do a job, but end this process once it holds more: better than letting the system choose whom to end."""
+    """Run a job; exit once this process exceeds the limit, before the system's OOM killer acts."""
 
     def watch() -> None:
         while status_mb("VmRSS") < megabytes:
             time.sleep(0.05)
-        os._exit(NO_ROOM)
+        os._exit(OUT_OF_MEMORY)
 
     threading.Thread(target=watch, daemon=True).start()
     writer.send(job(*args))
@@ -175,18 +180,18 @@ def _guarded(megabytes: float, writer: Connection, job: Callable[..., Any], args
 
 
 def gradient(module: nn.Module) -> Tensor:
-    """The gradients of all that learns, in one vector."""
+    """Gradients of all trainable parameters, in one vector."""
     learning = [p for p in module.parameters() if p.requires_grad]
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in learning])
 
 
-def keep_vector(path: Path, vector: Tensor) -> None:
-    """Leave a vector for another process."""
+def save_vector(path: Path, vector: Tensor) -> None:
+    """Write a vector for another process."""
     np.save(path, vector.numpy(), allow_pickle=False)
 
 
 def relative_difference(path: Path, reference: Path) -> float:
-    """|a - b| / |b| of two kept vectors, summed in double precision."""
+    """|a - b| / |b| of two saved vectors, summed in double precision."""
     a, b = (np.load(file, mmap_mode="r", allow_pickle=False) for file in (path, reference))
     apart = whole = 0.0
     for start in range(0, len(b), 1 << 22):

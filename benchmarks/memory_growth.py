@@ -1,9 +1,9 @@
-"""Does a long run grow? 2,000 steps of a tiny recipe through the training loop: memory and open files on the way.
+"""Growth of memory and open files over 2,000 steps of a tiny recipe in the training loop.
 
     python benchmarks/memory_growth.py --out runs/memory_growth.json
 
-Generated scenes, lite0 with kept maps, logs and checkpoints as in any run. The verdict looks at the slope after the
-first quarter, in which caches fill.
+Generated scenes, lite0 with a feature cache, logs and checkpoints as in any run. The verdict uses the slope after the
+first quarter, during which caches fill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from measuring import Row, arguments, in_fresh_process, machine, set_threads, status_mb
 from tag2box import settings
-from tag2box.commands.train import train
+from tag2box.cli.train import train
 from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
 from tag2box.formats.csv_tags import read_tags
@@ -31,12 +31,12 @@ TINY = (
     "proposals.short_side=96", "proposals.max_boxes=24", "backbone.pool_size=4", "loader.batch_size=4",
     "loader.resize.scales=[96]", "plan.log_every=10", "plan.checkpoint_every=100", "plan.gallery=2",
 )  # fmt: skip
-WARM_UP = 0.25  # share of the run whose growth is not judged
-MOST_MB = 5.0  # growth over 1,000 steps that is still none: the allocator's breathing
+WARM_UP = 0.25  # share of the run that the verdict ignores
+MAX_MB = 5.0  # tolerated growth per 1,000 steps: noise of the allocator
 
 
-class Watch:
-    """A progress bar that looks at the process every so many steps."""
+class MemoryBar:
+    """A progress bar that records memory and open files every few steps."""
 
     def __init__(self, every: int) -> None:
         self.points: list[Row] = []
@@ -44,29 +44,29 @@ class Watch:
         self._step = 0
 
     def advance(self, note: str = "") -> None:
-        """One more step is done."""
+        """Count one step."""
         self._step += 1
         if self._step % self._every == 0:
             self.points.append({"step": self._step, "rss_mb": round(status_mb("VmRSS"), 2), "files": open_files()})
 
 
 def open_files() -> int:
-    """Descriptors this process holds; the one that looks is not counted."""
+    """Open file descriptors of this process, without the one used to count."""
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
-def watched_run(steps: int, every: int, threads: int) -> list[Row]:
-    """What a run of so many steps held on its way."""
+def recorded_run(steps: int, every: int, threads: int) -> list[Row]:
+    """Memory and open files during a run."""
     set_threads(threads)
-    watch = Watch(every)
+    recorder = MemoryBar(every)
 
-    class Silence:
+    class Ignored:
         def advance(self, note: str = "") -> None:
-            """Proposals and maps are not watched."""
+            """Proposals and the feature cache are not recorded."""
 
     @contextmanager
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        yield watch if title == "training" else Silence()
+        yield recorder if title == "training" else Ignored()
 
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -76,11 +76,11 @@ def watched_run(steps: int, every: int, threads: int) -> list[Row]:
         config = settings.load(Config, [], [*where, *TINY, f"plan.iterations={steps}"], base=scenes())
         build_proposals(read_tags(tags, photos).photos, config.proposals, store, read=read_photo, workers=1)
         train(config, home / "run", progress=progress)
-    return watch.points
+    return recorder.points
 
 
 def verdict(points: list[Row]) -> Row:
-    """Slopes after the warm-up, by least squares, and whether they say that nothing grows."""
+    """Least-squares slopes after the warm-up, and whether they are within the limits."""
     late = points[int(WARM_UP * len(points)) :]
     steps = np.array([p["step"] for p in late], dtype=float)
     slopes = {
@@ -92,7 +92,7 @@ def verdict(points: list[Row]) -> Row:
         "rss_mb_per_1000_steps": slopes["rss_mb"],
         "files_per_1000_steps": slopes["files"],
         "files_more_at_the_end": more_files,
-        "holds": slopes["rss_mb"] < MOST_MB and more_files <= 0,
+        "holds": slopes["rss_mb"] < MAX_MB and more_files <= 0,
     }
 
 
@@ -101,10 +101,10 @@ def main() -> None:
     args = parser.parse_args()
     threads = set_threads(args.threads)
     steps, every = (20, 1) if args.small else (2000, 20)
-    points = in_fresh_process(watched_run, steps, every, threads)
+    points = in_fresh_process(recorded_run, steps, every, threads)
     found = verdict(points)
-    grown = f"{found['rss_mb_per_1000_steps']:+.2f} MB and {found['files_per_1000_steps']:+.2f} files"
-    print(f"{steps} steps: {grown} in 1,000 steps")
+    slopes = f"{found['rss_mb_per_1000_steps']:+.2f} MB and {found['files_per_1000_steps']:+.2f} files"
+    print(f"{steps} steps: {slopes} per 1,000 steps")
     write_json(args.out, {"machine": machine(), "steps": steps, "every": every, "points": points, "verdict": found})
 
 

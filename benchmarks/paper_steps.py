@@ -1,16 +1,16 @@
-"""The paper's recipes at full size: two real steps of each on generated photos, and what a whole run would cost.
+"""The paper's recipes at full size: two training steps of each on generated photos, and the cost of a whole run.
 
-    python benchmarks/paper_steps.py                     # hours; every step that ends is kept, the same command goes on
-    python benchmarks/paper_steps.py --photos 1          # a photo in a step instead of 8
+    python benchmarks/paper_steps.py                     # hours; resumable, rerun the same command
+    python benchmarks/paper_steps.py --photos 1          # batch size 1 instead of 8
     python benchmarks/paper_steps.py --only voc07-ss-vgg16
-    python benchmarks/paper_steps.py --small             # tiny sizes; nothing lands in docs/
+    python benchmarks/paper_steps.py --small             # tiny sizes; writes nothing to docs/
 
-Weights are random, photos are drawn, all else is the recipe's: batch, 2,000 proposals a photo, optimiser, objective;
-memory is ``exact``. The first step is at the recipe's smallest scale (short sides of 480 pixels), the second at its
-largest (1,200). A whole run's cost is read off the line in pixels through both, at the mean size to which its batches
-of 8 are padded. Recipes that differ in the source of proposals, in the number of photos or in length do the same work
-in a step, so it is measured once for all of them. Each measurement has a process of its own, whose peak is Linux's
-high-water mark: weights, gradients, momentum, pixels and libraries are all in it.
+Weights are random and photos are generated; the rest is the recipe's: batch size, 2,000 proposals per photo, optimizer,
+criterion; memory is ``exact``. The first step is at the recipe's smallest scale (short side of 480 pixels), the second
+at its largest (1,200). The cost of a whole run is interpolated linearly in pixels, at the mean padded size of its
+batches of 8. Recipes that differ only in the source of proposals, the number of photos or the length do the same work
+per step, which is measured once for all of them. Each measurement runs in a fresh process; its peak is Linux's
+high-water mark, which includes weights, gradients, momentum, pixels and libraries.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
 from tag2box.annotations import Photo, TaggedPhotos
+from tag2box.cli.train import build_regularizer
 from tag2box.data.transforms import Resize, view_size
 from tag2box.io import read_json, write_json
 from tag2box.models.backbone import Backbone
@@ -49,17 +50,17 @@ from tag2box.recipes import RECIPES, Config
 from tag2box.training.batches import ImageBatches, Loader
 from tag2box.training.optim import set_lr
 from tag2box.training.step import Step
-from vgg_world import LEARNT, VIEWS
+from vgg_world import TRAINED, VIEWS
 
 DOCS = Path(__file__).parents[1] / "docs" / "results" / "paper-steps.json"
 STEPS = 2
-PHOTO = {"voc": (375, 500), "coco": (480, 640)}  # the commonest height and width of each
-UPRIGHT = 4  # every fourth photo stands upright
+PHOTO = {"voc": (375, 500), "coco": (480, 640)}  # most frequent height and width
+UPRIGHT = 4  # every fourth photo is in portrait format
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a step is."""
+    """Size of a step."""
 
     batch: int = 8
     proposals: int = 2000
@@ -70,31 +71,31 @@ FULL, SMALL = Sizes(), Sizes(batch=2, proposals=24, small=True)
 
 
 def family(name: str) -> str:
-    """The recipes whose steps do the same work: those of a backbone on VOC, or on COCO."""
+    """Group of recipes whose steps do the same work: a backbone on VOC, or on COCO."""
     run = PAPER_RUNS[name]
     return f"{run.dataset[:-2]}-{run.backbone}"
 
 
 def sized(config: Config, sizes: Sizes) -> Config:
-    """The recipe; a trial looks at photos of a stamp's size."""
+    """The recipe at these sizes; a trial uses tiny photos."""
     resize = Resize(scales=(64, 80), long_max=120) if sizes.small else config.loader.resize
-    return replace(config, loader=replace(config.loader, batch=sizes.batch, resize=resize, workers=0))
+    return replace(config, loader=replace(config.loader, batch_size=sizes.batch, resize=resize, workers=0))
 
 
 def at_scale(loader: Loader, iteration: int) -> Loader:
-    """The first step sees photos at the smallest scale, the second at the largest."""
+    """Loader of one step: the first at the smallest scale, the second at the largest."""
     scale = (min, max)[iteration](loader.resize.scales)
     return replace(loader, resize=replace(loader.resize, scales=(scale,)))
 
 
 def photo_size(name: str, number: int) -> tuple[int, int]:
-    """Height and width of a drawn photo."""
+    """Height and width of a generated photo."""
     wide = PHOTO[PAPER_RUNS[name].dataset[:-2]]
     return wide[::-1] if number % UPRIGHT == UPRIGHT - 1 else wide
 
 
-def usual_pixels(name: str, loader: Loader, batches: int = 1000) -> float:
-    """What a batch of a run is padded to, in the mean: every photo draws its scale, the largest sides count."""
+def mean_padded_pixels(name: str, loader: Loader, batches: int = 1000) -> float:
+    """Mean padded size of a batch: scales are drawn per photo, the largest sides count."""
     areas = []
     for first in range(0, batches * loader.batch_size, loader.batch_size):
         numbers = np.random.default_rng(first).permutation(UPRIGHT * loader.batch_size)[: loader.batch_size]
@@ -103,22 +104,24 @@ def usual_pixels(name: str, loader: Loader, batches: int = 1000) -> float:
     return sum(areas) / len(areas)
 
 
-def seconds_a_photo(row: Row, pixels: float) -> float:
-    """The line through both steps, at a size."""
+def seconds_per_photo(row: Row, pixels: float) -> float:
+    """Time per photo of a size, on the line through both steps."""
     (small, large), (fast, slow) = (h * w for h, w in row["padded"]), row["seconds"]
-    return (fast + (slow - fast) * (pixels - small) / (large - small)) / row["batch"]
+    return float((fast + (slow - fast) * (pixels - small) / (large - small)) / row["batch"])
 
 
-# ---------------------------------------------------------------- what is trained on
+# ---------------------------------------------------------------- data
 
 
 def make_photos(name: str, sizes: Sizes, folder: Path) -> tuple[TaggedPhotos, ProposalStore]:
-    """Drawn photos on disk with tags and proposals: as many as the steps take, so that none comes twice."""
+    """Generated photos on disk with tags and proposals, as many as the steps use."""
     count = STEPS * sizes.batch
     photos = [_photo(folder, i, photo_size(name, i)) for i in range(count)]
     classes = PAPER_DATASETS[PAPER_RUNS[name].dataset].classes
     tags = torch.stack([_tags(classes, i) for i in range(count)])
-    write_store(folder / "proposals", {"kind": "drawn"}, photos, [_boxes(p, i, sizes) for i, p in enumerate(photos)])
+    write_store(
+        folder / "proposals", {"kind": "generated"}, photos, [_boxes(p, i, sizes) for i, p in enumerate(photos)]
+    )
     tagged = TaggedPhotos(tuple(f"class{c}" for c in range(classes)), tuple(photos), tags)
     return tagged, ProposalStore.open(folder / "proposals")
 
@@ -145,36 +148,36 @@ def _boxes(photo: Photo, number: int, sizes: Sizes) -> Candidates:
     return Candidates.unranked(torch.minimum(scaled.clamp(min=0), side))
 
 
-# ---------------------------------------------------------------- what trains
+# ---------------------------------------------------------------- network and steps
 
 
 def make_backbone(settings: object, sizes: Sizes) -> Backbone:
-    """The recipe's network with random weights; in a trial, with few channels."""
+    """The recipe's backbone with random weights; with few channels in a trial."""
     if isinstance(settings, ResNetWs):
         return ResNetWsBackbone(settings, width=8, neck=(16, 16)) if sizes.small else settings.build(pretrained=False)
     assert isinstance(settings, Vgg16)
     backbone = Vgg16Backbone(settings, vector_size=16) if sizes.small else settings.build(pretrained=False)
     for layer in backbone.features:
-        if isinstance(layer, nn.Conv2d):  # torch's own start fades over 13 layers
+        if isinstance(layer, nn.Conv2d):  # torch's default init vanishes over 13 layers
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     return backbone
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What two iterations were like."""
+class Measured:
+    """Figures of two iterations."""
 
     seconds: list[float]
     losses: list[float]
     padded: list[list[int]]  # height and width of each batch
 
 
-def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore) -> Trained:
-    """What the training loop does, twice; reading photos, which it has done ahead, is not timed."""
+def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: ProposalStore) -> Measured:
+    """Two iterations of the training loop, without the time to read photos."""
     neutral = detector.backbone.preprocess.neutral()
-    step = Step(detector, config.criterion, config.drop_block, config.augment, "exact")
+    step = Step(detector, config.criterion, build_regularizer(config, detector), config.augment, "exact")
     plan, optimizer = config.plan, config.plan.optimizer.build(detector)
-    done = Trained([], [], [])
+    done = Measured([], [], [])
     for iteration in range(STEPS):
         source = ImageBatches(photos, store, at_scale(config.loader, iteration), plan.seed, neutral)
         batch = source.batch(iteration)
@@ -191,7 +194,7 @@ def iterate(config: Config, detector: Detector, photos: TaggedPhotos, store: Pro
 
 
 def case(name: str, sizes: Sizes, threads: int) -> Row:
-    """Two iterations of a recipe in a fresh process."""
+    """Two iterations of a recipe, in a fresh process."""
     set_threads(threads)
     config = sized(RECIPES[name](), sizes)
     torch.manual_seed(config.plan.seed)
@@ -211,7 +214,7 @@ def case(name: str, sizes: Sizes, threads: int) -> Row:
 
 
 def expected_seconds(name: str, sizes: Sizes, gflops: float) -> float:
-    """A guess at both steps' time from their multiplications, at two thirds of the machine's GEMM speed."""
+    """Estimated time of both steps from their FLOPs, at two thirds of the machine's GEMM speed."""
     side = 80 if sizes.small else 1400
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         backbone = make_backbone(RECIPES[name]().backbone, sizes)
@@ -219,57 +222,57 @@ def expected_seconds(name: str, sizes: Sizes, gflops: float) -> float:
     trunk = counter.get_total_flops()
     linear = sum(layer.weight.numel() for layer in backbone.modules() if isinstance(layer, nn.Linear))
     neck = (2 + VIEWS) * 2 * sizes.proposals * linear
-    work = 2 * (trunk + neck) + 2 * (LEARNT * trunk + neck)
-    return STEPS * sizes.batch * work / (0.66e9 * gflops)
+    work = 2 * (trunk + neck) + 2 * (TRAINED * trunk + neck)
+    return float(STEPS * sizes.batch * work / (0.66e9 * gflops))
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- all recipes
 
 
 def whole_runs(rows: Sequence[Row]) -> list[Row]:
-    """What a full run of every recipe would take, from the steps of its family; the larger batch counts."""
+    """Estimated days of a full run of every recipe, from the steps of its family with the largest batch."""
     found = {row["family"]: row for row in sorted(rows, key=itemgetter("batch")) if row["fits"]}
     runs = []
     for name in PAPER_RUNS:
         config, row = RECIPES[name](), found.get(family(name))
         days = None
         if row is not None:
-            photo = seconds_a_photo(row, usual_pixels(name, config.loader))
+            photo = seconds_per_photo(row, mean_padded_pixels(name, config.loader))
             days = round(config.plan.iterations * config.loader.batch_size * photo / 86_400, 1)
         runs.append({"recipe": name, "family": family(name), "iterations": config.plan.iterations, "days": days})
     return runs
 
 
-def kept_rows(out: Path, sizes: Sizes, threads: int) -> list[Row]:
-    """The steps of earlier calls with as many proposals, on the same number of threads."""
+def earlier_rows(out: Path, sizes: Sizes, threads: int) -> list[Row]:
+    """Steps of earlier calls with the same numbers of proposals and threads."""
     known: Any = read_json(out, "steps of the paper's recipes") if out.exists() else {}
     same = known.get("proposals") == sizes.proposals and known.get("machine", {}).get("threads") == threads
     return [row for row in known.get("steps", []) if row["fits"]] if same else []
 
 
 def run(wanted: Sequence[str], sizes: Sizes, threads: int, out: Path) -> None:
-    """Every family of the wanted recipes once; the file is written after each."""
-    facts, rows = machine(), kept_rows(out, sizes, threads)
+    """Measure each family of the wanted recipes once; write the file after each."""
+    facts, rows = machine(), earlier_rows(out, sizes, threads)
     first = {family(name): name for name in reversed(wanted)}
     done = {row["family"] for row in rows if row["batch"] == sizes.batch}
-    todo = {kin: name for kin, name in reversed(first.items()) if kin not in done}
-    guess = {kin: expected_seconds(name, sizes, facts["gemm_gflops"]) for kin, name in todo.items()}
-    for turn, (kin, name) in enumerate(todo.items()):
+    todo = {key: name for key, name in reversed(first.items()) if key not in done}
+    guess = {key: expected_seconds(name, sizes, facts["gemm_gflops"]) for key, name in todo.items()}
+    for turn, (key, name) in enumerate(todo.items()):
         left = sum(list(guess.values())[turn:])
-        print(f"[{turn + 1}/{len(todo)}] {kin}: about {in_words(guess[kin])}; left: {in_words(left)}", flush=True)
-        row = if_it_fits(case, name, sizes, threads) or {"family": kin, "batch": sizes.batch, "fits": False}
+        print(f"[{turn + 1}/{len(todo)}] {key}: about {in_words(guess[key])}; remaining: {in_words(left)}", flush=True)
+        row = if_it_fits(case, name, sizes, threads) or {"family": key, "batch": sizes.batch, "fits": False}
         rows.append(row)
-        told = f"{row['seconds']} s, {row['peak_mb']:,.0f} MB" if row["fits"] else "needs more memory than is free"
-        print(f"{kin}: {told}", flush=True)
+        result = f"{row['seconds']} s, {row['peak_mb']:,.0f} MB" if row["fits"] else "out of memory"
+        print(f"{key}: {result}", flush=True)
         write_json(out, {"machine": facts, "proposals": sizes.proposals, "steps": rows, "runs": whole_runs(rows)})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(PAPER_RUNS), metavar="RECIPE", help="may be repeated")
-    parser.add_argument("--photos", type=int, help="in a batch; default: 8")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch chooses")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--photos", type=int, help="batch size; default: 8")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, a smoke test")
     parser.add_argument("--out", type=Path, help="default: docs/results/paper-steps.json")
     args = parser.parse_args(argv)
     sizes = SMALL if args.small else FULL

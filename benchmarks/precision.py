@@ -1,11 +1,10 @@
-"""Whole steps of VGG16 against the machine's peak, in fp32 and, where the processor can compute in it, bf16.
+"""Whole steps of VGG16 compared with the machine's peak, in fp32 and, if the processor supports it, bf16.
 
     python benchmarks/precision.py --out runs/precision.json
 
-A step of 2 photos: what it takes grows with the photos, but the share of the peak does not change with their number.
-The peak is the faster of a 2,048 GEMM and a convolution of VGG16's fourth block, in the same process as the step. The
-share of it that a step reaches counts every multiplication the step does, and the profile says where the time goes.
-On a processor without bf16 instructions a step would take hours: bf16 is then not measured.
+A step has 2 photos: time grows with the number of photos, the share of the peak does not. The peak is the faster of a
+2,048 GEMM and a convolution of VGG16's fourth block, in the same process as the step. The step's share of the peak
+counts all its multiplications. On a processor without bf16 instructions a step would take hours: bf16 is then skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from measuring import Row, arguments, if_it_fits, in_words, machine, measure, set_threads
+from measuring import Row, arguments, gflops, if_it_fits, in_words, machine, measure, set_threads
 from step_profile import marked, profiled
 from tag2box.io import write_json
 from tag2box.training.dist import has_bf16
@@ -25,7 +24,7 @@ from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_tra
 
 
 def bf16_ability() -> Row:
-    """Whether this processor computes in bf16, with a small product in both as evidence."""
+    """Whether the processor has bf16 instructions, and the time of a small matrix product in both types."""
     seconds = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a = torch.randn(256, 256).to(dtype)
@@ -44,13 +43,13 @@ def peaks(dtype: torch.dtype, *, small: bool) -> Row:
     gemm = measure(lambda: a @ a, 3)["wall"]["min"]
     convolution = measure(lambda: functional.conv2d(x, w, padding=1), 3)["wall"]["min"]
     return {
-        "gemm_gflops": round(2 * side**3 / gemm / 1e9, 1),
-        "convolution_gflops": round(2 * width * height * 512 * 512 * 9 / convolution / 1e9, 1),
+        "gemm_gflops": gflops(2 * side**3, gemm),
+        "convolution_gflops": gflops(2 * width * height * 512 * 512 * 9, convolution),
     }
 
 
 def case(shape: Shape, memory: str, precision: str, repeats: int, threads: int) -> Row:
-    """Time, multiplications, share of the peak and profile of a step."""
+    """Time, FLOPs, share of the peak and profile of a step."""
     set_threads(threads)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     peak = peaks(dtype, small=shape.width < 500)
@@ -58,8 +57,9 @@ def case(shape: Shape, memory: str, precision: str, repeats: int, threads: int) 
     training.iterate(make_batch(replace(WARM, classes=shape.classes), [0]))
     seconds = measure(training.iterate, repeats, warm=False)
     with FlopCounterMode(display=False) as counter:
-        watched, groups = profiled(training.iterate)
-    gflops = counter.get_total_flops() / seconds["wall"]["median"] / 1e9
+        profiled_seconds, groups = profiled(training.iterate)
+    flops = counter.get_total_flops()
+    speed = flops / seconds["wall"]["median"] / 1e9
     return {
         "precision": precision,
         "memory": memory,
@@ -67,18 +67,18 @@ def case(shape: Shape, memory: str, precision: str, repeats: int, threads: int) 
         "sampled": training.criterion.sampled,
         **seconds,
         **peak,
-        "step_tflop": round(counter.get_total_flops() / 1e12, 4),
-        "step_gflops": round(gflops, 2),
-        "share_of_peak": round(gflops / max(peak.values()), 4),
-        "profiled_seconds": round(watched, 3),
+        "step_tflop": round(flops / 1e12, 4),
+        "step_gflops": round(speed, 2),
+        "share_of_peak": round(speed / max(peak.values()), 6),
+        "profiled_seconds": round(profiled_seconds, 3),
         "profile": groups,
     }
 
 
-def fitting(shape: Shape, precision: str, repeats: int, threads: int, gflops: float) -> Row:
-    """The plain step, or the exact one where plain does not fit."""
+def fitting(shape: Shape, precision: str, repeats: int, threads: int, gemm_gflops: float) -> Row:
+    """The plain step, or the exact one if plain does not fit in memory."""
     for memory in ("plain", "exact"):
-        guess = (repeats + 1) * expected_seconds(shape, memory, gflops)
+        guess = (repeats + 1) * expected_seconds(shape, memory, gemm_gflops)
         print(f"{precision}, {memory}: about {in_words(guess)}", flush=True)
         row: Row | None = if_it_fits(case, shape, memory, precision, repeats, threads)
         if row is not None:

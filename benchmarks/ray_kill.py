@@ -1,9 +1,9 @@
-"""Proposals on a cluster of two Ray nodes, one of them killed half way: the store is that of the local run.
+"""Proposals on a cluster of two Ray nodes, one of them killed half way: the store equals that of a local run.
 
     python benchmarks/ray_kill.py --data VOC2007 --split test --photos 40 --out docs/results/ray.json
 
-Three runs of ``tag2box propose``, each a process of its own: on this machine, on two nodes of one processor each, and
-on two such nodes of which the second is ended with ``kill -9``, raylet and workers, when half the photos are done.
+Three runs of ``tag2box propose``, each in its own process: local, on two nodes with one CPU each, and on two such nodes
+of which the second (raylet and workers) gets ``kill -9`` when half of the photos are done.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ STORE = 100 * 2**20
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two nodes on this machine: the head, on which the command is typed, and one that may be killed."""
+    """Two nodes on this machine: the head, on which the command runs, and one that can be killed."""
 
     address: str
-    second: int  # the process id of its raylet
+    second: int  # process id of its raylet
 
     def workers(self) -> list[int]:
-        """Processes of the second node."""
-        return below(self.second)
+        """Worker processes of the second node."""
+        return descendants(self.second)
 
     def kill(self) -> int:
-        """End the second node as a power cut would; gives how many processes that were."""
+        """Send SIGKILL to all processes of the second node, like a power cut; return their number."""
         doomed = [self.second, *self.workers()]
         for process in doomed:
             os.kill(process, signal.SIGKILL)
@@ -55,7 +55,7 @@ class Nodes:
 
 @contextmanager
 def two_nodes() -> Iterator[Nodes]:
-    """A cluster of two nodes with a processor each, for the length of a with block."""
+    """A cluster of two nodes with one CPU each, for the length of a with block."""
     os.environ.update(QUIET)
     from ray.cluster_utils import Cluster
 
@@ -69,18 +69,18 @@ def two_nodes() -> Iterator[Nodes]:
         cluster.shutdown()
 
 
-def below(process: int) -> list[int]:
-    """All processes that a process has started, and those that these have."""
+def descendants(process: int) -> list[int]:
+    """Child processes of a process, recursively."""
     try:
         tasks = [(task / "children").read_text() for task in Path(f"/proc/{process}/task").iterdir()]
     except OSError:
         return []
     own = [int(word) for text in tasks for word in text.split()]
-    return [*own, *(deeper for child in own for deeper in below(child))]
+    return [*own, *(deeper for child in own for deeper in descendants(child))]
 
 
-def done(out: Path) -> int:
-    """Photos that an unfinished store has on disk."""
+def photos_done(out: Path) -> int:
+    """Number of photos on disk in an unfinished store."""
     count = 0
     for part in sorted(out.glob("parts/0*.npz")):
         with np.load(part, allow_pickle=False) as content:
@@ -89,7 +89,7 @@ def done(out: Path) -> int:
 
 
 def timed(argv: Sequence[str], watch: Callable[[], bool] = lambda: False) -> float:
-    """Seconds of a command; ``watch`` is called until it says that it has seen enough."""
+    """Seconds of a command; ``watch`` is polled until it returns True."""
     begin = time.perf_counter()
     running = subprocess.Popen([*COMMAND, *argv], env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL)
     while running.poll() is None and not watch():
@@ -104,9 +104,9 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 def measure(argv: Sequence[str], photos: int, folder: Path) -> dict[str, object]:
-    """The three runs, and what they left."""
+    """Duration of the three runs, and whether their stores are equal."""
     local, undisturbed, disturbed = (folder / name for name in ("local", "undisturbed", "disturbed"))
-    seconds = {"here, 2 processes": timed([*argv, "--workers", "2", "--out", f"{local}"])}
+    seconds = {"local, 2 processes": timed([*argv, "--workers", "2", "--out", f"{local}"])}
     with two_nodes() as nodes:
         on = ["--on", "ray", "--address", nodes.address]
         seconds["ray, 2 nodes"] = timed([*argv, *on, "--out", f"{undisturbed}"])
@@ -114,8 +114,8 @@ def measure(argv: Sequence[str], photos: int, folder: Path) -> dict[str, object]
     with two_nodes() as nodes:
 
         def kill_half_way() -> bool:
-            if done(disturbed) * 2 >= photos:
-                killed.extend([done(disturbed), nodes.kill()])
+            if photos_done(disturbed) * 2 >= photos:
+                killed.extend([photos_done(disturbed), nodes.kill()])
             return bool(killed)
 
         on = ["--on", "ray", "--address", nodes.address]
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split")
-    parser.add_argument("--photos", type=int, default=40, help="how many, from the first")
+    parser.add_argument("--photos", type=int, default=40, help="number of photos, from the first")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     photos = read_photos(DataSource(path=args.data, split=args.split))[: args.photos]
@@ -147,10 +147,10 @@ def main() -> None:
         split.write_text("".join(f"{photo.id}\n" for photo in photos))
         figures = measure(["propose", f"{args.data}", "--split", f"{split}"], len(photos), Path(folder))
     packages = {name: version(name) for name in ("ray", "tag2box", "torch", "opencv-contrib-python-headless")}
-    busy = [round(value, 1) for value in os.getloadavg()]  # more than the cores: others were at work, too
+    load = [round(value, 1) for value in os.getloadavg()]  # above the number of cores: the machine was busy
     figures |= {
         "cores": os.cpu_count(),
-        "load_average": busy,
+        "load_average": load,
         "python": platform.python_version(),
         "versions": packages,
     }

@@ -1,15 +1,16 @@
-"""RoIAlign against RoIPool before lite0's pretrained tail: does a true box keep the ImageNet class of its crop?
+"""RoIAlign and RoIPool before lite0's pretrained tail: does a true box keep the ImageNet class of its crop?
 
     python benchmarks/roi_pooling.py --data VOC2007 --split train --photos 100
 
-Each true box is classified twice by the same network: as a crop of the photo, and pooled from the photo's map. The
-share of boxes for which the two agree is printed for both ways of pooling, and written to OUT.
+Each true box is classified twice by the same network: as a crop of the photo, and pooled from the photo's feature map.
+The share of boxes for which the two agree is printed for both kinds of pooling, and written to OUT.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from tag2box.models.lite0 import Lite0, Lite0Backbone
 from tag2box.models.weights.zoo import lite0_weights
 from tag2box.types import Proposals
 
-POOLINGS = ("align", "max")
+POOLINGS: tuple[Literal["align", "max"], ...] = ("align", "max")
 CROP = 224
 MIN_SIDE = 20
 
@@ -33,14 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a VOC folder")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--photos", type=int, default=100, help="the first so many of the split")
+    parser.add_argument("--photos", type=int, default=100, help="number of photos, from the first of the split")
     parser.add_argument("--short", type=int, default=384)
     parser.add_argument("--out", type=Path, default=Path("runs/roi_pooling.json"))
     args = parser.parse_args()
     networks = {pooling: Lite0(pooling=pooling).build().eval() for pooling in POOLINGS}
     classifier = lite0_weights()
-    agree = dict.fromkeys(POOLINGS, 0)
-    boxes_seen = 0
+    agree: dict[str, int] = dict.fromkeys(POOLINGS, 0)
+    boxes_used = 0
     truth = read_voc_truth(args.data, split=args.split)
     for name, objects in list(zip(truth.ids, truth.objects, strict=True))[: args.photos]:
         boxes = objects.boxes[~objects.difficult].float()
@@ -55,11 +56,11 @@ def main() -> None:
             for pooling, network in networks.items():
                 maps = network.roi_maps(network.trunk(seen[None]), Proposals(placed, (len(placed),)))
                 agree[pooling] += sum(a == b for a, b in zip(crops, _classes(network, classifier, maps), strict=True))
-        boxes_seen += len(boxes)
-    result = {"photos": args.photos, "boxes": boxes_seen, "short": args.short, "min_side": MIN_SIDE}
-    shares = {pooling: count / max(boxes_seen, 1) for pooling, count in agree.items()}
+        boxes_used += len(boxes)
+    result = {"photos": args.photos, "boxes": boxes_used, "short": args.short, "min_side": MIN_SIDE}
+    shares = {pooling: count / max(boxes_used, 1) for pooling, count in agree.items()}
     write_json(args.out, result | {"agree": shares})
-    print(", ".join(f"{pooling} {100 * share:.1f} %" for pooling, share in shares.items()), f"of {boxes_seen} boxes")
+    print(", ".join(f"{pooling} {100 * share:.1f} %" for pooling, share in shares.items()), f"of {boxes_used} boxes")
 
 
 def _class_of_crop(network: Lite0Backbone, classifier: dict[str, Tensor], image: Tensor, box: list[int]) -> int:

@@ -2,9 +2,9 @@
 
     python benchmarks/scenes_table.py --seeds 0 1 2 --out runs/table
 
-As in ``tag2box demo --seed N``, a seed decides both the scenes, training and test photos, and the training on them.
-Interrupted, the same command goes on; finished cells are not run again. The figures land in OUT/table.json and,
-as Markdown, on standard output.
+As in ``tag2box demo --seed N``, a seed determines the scenes (training and test photos) and the training on them.
+Resumable: rerun the same command; finished cells are cached. The figures are written to OUT/table.json and, as
+Markdown, to standard output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tag2box.commands.demo import TABLE_3A, open_studio
+from tag2box.cli.demo import TABLE_3A, open_scenes
 from tag2box.data.scenes import Scenes
 from tag2box.io import write_json
 from tag2box.progress import TerminalProgress
@@ -41,7 +41,7 @@ def main() -> None:
     cells: dict[str, dict[str, Any]] = {method: {} for method in TABLE_3A}
     for seed in args.seeds:
         home = args.out / f"seed{seed}"
-        studio = open_studio(home, Scenes(seed=seed), args.overrides, progress=progress)
+        studio = open_scenes(home, Scenes(seed=seed), args.overrides, progress=progress)
         for method in TABLE_3A:
             cells[method][str(seed)] = studio.measure(home / method, method, seed, progress=progress)
             write_json(args.out / "table.json", {"set": args.overrides, "cells": cells})
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def markdown(cells: dict[str, dict[str, Any]]) -> str:
-    """Mean and spread (smallest to largest) of each column, in per cent."""
+    """Mean and range (min to max) of each column, in per cent."""
     lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for method, by_seed in cells.items():
         figures = [[100 * metrics[a][b][c] for metrics in by_seed.values()] for a, b, c in COLUMNS.values()]

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: torch's profile, cut into the parts a reader knows.
+"""Profile of a training step: torch's profiler events, summed by group.
 
-Work is told apart by what encloses it (RoIPool, the objective, the optimiser) and by what it is (convolutions, matrix
-products). What runs on the way back belongs to where its forward half ran.
+Events are grouped by their enclosing region (RoIPool, criterion, optimizer) and by operation (convolutions, matrix
+products). Backward events belong to the region of their forward event.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 REGION = "region: "
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::matmul", "aten::linear", "aten::_addmm_activation"}
-GROUPS = ("convolution", "linear", "RoIPool", "objective", "optimiser", "other")
+GROUPS = ("convolution", "linear", "RoIPool", "criterion", "optimizer", "other")
 
 
 def marked(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """The work under a name that the profile shows."""
+    """Wrap a callable in a named region of the profile."""
 
     @wraps(work, updated=())
     def inside(*args: Any, **others: Any) -> Any:
@@ -31,29 +31,29 @@ def marked(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def profiled(work: Callable[[], object]) -> tuple[float, dict[str, float]]:
-    """Seconds of a call, and the same by group; what lies between torch's calls is ``other``."""
-    with profile(activities=[ProfilerActivity.CPU]) as watch:
+    """Seconds of a call, in total and by group; time outside torch's operations counts as ``other``."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         begin = time.perf_counter()
         work()
         seconds = time.perf_counter() - begin
-    groups = grouped(watch.events() or [])
-    groups["other"] = round(groups["other"] + max(seconds - sum(groups.values()), 0.0), 4)
+    groups = grouped(profiler.events() or [])
+    groups["other"] = round(groups["other"] + max(seconds - sum(groups.values()), 0.0), 7)
     return seconds, groups
 
 
 def grouped(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Seconds of some events by group, each event counted without those inside it."""
+    """Self time of events in seconds, by group."""
     events = list(events)
     forward = {e.sequence_nr: region(e) for e in events if e.sequence_nr >= 0 and not is_backward(e)}
     seconds = dict.fromkeys(GROUPS, 0.0)
     for event in events:
-        seconds[group(event, region(event) or came_from(event, forward))] += event.self_cpu_time_total / 1e6
-    return {name: round(value, 4) for name, value in seconds.items()}
+        seconds[group(event, region(event) or forward_region(event, forward))] += event.self_cpu_time_total / 1e6
+    return {name: round(value, 7) for name, value in seconds.items()}
 
 
 def group(event: FunctionEvent, where: str) -> str:
-    """The group of one event that ran ``where``."""
-    if where in {"RoIPool", "objective", "optimiser"}:
+    """Group of an event inside region ``where``."""
+    if where in {"RoIPool", "criterion", "optimizer"}:
         return where
     name = event.name.lower()
     if "conv" in name:
@@ -62,19 +62,19 @@ def group(event: FunctionEvent, where: str) -> str:
 
 
 def region(event: FunctionEvent) -> str:
-    """The nearest named thing around an event, or nothing."""
+    """Innermost named region around an event; empty if there is none."""
     around: FunctionEvent | None = event
     while around is not None:
         if around.name.startswith(REGION):
             return around.name.removeprefix(REGION)
         if around.name.startswith("Optimizer.step"):
-            return "optimiser"
+            return "optimizer"
         around = around.cpu_parent
     return ""
 
 
-def came_from(event: FunctionEvent, forward: dict[int, str]) -> str:
-    """Where the forward half of an event on the way back ran."""
+def forward_region(event: FunctionEvent, forward: dict[int, str]) -> str:
+    """Region of the forward event of a backward event; empty if unknown."""
     around: FunctionEvent | None = event
     while around is not None:
         if is_backward(around) and around.sequence_nr in forward:
@@ -84,5 +84,5 @@ def came_from(event: FunctionEvent, forward: dict[int, str]) -> str:
 
 
 def is_backward(event: FunctionEvent) -> bool:
-    """Whether an event belongs to the way back."""
+    """Whether an event belongs to the backward pass."""
     return event.scope == 1 or event.name.startswith("autograd::engine")

@@ -1,10 +1,10 @@
-"""The exact step: batch 8 in the memory of one photo. VGG16, photos of 688 x 1,000, 2,000 proposals each, 20 classes.
+"""The exact step: batch 8 in the memory of 1. VGG16, photos of 688 x 1,000, 2,000 proposals each, 20 classes.
 
     python benchmarks/steps.py --out runs/steps.json
 
-Every case runs in a process of its own, whose peak is Linux's high-water mark of the whole process: weights, gradients,
-momentum, the batch's pixels and the libraries are all in it. Time is that of a whole iteration with its optimiser.
-Exact and plain are compared, in time and gradients, at the largest number of proposals at which plain fits in memory.
+Every case runs in a fresh process; its peak is Linux's high-water mark, which includes weights, gradients, momentum,
+the batch's pixels and the libraries. Time is that of a whole iteration with the optimizer. Exact and plain step are
+compared, in time and gradients, at the largest number of proposals for which the plain step fits in memory.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from measuring import (
     gradient,
     if_it_fits,
     in_words,
-    keep_vector,
     machine,
     measure,
     relative_difference,
+    save_vector,
     set_threads,
     status_mb,
 )
 from tag2box.io import write_json
 from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
-FITS = (1.0, 0.5, 0.25, 0.125)  # shares of the proposals at which plain is tried
+SHARES = (1.0, 0.5, 0.25, 0.125)  # of the proposals: sizes at which the plain step is tried
 
 
-def case(shape: Shape, memory: str, repeats: int, threads: int, kept: Path | None) -> Row:
-    """Peak and time of a step, the first of a fresh process; its gradient lands in ``kept``."""
+def case(shape: Shape, memory: str, repeats: int, threads: int, gradient_file: Path | None) -> Row:
+    """Peak and time of a step in a fresh process; writes the gradient to ``gradient_file``."""
     set_threads(threads)
     training = make_training(shape, range(shape.images), memory=memory)
     held = status_mb("VmRSS")
     training.iterate(make_batch(replace(WARM, classes=shape.classes), [0]))
     seconds = measure(training.iterate, repeats, warm=False)
-    if kept is not None:
-        keep_vector(kept, gradient(training.detector))
+    if gradient_file is not None:
+        save_vector(gradient_file, gradient(training.detector))
     return {
         "name": f"{memory}, {shape.images} x {shape.proposals:,}",
         "memory": memory,
@@ -52,22 +52,22 @@ def case(shape: Shape, memory: str, repeats: int, threads: int, kept: Path | Non
     }
 
 
-def told(row: Row | None, name: str) -> None:
+def print_result(row: Row | None, name: str) -> None:
     if row is None:
-        print(f"{name}: needs more memory than is free", flush=True)
+        print(f"{name}: out of memory", flush=True)
     else:
-        print(f"{name}: {row['wall']['median']:.1f} s, {row['peak_mb']:,.0f} MB at most", flush=True)
+        print(f"{name}: {row['wall']['median']:.1f} s, peak {row['peak_mb']:,.0f} MB", flush=True)
 
 
 def run(shape: Shape, repeats: int, threads: int, gflops: float) -> Row:
-    """All cases, the least first."""
+    """All cases, the smallest first."""
     rows = []
 
-    def tried(size: Shape, memory: str, times: int, kept: Path | None = None) -> Row | None:
+    def tried(size: Shape, memory: str, times: int, gradient_file: Path | None = None) -> Row | None:
         name = f"{memory}, {size.images} x {size.proposals:,}"
         print(f"{name}: about {in_words(times * expected_seconds(size, memory, gflops))}", flush=True)
-        row: Row | None = if_it_fits(case, size, memory, times, threads, kept)
-        told(row, name)
+        row: Row | None = if_it_fits(case, size, memory, times, threads, gradient_file)
+        print_result(row, name)
         rows.append(row or {"name": name, "memory": memory, **asdict(size), "fits": False})
         return row
 
@@ -75,7 +75,7 @@ def run(shape: Shape, repeats: int, threads: int, gflops: float) -> Row:
         plain_file, exact_file = Path(folder) / "plain.npy", Path(folder) / "exact.npy"
         tried(replace(shape, images=1), "plain", repeats)
         same = None
-        for share in FITS:
+        for share in SHARES:
             same = replace(shape, proposals=int(share * shape.proposals))
             if tried(same, "plain", repeats, plain_file) is not None:
                 break

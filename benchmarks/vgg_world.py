@@ -1,4 +1,4 @@
-"""Training steps of VGG16 with random weights on made-up photos: what steps, processes and precision measure."""
+"""Training steps of VGG16 with random weights on generated photos, for steps.py, processes.py and precision.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
+from tag2box.cli.train import build_regularizer
 from tag2box.models.detector import Detector
 from tag2box.models.rng import StepRng
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
@@ -22,12 +23,12 @@ from tag2box.training.optim import Sgd
 from tag2box.training.step import Step
 from tag2box.types import Batch, BatchMeta, Outputs, Proposals
 
-LEARNT, VIEWS = 0.7, 0.7  # for estimates: share of the convolutions that learn, copies of proposals in S to proposals
+TRAINED, VIEWS = 0.7, 0.7  # for estimates: share of trained convolutions, augmented proposals per proposal
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a step is; ``vector`` is the width of fc6 and fc7."""
+    """Size of a step; ``vector`` is the width of fc6 and fc7."""
 
     images: int = 8
     proposals: int = 2000
@@ -41,11 +42,11 @@ SMALL = Shape(images=2, proposals=24, classes=4, width=96, height=64, vector=16)
 WARM = Shape(images=1, proposals=8, classes=20, width=96, height=64)
 
 
-# ---------------------------------------------------------------- what is trained on
+# ---------------------------------------------------------------- data
 
 
 def make_batch(shape: Shape, slots: Sequence[int]) -> Batch:
-    """The photos with these numbers, the same whoever asks; two or three classes each, boxes crowded around objects."""
+    """Photos by number, the same in every process; two or three classes each, boxes clustered around objects."""
     photos = [_photo(shape, slot) for slot in slots]
     boxes, sizes = torch.cat([boxes for _, boxes in photos]), (shape.proposals,) * len(slots)
     return Batch(
@@ -69,46 +70,46 @@ def _tags(shape: Shape, slot: int) -> Tensor:
     return torch.zeros(shape.classes, dtype=torch.bool).index_fill(0, present, True)
 
 
-# ---------------------------------------------------------------- what trains
+# ---------------------------------------------------------------- network and step
 
 
-class Watched:
-    """The objective, which also counts the proposals whose copies it asks for."""
+class CountingCriterion:
+    """A criterion that also counts the proposals it augments."""
 
     def __init__(self, criterion: Criterion, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         self.sampled = 0
-        self._objective = criterion
+        self._criterion = criterion
         self._around = around
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._objective, name)
+        return getattr(self._criterion, name)
 
     def __call__(self, outputs: Outputs, meta: BatchMeta, views: Callable[[Tensor], Any], **others: Any) -> LossOutput:
         def counted(rows: Tensor) -> Any:
             self.sampled = len(rows)
             return self._around("network", views)(rows)
 
-        outcome: LossOutput = self._around("objective", self._objective)(outputs, meta, counted, **others)
+        outcome: LossOutput = self._around("criterion", self._criterion)(outputs, meta, counted, **others)
         return outcome
 
 
-def unwatched(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """The work itself."""
+def unwrapped(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable itself."""
     return work
 
 
 @dataclass(frozen=True)
 class Training:
-    """A network, its optimiser with momentum, and a step over a batch."""
+    """A network, its optimizer with momentum, and a step on a batch."""
 
     detector: Detector
     optimizer: Optimizer
     step: Step
     batch: Batch
-    criterion: Watched
+    criterion: CountingCriterion
 
     def iterate(self, batch: Batch | None = None) -> None:
-        """What the training loop does with a batch: the same numbers are drawn at every call."""
+        """One iteration of the training loop, with the same random draws at every call."""
         self.step(batch or self.batch, StepRng(0, 0))
         self.optimizer.step()
 
@@ -117,42 +118,43 @@ def make_training(
     shape: Shape,
     slots: Sequence[int],
     *,
-    around: Callable[[str, Callable[..., Any]], Callable[..., Any]] = unwatched,
+    around: Callable[[str, Callable[..., Any]], Callable[..., Any]] = unwrapped,
     **settings: Any,
 ) -> Training:
-    """The od-wscl recipe on VGG16. ``around`` wraps RoIPool and the objective; ``settings`` are those of the step."""
+    """The od-wscl recipe on VGG16. ``around`` wraps RoIPool and the criterion; ``settings`` are those of the step."""
     torch.manual_seed(0)
     backbone = Vgg16Backbone(Vgg16(), vector_size=shape.vector)
     _keep_scale(backbone)
     backbone.roi_maps = around("RoIPool", backbone.roi_maps)  # type: ignore[method-assign]
     config = od_wscl()
     detector = Detector(backbone, shape.classes, config.heads).train()
-    watched = Watched(config.criterion, around)
-    step = Step(detector, watched, config.drop_block, config.augment, **settings)  # type: ignore[arg-type]
-    optimizer = Sgd(lr=0.0).build(detector)  # weights stay what they are, so that every repetition does the same
+    counting = CountingCriterion(config.criterion, around)
+    regularizer = build_regularizer(config, detector)
+    step = Step(detector, counting, regularizer, config.augment, **settings)  # type: ignore[arg-type]
+    optimizer = Sgd(lr=0.0).build(detector)  # constant weights: every repetition does the same work
     for parameter in detector.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimizer.step()  # momentum and gradients are there from now on, as within a run
-    return Training(detector, optimizer, step, make_batch(shape, slots), watched)
+    optimizer.step()  # allocates momentum, as within a run
+    return Training(detector, optimizer, step, make_batch(shape, slots), counting)
 
 
 def _keep_scale(backbone: Vgg16Backbone) -> None:
-    """Random convolutions under which photos neither fade nor explode."""
+    """Random convolutions that preserve the scale of activations."""
     for layer in backbone.features:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- how long it may take
+# ---------------------------------------------------------------- estimate
 
 
 def expected_seconds(shape: Shape, memory: str, gflops: float) -> float:
-    """A guess at a step's time from its multiplications, at two thirds of the machine's GEMM speed."""
+    """Estimated time of a step from its FLOPs, at two thirds of the machine's GEMM speed."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         Vgg16Backbone(Vgg16(), vector_size=8).features(torch.empty(1, 3, shape.height, shape.width))
     trunk = counter.get_total_flops()
     neck = (2 + VIEWS) * 2 * shape.proposals * (512 * 49 + shape.vector) * shape.vector
-    forward, backward = trunk + neck, 2 * (LEARNT * trunk + neck)
+    forward, backward = trunk + neck, 2 * (TRAINED * trunk + neck)
     work = forward * (2 if memory == "exact" else 1) + backward
-    return shape.images * work / (0.66e9 * gflops)
+    return float(shape.images * work / (0.66e9 * gflops))

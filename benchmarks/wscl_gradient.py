@@ -1,9 +1,9 @@
-"""How much of the gradient at the shared neck comes from the contrastive loss.
+"""Share of the contrastive loss in the gradient at the shared neck.
 
     python benchmarks/wscl_gradient.py runs/table/seed0/od-wscl
 
 Norm of the gradient of lambda * L_wscl over that of all other losses, with respect to the head convolution of lite0,
-on the first batches of a run: once for the network the run began with, once for the one it ended with.
+on the first batches of a run: for the initial network and for the trained one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from tag2box.commands.runs import build_detector, load_run, read_config, roi_maps
-from tag2box.commands.train import prepared
+from tag2box.cli.train import build_regularizer, prepare_data
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
 from tag2box.models.lite0 import Lite0Backbone
 from tag2box.models.rng import StepRng
 from tag2box.progress import TerminalProgress
 from tag2box.recipes import Config
-from tag2box.training.batches import BatchSource, ImageBatches, RoiMapBatches
-from tag2box.training.feature_cache import CachedRoiMaps
+from tag2box.runs import build_detector, cached_features, load_run, read_config
+from tag2box.training.batches import BatchSource, FeatureBatches, ImageBatches
+from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.training.step import Step
 from tag2box.types import Batch
 
@@ -47,26 +47,26 @@ def main() -> None:
 
 
 def share(config: Config, detector: Detector, batch: Batch) -> float:
-    """Norm of lambda * L_wscl's gradient over that of the rest."""
+    """Norm of the gradient of lambda * L_wscl over that of the other losses."""
     detector.train()
     if not isinstance(detector.backbone, Lite0Backbone):
-        raise SystemExit("this benchmark knows the neck of lite0 only")
+        raise SystemExit("this benchmark supports lite0 only")
     neck = detector.backbone.head.weight
     without = replace(config.criterion, contrast=replace(config.criterion.contrast, weight=0.0))
     grads = []
     for criterion in (config.criterion, without):
-        Step(detector, criterion, config.drop_block, config.augment)(batch, StepRng(0, 0))
+        Step(detector, criterion, build_regularizer(config, detector), config.augment)(batch, StepRng(0, 0))
         assert neck.grad is not None
         grads.append(neck.grad.double())
     return float((grads[0] - grads[1]).norm() / grads[1].norm())
 
 
 def _source(config: Config, detector: Detector) -> BatchSource:
-    photos, store = prepared(config)
+    photos, store = prepare_data(config)
     views = config.loader.resize.views()
-    maps = roi_maps(detector, photos.photos, store, config=config, views=views, progress=TerminalProgress())
-    if isinstance(maps, CachedRoiMaps):
-        return RoiMapBatches(photos, store, config.loader, config.plan.seed, maps)
+    maps = cached_features(RoiMaps(detector.backbone, photos.photos, store), config, views, TerminalProgress())
+    if isinstance(maps, FeatureCache):
+        return FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
     return ImageBatches(photos, store, config.loader, config.plan.seed)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tag2box.commands.recipes import Row, list_recipes
+from tag2box.cli.catalog import RecipeRow, list_recipes
 from tag2box.paper_runs import PAPER_DATASETS, PAPER_RUNS
 from tag2box.recipes import RECIPES
 
@@ -80,30 +80,30 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def _ours(rows: dict[str, Row]) -> Iterator[str]:
+def _ours(rows: dict[str, RecipeRow]) -> Iterator[str]:
     own = [row.cells()[:7] for name, row in rows.items() if name not in PAPER_RUNS]
     docs = [(RECIPES[name].__doc__ or "").split("\n")[0] for name in rows if name not in PAPER_RUNS]
     header = ("recipe", "backbone", "boxes", "batch", "lr", "iterations", "lambda", "what for")
     yield _table(header, [(f"`{cells[0]}`", *cells[1:], doc) for cells, doc in zip(own, docs, strict=True)])
 
 
-def _settings(row: Row) -> list[str]:
+def _settings(row: RecipeRow) -> list[str]:
     steps = PAPER_DATASETS[PAPER_RUNS[row.name].dataset].steps
     cuts = " and ".join(f"{round(share * row.iterations):,}" for share in steps)
     return [f"`{row.name}`", f"{row.lr:g}", f"{row.iterations:,}", cuts, f"{row.contrast_weight:g}"]
 
 
-def _voc(rows: dict[str, Row]) -> Iterator[str]:
+def _voc(rows: dict[str, RecipeRow]) -> Iterator[str]:
     header = ("recipe", "lr", "iterations", "lr / 10 at", "lambda", "mAP50", "CorLoc", "where")
     yield _table(header, [_line(row, ("mAP50", "CorLoc")) for name, row in rows.items() if name.startswith("voc")])
 
 
-def _coco(rows: dict[str, Row]) -> Iterator[str]:
+def _coco(rows: dict[str, RecipeRow]) -> Iterator[str]:
     header = ("recipe", "lr", "iterations", "lr / 10 at", "lambda", *COCO, "where")
     yield _table(header, [_line(row, COCO) for name, row in rows.items() if name.startswith("coco")])
 
 
-def _line(row: Row, names: Sequence[str]) -> list[str]:
+def _line(row: RecipeRow, names: Sequence[str]) -> list[str]:
     reported = row.figures.reported()
     values = [f"{reported[name]:.1f}" if name in reported else "-" for name in names]
     return [*_settings(row), *values, row.figures.source if reported else "-"]

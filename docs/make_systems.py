@@ -1,8 +1,8 @@
-"""Draw the pseudo boxes of every system on the same four scenes, and tell on its page what a step of it costs.
+"""Draw the pseudo boxes of every system on the same four scenes, and write the cost of a step on its page.
 
     python docs/make_systems.py runs/compare
 
-Trains what is not there yet under seed 0. Costs are those of these runs, and of docs/results/labelers.json.
+Runs of seed 0 that are missing are trained. Costs are of these runs, and of docs/results/labelers.json.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from PIL import Image, ImageDraw
 
 from tag2box.annotations import Objects
 from tag2box.data.scenes import Scenes
-from tag2box.experiments.compare import finish_contests, open_contests
-from tag2box.experiments.experiment import Findings
-from tag2box.experiments.pictures import last_preview, same_photos
+from tag2box.experiments.comparison import plan_comparisons, run_comparisons
+from tag2box.experiments.experiment import StudyResults
+from tag2box.experiments.pictures import last_gallery, same_photos
 from tag2box.io import read_json, replacing, write_text
 from tag2box.progress import TerminalProgress
-from tag2box.reporting.charts import plural
 from tag2box.reporting.records import GalleryPhoto, RunRecord
+from tag2box.reporting.tables import plural
 from tag2box.systems import SYSTEMS
 
 DOCS = Path(__file__).parent
 IMAGES, PAGES, LABELERS = DOCS / "images" / "systems", DOCS / "systems", DOCS / "results" / "labelers.json"
-ON_PAGE = {"oicr-plus": "oicr"}  # systems that are told of on another's page
+ON_PAGE = {"oicr-plus": "oicr"}  # systems described on another system's page
 PHOTOS = 4
 GAP = 6
-COLOURS = 96  # of a picture's palette: enough to see boxes by, and under 100 kB
+COLOURS = 96  # palette size of a picture: boxes are visible, and files are under 100 kB
 TRUTH, PSEUDO = (255, 255, 255), (230, 60, 30)
 
 
 def main(
     out: Path, *overrides: str, world: Scenes | None = None, images: Path = IMAGES, pages: Path | None = None
 ) -> list[Path]:
-    """Train what is not there yet under seed 0, write a picture a system, and fill the pages; gives the pictures."""
-    where = [world or Scenes()]
-    contests = open_contests((), where, out, seeds=(0,), overrides=overrides, progress=TerminalProgress())
-    (findings,) = finish_contests(contests, out, progress=TerminalProgress())
+    """Train missing runs of seed 0, write a picture per system, and fill the pages; returns the pictures."""
+    sources = [world or Scenes()]
+    plans = plan_comparisons((), sources, out, seeds=(0,), overrides=overrides, progress=TerminalProgress())
+    (results,) = run_comparisons(plans, out, progress=TerminalProgress())
     if pages is not None:
-        fill_pages(findings, pages)
-    return draw(findings, images)
+        fill_pages(results, pages)
+    return draw(results, images)
 
 
 def fill(page: str, systems: Mapping[str, str], costs: Mapping[str, str]) -> str:
-    """A page with pictures and costs of its systems (name -> title) where it has room for them."""
+    """A page with pictures and costs of its systems (name -> title) at its marks."""
     pictures = [f"![Pseudo boxes of {title}](../images/systems/{name}.png)" for name, title in systems.items()]
     words = "Its pseudo boxes in the end (red), on training photos of the scenes, over the true objects (white):"
     page = _block(page, "picture", "\n\n".join([words, *pictures]))
@@ -57,65 +57,64 @@ def fill(page: str, systems: Mapping[str, str], costs: Mapping[str, str]) -> str
 
 
 def _block(page: str, name: str, text: str) -> str:
-    room = re.compile(rf"<!-- {name} -->(?:.*<!-- /{name} -->)?", re.DOTALL)
-    return room.sub(lambda _: f"<!-- {name} -->\n{text}\n<!-- /{name} -->", page)
+    mark = re.compile(rf"<!-- {name} -->(?:.*<!-- /{name} -->)?", re.DOTALL)
+    return mark.sub(lambda _: f"<!-- {name} -->\n{text}\n<!-- /{name} -->", page)
 
 
-def costs_of(findings: Findings, labelers: Mapping[str, Any]) -> dict[str, str]:
-    """What a step of each system costs, in a sentence."""
-    seed, _ = findings.first
-    known = {name: system.title for name, system in SYSTEMS.items() if system.title in findings.results}
-    found = {name: findings.results[title][seed] for name, title in known.items()}
+def costs_of(results: StudyResults, labelers: Mapping[str, Any]) -> dict[str, str]:
+    """The cost of a step of each system, in a sentence."""
+    seed, _ = results.first
+    known = {name: system.title for name, system in SYSTEMS.items() if system.title in results.results}
+    found = {name: results.results[title][seed] for name, title in known.items()}
     steps = {name: result.figure(("cost", "step_seconds")) or 0.0 for name, result in found.items()}
     labels = {row["system"]: row for row in labelers["rows"]}
-    base, told = steps["oicr-plus"], {}
+    base, costs = steps["oicr-plus"], {}
     for name, title in known.items():
         own = labels[title]
         threads = plural(int(found[name].record(name=title).start.machine["threads"]), "thread")
-        told[name] = (
+        costs[name] = (
             f"{title}: on the scenes (lite0, 8 photos of 128 proposals, {threads}) a step takes "
             f"{1000 * steps[name]:.0f} ms, {steps[name] / base:.1f} times that of OICR+. At the paper's size (8 photos "
             f"of 2,000 proposals, 20 classes) its labels take {own['labeler_cpu']:.2f} CPU seconds, "
             f"{_share(own['share_of_step'])} of a step of VGG16."
         )
-    return told
+    return costs
 
 
 def _share(part: float) -> str:
     return f"{100 * part:.2f} %" if part >= 0.0001 else "less than 0.01 %"
 
 
-def fill_pages(findings: Findings, pages: Path) -> None:
-    """Pictures and costs into the pages of all systems."""
-    costs = costs_of(findings, read_json(LABELERS, "costs of labelers"))
+def fill_pages(results: StudyResults, pages: Path) -> None:
+    """Write pictures and costs into the pages of all systems."""
+    costs = costs_of(results, read_json(LABELERS, "costs of labelers"))
     for path in sorted(pages.glob("*.md")):
         own = {name: SYSTEMS[name].title for name in costs if ON_PAGE.get(name, name) == path.stem}
         if own:
             write_text(path, fill(path.read_text(encoding="utf-8"), own, costs))
 
 
-def draw(findings: Findings, images: Path) -> list[Path]:
-    """A picture for each system: the same photos side by side, true objects in white under its pseudo boxes."""
-    seed, data = findings.first
+def draw(results: StudyResults, images: Path) -> list[Path]:
+    """A picture per system: the same photos side by side, true objects in white under its pseudo boxes."""
+    seed, data = results.first
     records: dict[str, RunRecord] = {
-        system.name: findings.results[system.title][seed].record(name=system.title)
+        system.name: results.results[system.title][seed].record(name=system.title)
         for system in SYSTEMS.values()
-        if system.title in findings.results
+        if system.title in results.results
     }
     chosen = same_photos(list(records.values()), PHOTOS)
     paths = {photo.id: photo.path for photo in data.tagged.photos}
     truth = dict(zip(data.train.ids, data.train.objects, strict=True))
     files = []
     for name, record in records.items():
-        look = last_preview(record)
-        files.append(_save(images / f"{name}.png", _row(chosen, paths, truth, look)))
+        files.append(_save(images / f"{name}.png", _row(chosen, paths, truth, last_gallery(record))))
     return files
 
 
 def _row(
-    chosen: Sequence[str], paths: Mapping[str, Path], truth: Mapping[str, Objects], look: Mapping[str, GalleryPhoto]
+    chosen: Sequence[str], paths: Mapping[str, Path], truth: Mapping[str, Objects], labels: Mapping[str, GalleryPhoto]
 ) -> Image.Image:
-    tiles = [_tile(paths[photo], truth[photo], look[photo]) for photo in chosen]
+    tiles = [_tile(paths[photo], truth[photo], labels[photo]) for photo in chosen]
     width = sum(tile.width for tile in tiles) + GAP * (len(tiles) - 1)
     row = Image.new("RGB", (width, max(tile.height for tile in tiles)), "white")
     left = 0
@@ -125,13 +124,13 @@ def _row(
     return row
 
 
-def _tile(path: Path, objects: Objects, look: GalleryPhoto) -> Image.Image:
+def _tile(path: Path, objects: Objects, labels: GalleryPhoto) -> Image.Image:
     with Image.open(path) as photo:
         tile = photo.convert("RGB")
     pen = ImageDraw.Draw(tile)
     for box in objects.boxes.tolist():
         pen.rectangle(box, outline=TRUTH, width=1)
-    for box in look.boxes:
+    for box in labels.boxes:
         pen.rectangle(tuple(box), outline=PSEUDO, width=2)
     return tile
 

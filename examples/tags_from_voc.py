@@ -1,11 +1,9 @@
-"""Make a table of tags from a dataset that has more: only which classes a photo shows, never where.
+"""Write a CSV of tags from a dataset with boxes: the classes of each photo, without their locations.
 
     python examples/tags_from_voc.py VOC2007 train tags.csv
 
-Works for a COCO file too. The photos stay where they are: name their folder with --photos afterwards.
+Works for a COCO file or a YOLO folder too. The photos stay in place: name their folder with --photos afterwards.
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path

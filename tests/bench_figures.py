@@ -1,4 +1,4 @@
-"""The benchmarks as modules, and what their parts say of small sizes, measured once for all tests.
+"""The benchmarks as modules, and their figures at small sizes, measured once per session.
 
 bench("measuring").spread_of([1.0])
 found = small_figures(tmp_path_factory.getbasetemp())       # by part
@@ -20,7 +20,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "kernels": ("--curves", "--repeats", "1"),
-    "objective": ("--curves", "--repeats", "1"),
+    "criterion": ("--curves", "--repeats", "1"),
     "steps": (),
     "precision": (),
     "memory_growth": (),
@@ -29,31 +29,49 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 def bench(name: str) -> ModuleType:
-    """A module of the benchmarks, found as its own script finds it."""
+    """A module of the benchmarks, imported as from its own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         return importlib.import_module(name)
 
 
+# Facts of an imaginary machine, so that no test depends on the one it runs on.
+MACHINE: dict[str, Any] = {
+    "cpu": "Imaginary CPU", "cores": 4, "memory_gb": 16.0, "threads": 1, "load": 0.5, "python": "3.11.0",
+    "torch": "2.6.0", "numpy": "2.0.0", "capability": "AVX2", "gemm_gflops": 140.0, "gemm_gflops_per_cpu_second": 70.0,
+}  # fmt: skip
+
+
 def here(job: Callable[..., Any], *args: object) -> Any:
-    """Instead of a fresh process, which would import torch once more."""
+    """Instead of a fresh process, which would import torch again."""
     return job(*args)
 
 
 @functools.cache
 def small_figures(base: Path) -> dict[str, Any]:
-    """What every part says: once per pytest session, pass ``tmp_path_factory.getbasetemp()``."""
-    facts, found = bench("measuring").machine(), {}
-    for name, options in OPTIONS.items():
-        module, out = bench(name), base / "bench" / f"{name}.json"
-        with pytest.MonkeyPatch.context() as patch:
-            for way in {"in_fresh_process", "if_it_fits"} & set(vars(module)):
-                patch.setattr(module, way, here)
-            patch.setattr(module, "machine", lambda: facts)
-            patch.setattr(sys, "argv", [name, "--small", "--threads", "1", "--out", str(out), *options])
-            module.main()
-        found[name] = json.loads(out.read_text())
-    return found
+    """Figures of every part on the imaginary machine, which has no bf16; pass ``tmp_path_factory.getbasetemp()``."""
+    return {name: part_figures(name, base / "bench" / f"{name}.json") for name in OPTIONS}
+
+
+@functools.cache
+def bf16_figures(base: Path) -> dict[str, Any]:
+    """Figures of the part on precision on a machine with bf16 (torch computes the same numbers without, slowly)."""
+    return part_figures("precision", base / "bench" / "precision-bf16.json", has_bf16=True)
+
+
+def part_figures(name: str, out: Path, *, has_bf16: bool = False) -> dict[str, Any]:
+    """Run one part at small size in this process, and return its figures."""
+    module = bench(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for way in {"in_fresh_process", "if_it_fits"} & set(vars(module)):
+            patch.setattr(module, way, here)
+        if "has_bf16" in vars(module):
+            patch.setattr(module, "has_bf16", lambda: has_bf16)
+        patch.setattr(module, "machine", lambda: dict(MACHINE))
+        patch.setattr(sys, "argv", [name, "--small", "--threads", "1", "--out", str(out), *OPTIONS[name]])
+        module.main()
+    figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
 
 
 def copied(figures: Any) -> Any:

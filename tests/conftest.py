@@ -26,6 +26,21 @@ hypothesis.settings.load_profile("patient")
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# What `make fast` runs: folders, and files beside this one. All other tests are slow: whole runs, real processes.
+FAST = {
+    "data", "formats", "inference", "methods", "metrics", "models", "ops", "reporting",
+    "test_io.py", "test_lock.py", "test_package.py", "test_safe_pickle.py", "test_settings.py", "test_types.py",
+    "test_words.py",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make fast` leaves out."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] not in FAST:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tag2box.models.weights import architectures
-from tag2box.models.weights.architectures import shapes_of
+from tag2box.models.weights import state_dict
+from tag2box.models.weights.state_dict import shapes_of
 
 CONVOLUTIONS = {
     "1_1": 0, "1_2": 2, "2_1": 5, "2_2": 7, "3_1": 10, "3_2": 12, "3_3": 14,
@@ -34,10 +34,10 @@ class Trap:
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few channels everywhere; lite0 stays as it is, its package has but one size."""
-    monkeypatch.setattr(architectures, "VGG_BLOCKS", ((2, 2), (3, 2), (4, 3), (5, 3), (5, 3)))
-    monkeypatch.setattr(architectures, "VGG_NECK", 6)
-    monkeypatch.setattr(architectures, "WS_WIDTH", 2)
-    monkeypatch.setattr(architectures, "WS_NECK", (3, 4))
+    monkeypatch.setattr(state_dict, "VGG_BLOCKS", ((2, 2), (3, 2), (4, 3), (5, 3), (5, 3)))
+    monkeypatch.setattr(state_dict, "VGG_NECK", 6)
+    monkeypatch.setattr(state_dict, "WS_WIDTH", 2)
+    monkeypatch.setattr(state_dict, "WS_NECK", (3, 4))
 
 
 def random_weights(architecture: str, *, statistics: bool = False, neck: bool = False) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The pages of the documentation, cut into blocks and prose."""
+"""The pages of the documentation, split into code blocks and prose."""
 
 from __future__ import annotations
 

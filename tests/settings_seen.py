@@ -10,12 +10,12 @@ import torch
 
 from strategies import make_scene, random_boxes
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.commands.train import read_training
+from tag2box.cli.train import read_training
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.models.augment import Augment
-from tag2box.models.drop_block import ConcreteDropBlock
+from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.rng import RowRng, StepRng, Stream
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
@@ -35,9 +35,9 @@ def row_rng() -> RowRng:
 
 def computed(config: Config) -> object:
     """How a step would be run, or why it could not be."""
-    memory = config.compute.memory_for(keeps_maps=True)
+    memory = config.compute.memory_for(has_cached_maps=True)
     try:
-        return memory, config.compute.place(), config.compute.precision
+        return memory, config.compute.torch_device(), config.compute.precision
     except UserError as error:
         return str(error)
 
@@ -122,7 +122,7 @@ def orders(config: Config) -> object:
         (), tuple(Photo(f"{i}", Path(), 9 + i % 2, 10 - i % 2) for i in range(8)), torch.ones(8, 0) > 0
     )
     source = ImageBatches(photos, NoBoxes(), config.loader, seed=0)
-    return [[turn.index for turn in source.turns(iteration)] for iteration in range(4)]
+    return [[turn.index for turn in source.sampled(iteration)] for iteration in range(4)]
 
 
 class NoBoxes:

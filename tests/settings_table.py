@@ -66,6 +66,7 @@ TABLE = [
     row("data.photos", "{bench}/dark"),
     row("data.tags", "{bench}/fewer.csv"),
     row("data.split", "{bench}/two.txt"),
+    row("data.format", "coco", seen=photos_read),
     row("data.skip_bad", "true", "data.tags={bench}/gone.csv", seen=photos_read),
     row("data.classes", '["disc", "box", "bar", "more"]'),
     row("data.counts", "boxes", f"{LABELER}.kind=c_wsl", "data.tags={bench}/boxes.json", seen=counts_read),

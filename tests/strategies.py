@@ -9,14 +9,14 @@ from tag2box.types import AugmentedRois, Exemplars, LabelerInput, Proposals
 
 OBJECTIVE_WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((0,), [[0, 0]]),  # no proposals, no tags
-    ((0,), [[1, 0]]),  # a tag, but nowhere to look
+    ((0,), [[1, 0]]),  # a tag, but no proposal
     ((1,), [[1, 1]]),  # one proposal for two classes
     ((5,), [[0, 0]]),  # no tags
     ((4, 0, 1), [[1, 0], [1, 1], [0, 1]]),
     ((6,), [[1]]),  # one class
     ((7, 9), [[1] * 30, [0] * 29 + [1]]),  # many classes
 ]
-"""Sizes and tags of batches that every objective has to survive."""
+"""Sizes and tags of batches that every criterion has to handle."""
 
 
 @st.composite
@@ -43,7 +43,7 @@ def no_exemplars(dim: int, stages: int = 3) -> Exemplars:
 def make_labeler_input(
     sizes: tuple[int, ...], tags: list[list[int]], *, dim: int = 8, stages: int = 3, seed: int = 0
 ) -> LabelerInput:
-    """A scene of random boxes, scores and embeddings."""
+    """Labeler input of random boxes, scores and embeddings."""
     g = torch.Generator().manual_seed(seed)
     total, classes = sum(sizes), len(tags[0]) if tags else 1
     probs = tuple(torch.rand(total, classes, generator=g) for _ in range(stages))
@@ -53,7 +53,7 @@ def make_labeler_input(
 
 
 def plain_views(inputs: LabelerInput, kinds: int = 2) -> object:
-    """A view maker that returns each proposal's own embedding, ``kinds`` times."""
+    """An ``AugmentRois`` that returns each proposal's own embedding, ``kinds`` times."""
 
     def make(rows: torch.Tensor) -> AugmentedRois:
         embed = inputs.embed[rows].expand(kinds, -1, -1)

@@ -1,4 +1,4 @@
-"""What the benchmarks say is kept, judged, put into tables and drawn as it should be."""
+"""Figures of the benchmarks are cached, compared with their targets, and shown as tables and plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench_figures import BENCHMARKS, bench, copied, small_figures
+from bench_figures import BENCHMARKS, bench, bf16_figures, copied, small_figures
 from tag2box.errors import UserError
 
 
@@ -19,8 +19,8 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return small_figures(tmp_path_factory.getbasetemp())
 
 
-def kept(figures: dict[str, Any]) -> dict[str, Any]:
-    """As run.py keeps them."""
+def stored(figures: dict[str, Any]) -> dict[str, Any]:
+    """As run.py stores them."""
     return {
         name: {"key": "k", "commit": "abc", "seconds": 3.0, "when": "today", "figures": part}
         for name, part in figures.items()
@@ -41,7 +41,7 @@ pathlib.Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps({figur
 
 @pytest.fixture
 def parts(figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Two parts that answer at once, and how often each was asked."""
+    """Two parts that return at once, and how often each was run."""
     run, bench_parts = bench("run"), bench("bench_parts")
     for name in ("kernels", "steps"):
         script = SCRIPT.replace("{fails}", "False").replace("{figures}", repr(figures[name]))
@@ -63,7 +63,7 @@ def parts(figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_second_call_measures_nothing(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 1}
-    assert "[1/2] kernels: about 60 s; left in all: about 3 min" in capsys.readouterr().out
+    assert "[1/2] kernels: about 60 s; remaining: about 3 min" in capsys.readouterr().out
     assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 1}
     assert parts.call("--fresh", "--only", "steps") == 0 and parts.calls() == {"kernels": 1, "steps": 2}
     assert parts.call("--threads", "1") == 0 and parts.calls() == {"kernels": 2, "steps": 3}
@@ -85,7 +85,7 @@ def test_what_was_measured_before_a_failure_stays(parts: SimpleNamespace, capsys
     good = (parts.folder / "steps.py").read_text()
     (parts.folder / "steps.py").write_text(good.replace("if False", "if True"))
     assert parts.call() == 1
-    assert "finished parts are kept" in capsys.readouterr().err
+    assert "finished parts are saved" in capsys.readouterr().err
     (parts.folder / "steps.py").write_text(good)
     assert parts.call() == 0 and parts.calls() == {"kernels": 1, "steps": 2}
 
@@ -119,11 +119,17 @@ def test_every_part_of_the_benchmark_has_its_files() -> None:
 # ---------------------------------------------------------------- tables and plots
 
 
-def test_the_page_has_every_part(figures: dict[str, Any]) -> None:
+@pytest.mark.parametrize("has_bf16", [False, True])
+def test_the_page_has_every_part(
+    figures: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, has_bf16: bool
+) -> None:
     tables = bench("bench_tables")
-    text = tables.page(kept(figures), {}, Path(), is_trial=True)
+    found = figures | {"precision": bf16_figures(tmp_path_factory.getbasetemp())} if has_bf16 else figures
+    text = tables.page(stored(found), {}, Path(), is_trial=True)
     assert all(f"## {title}" in text for title, _ in tables.PARTS.values())
-    assert "A trial at tiny sizes" in text and "not measurable here" in text
+    assert "A trial at tiny sizes" in text
+    assert ("the processor has no bf16 instructions" in text) is not has_bf16
+    assert ("x as fast as fp32" in text and "bf16, plain step" in text) is has_bf16
     assert all(line.count("|") - 2 * line.count("\\|") >= 3 for line in text.splitlines() if line.startswith("|"))
 
 
@@ -132,18 +138,18 @@ def test_the_page_of_nothing() -> None:
     assert text.startswith("# What `make bench` measured") and "trial" not in text
 
 
-def test_a_target_that_does_not_hold_is_said_plainly(figures: dict[str, Any]) -> None:
+def test_a_missed_target_is_marked(figures: dict[str, Any]) -> None:
     slow = copied(figures["processes"]) | {"time_ratio": 1.4}
     lines = bench("bench_tables").targets({"processes": slow}, is_trial=False)
     assert [line.split("|")[-2].strip() for line in lines[2:]] == ["**no**", "yes"]
 
 
-def test_the_objective_is_judged_by_the_speed_of_this_machine(figures: dict[str, Any]) -> None:
-    found = copied(figures["objective"])
+def test_the_target_of_the_criterion_scales_with_the_machine_s_speed(figures: dict[str, Any]) -> None:
+    found = copied(figures["criterion"])
     found["machine"]["gemm_gflops_per_cpu_second"] = 35
     found["ours"]["cpu"]["median"] = 7.9
-    verdict = bench("bench_verdicts").of_objective(found)[0]
-    assert verdict.holds and "so 8.0 CPU s here" in verdict.target
+    verdict = bench("bench_verdicts").of_criterion(found)[0]
+    assert verdict.is_met and "so 8.0 CPU s here" in verdict.target
 
 
 def test_a_step_that_did_not_fit(figures: dict[str, Any]) -> None:
@@ -152,7 +158,7 @@ def test_a_step_that_did_not_fit(figures: dict[str, Any]) -> None:
     for field in ("wall", "cpu", "peak_mb", "held_mb", "repeats"):
         del plain[field]
     plain["fits"], steps["relative_difference"], steps["compared_at"] = False, None, None
-    assert any("needs more memory" in line for line in bench("bench_tables").steps(steps))
+    assert any("out of memory" in line for line in bench("bench_tables").steps(steps))
     assert [v.what for v in bench("bench_verdicts").of_steps(steps)] == ["exact step, 2 photos: peak memory"]
 
 
@@ -164,10 +170,10 @@ def test_a_step_that_did_not_fit(figures: dict[str, Any]) -> None:
         ("a <!-- bench: begin -->old<!-- bench: end --> z", "a <!-- bench: begin -->\n{}\n<!-- bench: end --> z"),
     ],
 )
-def test_the_page_on_speed_is_filled_between_its_marks(figures: dict[str, Any], text: str, expected: str) -> None:
+def test_the_page_on_speed_is_filled_between_its_markers(figures: dict[str, Any], text: str, expected: str) -> None:
     tables = bench("bench_tables")
     table = "\n".join(tables.targets(figures, is_trial=False))
-    assert tables.filled(text, kept(figures), is_trial=False) == expected.replace("{}", table)
+    assert tables.filled(text, stored(figures), is_trial=False) == expected.replace("{}", table)
 
 
 def test_a_mark_without_an_end_is_named() -> None:

@@ -1,11 +1,15 @@
-"""The surface of the command line: its commands and options, help that answers at once, what options become."""
+"""The command line: its commands and options, help without heavy imports, warnings, and what options become."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -19,21 +23,22 @@ from tiny_world import call
 
 SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
-    "train": ["--out", "data", "--photos", "--split", "--classes", "--proposals", "--config", "--recipe", "--system",
-              "--resume", "--tags", "--set"],
-    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--min-score", "--set",
-               "--on", "--address"],
+    "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--config",
+              "--recipe", "--system", "--resume", "--tags", "--set"],
+    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--format", "--min-score",
+               "--set", "--on", "--address"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],
     "doctor": [],
-    "propose": ["data", "--out", "--photos", "--split", "--classes", "--method", "--mode", "--short-side",
-                "--max-boxes", "--min-side", "--edge-model", "--workers", "--set", "--on", "--address"],
-    "proposals import": ["file", "data", "--out", "--photos", "--split", "--classes", "--format", "--boxes-are",
-                         "--first-pixel", "--last-pixel", "--min-side", "--max-boxes", "--allow-missing"],
-    "proposals recall": ["data", "stores", "--photos", "--split", "--classes", "--out", "--json"],
-    "data check": ["path", "--photos", "--split", "--classes", "--json"],
-    "data stats": ["data", "--photos", "--split", "--classes", "--out", "--json"],
+    "propose": ["data", "--out", "--photos", "--split", "--classes", "--data-format", "--method", "--mode",
+                "--short-side", "--max-boxes", "--min-side", "--edge-model", "--workers", "--set", "--on", "--address"],
+    "proposals import": ["file", "data", "--out", "--photos", "--split", "--classes", "--data-format", "--format",
+                         "--boxes-are", "--first-pixel", "--last-pixel", "--min-side", "--max-boxes",
+                         "--allow-missing"],
+    "proposals recall": ["data", "stores", "--photos", "--split", "--classes", "--data-format", "--out", "--json"],
+    "data check": ["path", "--photos", "--split", "--classes", "--data-format", "--json"],
+    "data stats": ["data", "--photos", "--split", "--classes", "--data-format", "--out", "--json"],
     "recipes": ["name"],
     "reproduce": [
         "name", "--on", "--row", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
@@ -48,8 +53,8 @@ SURFACE = {
     "weights get": ["name", "--file"],
     "weights convert": ["file", "--as", "--preprocess", "--name"],
 }  # fmt: skip
-HIDDEN = {"--tags"}  # understood, and no longer told of
-"""Every command with its arguments and options, in order. To change this list is to change what users have learnt."""
+"""Every command with its arguments and options, in order; changing this list changes the public interface."""
+HIDDEN = {"--tags"}  # accepted, not in the help
 
 
 def names(parameter) -> list[str]:
@@ -64,7 +69,7 @@ def test_commands_and_options_are_pinned():
 
 
 def commands(app: typer.Typer) -> Iterator[tuple[list[str], click.Command]]:
-    """Every command with the words that call it, groups entered."""
+    """Every command with the words that call it, also those of groups."""
     left = [([], typer.main.get_command(app))]
     while left:
         path, command = left.pop()
@@ -77,25 +82,55 @@ def commands(app: typer.Typer) -> Iterator[tuple[list[str], click.Command]]:
 
 @pytest.fixture(scope="module")
 def helps() -> tuple[dict[str, str], set[str]]:
-    """The help of every command, and the modules that were needed for it, from one fresh process."""
+    """The help of the program, its groups and commands; and the modules imported for program and groups."""
     script = """
 import json, sys
 from typer.testing import CliRunner
-from tag2box.cli import app
-asked = [[], *(name.split() for name in sys.argv[1:])]
-said = {" ".join(words): CliRunner().invoke(app, [*words, "--help"], prog_name="tag2box").output for words in asked}
-print(json.dumps([said, sorted(sys.modules)]))
+from tag2box.cli import COMMAND_GROUPS, app
+def help(name):
+    return CliRunner().invoke(app, [*name.split(), "--help"], prog_name="tag2box").output
+groups = {name: help(name) for name in ("", *COMMAND_GROUPS)}
+modules = sorted(sys.modules)
+print(json.dumps([groups | {name: help(name) for name in sys.argv[1:]}, modules]))
 """
     done = subprocess.run([sys.executable, "-c", script, *SURFACE], capture_output=True, text=True, check=True)
-    said, modules = json.loads(done.stdout)
-    return said, set(modules)
+    texts, modules = json.loads(done.stdout)
+    return texts, set(modules)
 
 
-def test_help_imports_nothing_heavy(helps):
+def test_help_of_program_and_groups_imports_no_command_and_nothing_heavy(helps):
     heavy = {"torch", "numpy", "cv2", "PIL", "safetensors", "jinja2", "faster_coco_eval", "jaxtyping"}
     assert not helps[1] & heavy
-    ours = {name for name in helps[1] if name.startswith("tag2box.")}
-    assert all(name == "tag2box.errors" or name.startswith("tag2box.cli") for name in ours)
+    assert {name for name in helps[1] if name.startswith("tag2box.")} == {"tag2box.cli", "tag2box.errors"}
+
+
+def test_version_needs_no_command_either():
+    script = "import sys; sys.argv[1:] = ['--version']; from tag2box.cli import app\ntry: app()\n"
+    script += "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tag2box {metadata.version('tag2box')}\n"
+
+
+@pytest.mark.parametrize("words", cli.COMMANDS)
+def test_the_short_help_of_a_command_is_the_first_line_of_its_docstring(words):
+    path, text = cli.COMMANDS[words]
+    module, _, name = path.partition(":")
+    assert inspect.getdoc(getattr(importlib.import_module(module), name)).splitlines()[0] == text
+
+
+def test_the_shell_can_complete_commands_and_options(monkeypatch, capsys):
+    for words, expected in (
+        ("tag2box pro", "propose"),
+        ("tag2box data ", "check"),
+        ("tag2box detect --fo", "--format"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        monkeypatch.setenv("_TAG2BOX_COMPLETE", "complete_bash")
+        monkeypatch.setattr(sys, "argv", ["tag2box"])
+        with pytest.raises(SystemExit):
+            cli.app(prog_name="tag2box")
+        assert expected in capsys.readouterr().out.split()
 
 
 @pytest.mark.parametrize("command", SURFACE)
@@ -109,6 +144,7 @@ def test_every_command_explains_itself_with_an_example(helps, command):
 
 def test_the_first_help_lists_the_commands(helps):
     assert all(name.split()[0] in helps[0][""] for name in SURFACE)
+    assert all(name.split()[1] in helps[0][name.split()[0]] for name in SURFACE if " " in name)
 
 
 # ---------------------------------------------------------------- how commands end
@@ -139,6 +175,14 @@ def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
         cli.main()
 
 
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(
+        cli, "app", lambda: warnings.warn("maps is now called feature_cache", FutureWarning, 1) or sys.exit(0)
+    )
+    done = call([], monkeypatch, capsys)
+    assert (done.code, done.err) == (0, "tag2box: warning: maps is now called feature_cache\n")
+
+
 @pytest.mark.parametrize(
     "argv",
     [["train"], ["detect", "run"], ["evaluate"], ["unheard-of"], ["demo", "--seed", "-1"], ["train", "--ot", "x"]],
@@ -157,7 +201,7 @@ def test_wrong_usage_is_exit_code_2(argv, monkeypatch, capsys):
 def asked(monkeypatch) -> list[tuple[tuple, dict]]:
     """Calls that would have reached ``train``."""
     calls: list[tuple[tuple, dict]] = []
-    monkeypatch.setattr("tag2box.commands.train.train", lambda *args, **more: calls.append((args, more)))
+    monkeypatch.setattr("tag2box.cli.train.train", lambda *args, **more: calls.append((args, more)))
     return calls
 
 
@@ -193,7 +237,7 @@ def test_evaluate_reads_lists(monkeypatch, capsys):
         seen.update(more, truth=truth)
         raise UserError("enough")
 
-    monkeypatch.setattr("tag2box.commands.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("tag2box.cli.evaluate.evaluate", evaluate)
     argv = ["evaluate", "--truth", "VOC", "--detections", "d", "--metrics", "voc07, coco,", "--classes", "cat, dog"]
     assert call(argv, monkeypatch, capsys).code == 2
     assert (seen["metrics"], seen["classes"], seen["split"]) == (["voc07", "coco"], ["cat", "dog"], "test")

@@ -12,14 +12,15 @@ import torch
 from PIL import Image
 
 from pages import DOCS, ROOT, blocks, load, prose
+from tag2box import extend
 from tag2box.annotations import Photo
 from tag2box.data.check import ADVICE, SEVERITIES
-from tag2box.formats.datasets import DATASET_FORMATS, has_boxes, read_tagged
+from tag2box.extend import DATASET_FORMATS, load_part
+from tag2box.formats.datasets import dataset_format, has_boxes, read_tagged
 from tag2box.formats.listing import DataSource
 from tag2box.models.weights.weight_cache import Provenance
 from tag2box.models.weights.zoo import ZOO
 from tag2box.proposals.base import Candidates
-from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS
 from tag2box.proposals.store import ProposalStore, write_store
 
 
@@ -75,7 +76,7 @@ def test_folders_in_the_docs_are_recognised(start: str, form: str, tmp_path: Pat
     for line in text.splitlines():
         photo((tmp_path / line.split()[0]).with_suffix(".jpg"))
     root = tmp_path / start.partition("/")[0]
-    assert next(key for key, known in DATASET_FORMATS.items() if known.recognises(root)) == form
+    assert type(dataset_format(DataSource(path=root))) is load_part(DATASET_FORMATS[form])
     if form == "class-folders":
         wanted = {"garden": {"dog"}, "park": {"dog"}, "beach": {"ball"}, "empty-street": set()}
         assert {key: sure for key, (sure, _) in tags_of(root).items()} == wanted
@@ -95,9 +96,10 @@ def test_every_kind_of_finding_is_in_the_docs() -> None:
 def test_formats_of_proposals_are_those_of_the_docs() -> None:
     numbers = {"xyxy": "x1 y1 x2 y2", "yxyx": "y1 x1 y2 x2", "xywh": "x y w h"}
     wanted = {}
-    for key, form in PROPOSAL_FORMATS.items():
-        last = "" if form.usual.boxes_are == "xywh" else f", last pixel {form.usual.last_pixel}"
-        wanted[f"`{key}`"] = f"{numbers[form.usual.boxes_are]} from {form.usual.first_pixel}{last}"
+    for key, part in extend.PROPOSAL_FILE_FORMATS.items():
+        usual = extend.load_part(part).convention
+        last = "" if usual.boxes_are == "xywh" else f", last pixel {usual.last_pixel}"
+        wanted[f"`{key}`"] = f"{numbers[usual.boxes_are]} from {usual.first_pixel}{last}"
     assert {row[0]: row[-1] for row in rows(DOCS / "proposals.md", "`--format`")} == wanted
 
 
@@ -126,7 +128,7 @@ def test_the_store_is_as_the_docs_say(tmp_path: Path) -> None:
 def test_weights_are_those_of_the_docs() -> None:
     text = next(text for text in blocks(DOCS / "weights.md", "text") if text.startswith("name "))
     listed = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
-    wanted = [[e.name, e.architecture, e.holds, e.licence, f"{e.megabytes} MB", e.comes] for e in ZOO.values()]
+    wanted = [[e.name, e.architecture, e.holds, e.licence, f"{e.megabytes} MB", e.source] for e in ZOO.values()]
     assert [row[:-1] for row in listed] == wanted
     fields = [field for row in rows(DOCS / "weights.md", "field") for field in re.findall(r"`(\w+)`", row[0])]
     assert sorted(fields) == sorted(Provenance.__slots__)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tag2box import doctor
-from tag2box.doctor import Check, diagnose, exit_code, table
+from tag2box.cli import doctor
+from tag2box.cli.doctor import Check, checks_table, diagnose, doctor_exit_code
 
 NAMES = [
     "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision",
@@ -30,13 +30,13 @@ def without(monkeypatch, *missing: str, error: Exception | None = None) -> None:
             raise error or ImportError(f"No module named {name!r}")
         return real(name)
 
-    monkeypatch.setattr(doctor.importlib, "import_module", fake)
+    monkeypatch.setattr(doctor, "import_module", fake)
 
 
 def test_this_machine_is_ready(tmp_path):
     checks = diagnose(tmp_path)
     assert [check.name for check in checks] == NAMES
-    assert exit_code(checks) == 0
+    assert doctor_exit_code(checks) == 0
     assert all(check.detail for check in checks)
     assert all(check.ok != bool(check.remedy) for check in checks)
     assert list(tmp_path.iterdir()) == []
@@ -52,7 +52,7 @@ def test_this_machine_is_ready(tmp_path):
     ],
 )
 def test_the_exit_code_tells_whether_something_required_is_missing(checks, code):
-    assert exit_code(checks) == code
+    assert doctor_exit_code(checks) == code
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_missing_package_fails_with_the_command_that_mends_it(monkeypatch, tmp
     without(monkeypatch, module)
     checks = diagnose(tmp_path)
     check = by_name(checks)[name]
-    assert (check.ok, exit_code(checks)) == (False, 1)
+    assert (check.ok, doctor_exit_code(checks)) == (False, 1)
     assert "No module named" in check.detail
     assert check.remedy.startswith("pip install -c constraints.txt ")
 
@@ -73,7 +73,7 @@ def test_torchvision_is_optional_even_where_it_is_broken(monkeypatch, tmp_path, 
     without(monkeypatch, "torchvision", error=error)
     checks = diagnose(tmp_path)
     check = by_name(checks)["torchvision"]
-    assert (check.ok, check.required, exit_code(checks)) == (True, False, 0)
+    assert (check.ok, check.required, doctor_exit_code(checks)) == (True, False, 0)
     assert "not needed" in check.detail
     assert "\n" not in check.detail
 
@@ -124,7 +124,7 @@ def test_memory_is_read_where_the_kernel_tells_and_short_memory_is_only_a_note(m
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path):
     checks = diagnose(tmp_path / "absent")
-    assert exit_code(checks) == 1
+    assert doctor_exit_code(checks) == 1
     assert not by_name(checks)["working folder"].ok
     assert not by_name(checks)["disk"].ok
 
@@ -137,13 +137,13 @@ def test_the_table_shows_every_check_and_takes_brackets_literally():
     ]
     console = Console(width=100, record=True, file=None, quiet=False)
     with console.capture() as capture:
-        console.print(table(checks))
+        console.print(checks_table(checks))
     text = capture.get()
     assert [word in text for word in ("ok", "missing", "note", "[red]gone[/red]", "mend it")] == [True] * 5
 
 
 def test_the_module_is_cheap_to_import():
-    code = "import sys, tag2box.doctor; print(sorted({'torch', 'cv2', 'rich', 'numpy'} & set(sys.modules)))"
+    code = "import sys, tag2box.cli.doctor; print(sorted({'torch', 'cv2', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -73,7 +73,7 @@ def test_json_comes_back_as_it_was(tmp_path_factory, value):
         (None, r"^set\.json: no such file; expected proposals$"),
         (b"", r"^set\.json: not readable as JSON \(.*\); expected proposals$"),
         (b"{", r"^set\.json: not readable as JSON \(.*line 1 column 2.*\); expected proposals$"),
-        (b"[" * 200_000, r"^set\.json: not readable as JSON \(brackets within brackets.*\); expected proposals$"),
+        (b"[" * 200_000, r"^set\.json: not readable as JSON \(brackets nested.*\); expected proposals$"),
         (b"9" * 9_000, r"^set\.json: not readable as JSON \(.*digits.*\); expected proposals$"),
         (b"\xff\xfe", r"^set\.json: not readable as JSON \(.*\); expected proposals$"),
     ],

@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_free_lock(tmp_path: Path) -> None:
 
 
 def test_one_waits_for_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    monkeypatch.setattr(lock, "LOCK_POLL_SECONDS", 0.01)
     path, waiting, order = tmp_path / "x.lock", Waiting(), []
 
     def second() -> None:

@@ -22,8 +22,8 @@ from settings_seen import (
 )
 from settings_table import EDGES, LITE0, RESNET, TABLE, VGG16
 from tag2box import settings
-from tag2box.commands.detect import detect
-from tag2box.commands.train import train
+from tag2box.cli.detect import detect
+from tag2box.cli.train import train
 from tag2box.recipes import Config
 from tag2box.training import checkpoint
 from tiny_world import small_config, small_data, small_network, story, weights

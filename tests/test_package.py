@@ -1,4 +1,4 @@
-"""The package as Python sees it: quick to import, every command a call, typed, and in the shape the rules ask for."""
+"""The package as Python sees it: quick to import, every command a function, typed, within the limits of style."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ COMMANDS = (
     "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "propose", "recall", "report", "resume",
     "stats", "train",
 )  # fmt: skip
+CLASSES = (
+    "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
+    "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LossInputs", "LossOutput", "LossTerm",
+    "MilStrategy", "Outputs", "Photo", "Progress", "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes",
+    "PseudoLabels", "Requirements", "Step", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
+)  # fmt: skip
 
 
 def test_importing_it_loads_nothing_heavy():
@@ -31,7 +37,21 @@ def test_importing_it_loads_nothing_heavy():
 
 
 def test_the_public_names_are_pinned():
-    assert sorted(tag2box.__all__) == sorted([*COMMANDS, "RECIPES", "Config", "DataSource"])
+    assert sorted(tag2box.__all__) == sorted([*COMMANDS, *CLASSES, "RECIPES", "load_run", "silent"])
+
+
+def test_every_public_name_is_listed_and_imported_from_the_module_that_defines_it():
+    assert set(tag2box.__all__) <= set(dir(tag2box))
+    for name in (*COMMANDS, *CLASSES):
+        assert getattr(tag2box, name).__module__ == tag2box._MODULES[name], name
+
+
+def test_type_checkers_see_the_same_names():
+    stub = ast.parse((ROOT / "__init__.pyi").read_text())
+    found = {
+        alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert found == tag2box._MODULES
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,7 +63,7 @@ def test_every_command_is_a_call_that_explains_itself(name):
 
 
 def test_no_subpackage_takes_the_place_of_a_command():
-    assert not {path.name for path in ROOT.iterdir() if path.is_dir()} & set(COMMANDS)
+    assert not {path.stem for path in ROOT.iterdir()} & set(COMMANDS)
 
 
 def test_recipes_are_at_hand():
@@ -67,7 +87,7 @@ def test_it_is_installed_typed_and_with_its_templates():
 
 
 def test_files_are_short():
-    long = {file.name: n for file in FILES if (n := len(file.read_text().splitlines())) > 350}
+    long = {file.name: n for file in FILES if (n := len(file.read_text().splitlines())) > 400}
     assert not long
     assert len(FILES) > 50
 

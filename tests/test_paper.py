@@ -1,4 +1,4 @@
-"""The paper's recipes: its numbers are in them, what they need is said in time, and each builds its network."""
+"""The paper's recipes: its numbers are in them, requirements are reported in time, and each builds its network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box.commands.train import train
+from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.methods.discovery import Discovery
 from tag2box.metrics.coco_ap import CocoScores
@@ -25,7 +25,7 @@ from tag2box.training.optim import Sgd
 from tiny import tiny_boxes, tiny_photos
 from tiny_world import small_data
 
-# dataset: iterations, where the learning rate is cut, lambda, classes, photos
+# dataset: iterations, steps of the learning rate, lambda, classes, photos
 FACTS = {
     "voc07": (30_000, (20_000, 26_700), 0.03, 20, 5_011),
     "voc12": (60_000, (40_000, 53_400), 0.03, 20, 11_540),
@@ -60,7 +60,7 @@ def test_the_papers_numbers_are_in_it(name: str) -> None:
     assert config.heads.mil_background and config.heads.regress
     assert (PAPER_DATASETS[run.dataset].classes, PAPER_DATASETS[run.dataset].photos) == (classes, photos)
     assert config.data == Data(split="trainval" if classes == 20 else None)
-    assert config.compute.memory_for(keeps_maps=False) == "exact"
+    assert config.compute.memory_for(has_cached_maps=False) == "exact"
 
 
 @pytest.mark.parametrize("name", PAPER_RUNS)
@@ -120,23 +120,25 @@ def test_cocos_figures_are_in_the_order_that_figures_must_have(name: str) -> Non
 
 
 def on_tiny_photos(folder: Path, name: str) -> Config:
-    """A recipe on four photos; training would come no further than to its weights, which nobody has here."""
+    """A recipe on four photos; training ends at the missing weights."""
     small_data(folder)
     tags, photos = folder / "tags.csv", folder / "photos"
     return replace(RECIPES[name](), data=Data(tags=tags, photos=photos, proposals=folder / "store"))
 
 
 @pytest.mark.parametrize("name", ["voc07-mcg-vgg16", "coco17-cob-r50-ws"])
-def test_a_recipe_of_imported_boxes_says_so_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+def test_a_recipe_with_imported_boxes_fails_before_training_without_them(name: str, tmp_path: Path) -> None:
     config = on_tiny_photos(tmp_path, name)
     with pytest.raises(UserError) as error:
         train(config, tmp_path / "run")
-    said = str(error.value)
-    assert PAPER_RUNS[name].proposals.upper() in said and "tag2box proposals import" in said and "\n" not in said
+    message = str(error.value)
+    assert (
+        PAPER_RUNS[name].proposals.upper() in message and "tag2box proposals import" in message and "\n" not in message
+    )
     assert not (tmp_path / "run").exists() and not (tmp_path / "store").exists()
 
 
-def test_with_a_store_it_goes_on_to_ask_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_store_the_next_error_is_about_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path / "home"))
     config = on_tiny_photos(tmp_path, "voc07-mcg-r50-ws")
     photos, g = tiny_photos(tmp_path, 4).photos, torch.Generator().manual_seed(0)
@@ -146,7 +148,7 @@ def test_with_a_store_it_goes_on_to_ask_for_weights(tmp_path: Path, monkeypatch:
         train(config, tmp_path / "run")
 
 
-def test_the_parts_are_named_as_people_know_them() -> None:
+def test_names_of_datasets_proposals_and_backbones() -> None:
     assert list(PAPER_DATASETS) == ["voc07", "voc12", "coco14", "coco17"]
     assert list(PROPOSALS) == ["ss", "mcg", "cob"]
     assert list(BACKBONES) == ["vgg16", "r50-ws", "r101-ws"]

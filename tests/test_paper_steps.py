@@ -1,4 +1,4 @@
-"""benchmarks/paper_steps.py runs, at its small size, and goes on where it was broken off."""
+"""benchmarks/paper_steps.py runs at its small size, and resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark, its work done in this process: a fresh one would import torch once more."""
+    """The benchmark, run in this process: a fresh one would import torch again."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module("paper_steps")
 
@@ -33,12 +33,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_step_stands_for_all_recipes_that_do_its_work(bench: ModuleType) -> None:
+def test_a_step_is_shared_by_all_recipes_of_its_family(bench: ModuleType) -> None:
     families = {bench.family(name) for name in PAPER_RUNS}
     assert families == {f"{data}-{net}" for data in ("voc", "coco") for net in ("vgg16", "r50-ws", "r101-ws")}
 
 
-def test_two_steps_and_what_a_run_would_cost(bench: ModuleType, tmp_path: Path) -> None:
+def test_two_steps_and_the_cost_of_a_run(bench: ModuleType, tmp_path: Path) -> None:
     only = ["--only", "coco17-cob-r50-ws", "--only", "coco14-ss-r50-ws"]
     bench.main(["--small", "--threads", "1", "--out", str(tmp_path / "steps.json"), *only])
     found = json.loads((tmp_path / "steps.json").read_text())
@@ -49,30 +49,30 @@ def test_two_steps_and_what_a_run_would_cost(bench: ModuleType, tmp_path: Path) 
     assert len(runs) == 36 and runs["voc07-ss-vgg16"]["days"] is None
     assert [max(size) for size in row["padded"]] == [85, 107]  # short sides of 64, the smallest scale, then of 80
     config = RECIPES["coco14-mcg-r50-ws"]()
-    photo = bench.seconds_a_photo(row, bench.usual_pixels("coco14-mcg-r50-ws", config.loader))
+    photo = bench.seconds_per_photo(row, bench.mean_padded_pixels("coco14-mcg-r50-ws", config.loader))
     assert runs["coco14-mcg-r50-ws"]["days"] == pytest.approx(130_000 * 8 * photo / 86_400, abs=0.06)
 
 
 @pytest.mark.parametrize(("pixels", "seconds"), [(300, 0.5), (1200, 2.0), (750, 1.25)])
 def test_a_photo_s_time_is_on_the_line_through_both_steps(bench: ModuleType, pixels: int, seconds: float) -> None:
     row = {"batch": 2, "padded": [[15, 20], [30, 40]], "seconds": [1.0, 4.0]}
-    assert bench.seconds_a_photo(row, pixels) == pytest.approx(seconds)
+    assert bench.seconds_per_photo(row, pixels) == pytest.approx(seconds)
 
 
 def test_batches_are_padded_to_their_largest_sides(bench: ModuleType) -> None:
     loader = Loader(batch_size=1, resize=Resize(scales=(480,)))
-    assert bench.usual_pixels("voc07-ss-vgg16", loader, batches=20) == 480 * 640
+    assert bench.mean_padded_pixels("voc07-ss-vgg16", loader, batches=20) == 480 * 640
     loader = Loader(batch_size=8, resize=Resize(scales=(480, 1200)))
-    assert 0.9 * 1200 * 1600 < bench.usual_pixels("voc07-ss-vgg16", loader, batches=200) < 1600 * 1600
+    assert 0.9 * 1200 * 1600 < bench.mean_padded_pixels("voc07-ss-vgg16", loader, batches=200) < 1600 * 1600
 
 
-def test_what_is_measured_is_not_measured_again(
+def test_measured_steps_are_not_measured_again(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    called: list[str] = []
 
     def case(name: str, sizes: Any, threads: int) -> dict[str, object] | None:
-        asked.append(name)
+        called.append(name)
         if "r101" in name:
             return None
         facts = {"family": bench.family(name), "batch": sizes.batch, "fits": True}
@@ -82,19 +82,19 @@ def test_what_is_measured_is_not_measured_again(
     monkeypatch.setattr(bench, "expected_seconds", lambda *_: 1.0)
     options = ["--small", "--threads", "1", "--out", str(tmp_path / "steps.json")]
     bench.main([*options, "--only", "voc12-mcg-vgg16"])
-    assert asked == ["voc12-mcg-vgg16"]
+    assert called == ["voc12-mcg-vgg16"]
     bench.main(options)
-    assert asked[1:] == ["voc07-ss-r50-ws", "voc07-ss-r101-ws", "coco14-ss-vgg16", "coco14-ss-r50-ws",
+    assert called[1:] == ["voc07-ss-r50-ws", "voc07-ss-r101-ws", "coco14-ss-vgg16", "coco14-ss-r50-ws",
                          "coco14-ss-r101-ws"]  # fmt: skip
-    asked.clear()
+    called.clear()
     bench.main(options)
-    assert asked == ["voc07-ss-r101-ws", "coco14-ss-r101-ws"]  # did not fit: tried again
+    assert called == ["voc07-ss-r101-ws", "coco14-ss-r101-ws"]  # did not fit in memory: tried again
     bench.main([*options, "--photos", "3", "--only", "voc07-ss-vgg16"])
-    assert asked[2:] == ["voc07-ss-vgg16"]  # of another size: stands beside the first
+    assert called[2:] == ["voc07-ss-vgg16"]  # another batch size: a second row
     found = json.loads((tmp_path / "steps.json").read_text())
     assert [row["batch"] for row in found["steps"] if row["family"] == "voc-vgg16"] == [2, 3]
 
 
-def test_the_guess_grows_with_the_work(bench: ModuleType) -> None:
+def test_the_estimate_grows_with_the_work(bench: ModuleType) -> None:
     small, full = (bench.expected_seconds("voc07-ss-r50-ws", sizes, 30.0) for sizes in (bench.SMALL, bench.FULL))
     assert 0 < small < 60 < 600 < full

@@ -1,4 +1,4 @@
-"""The named systems: changes of settings, and of nothing that a comparison holds equal."""
+"""The named systems change their own settings, and none that a comparison keeps equal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from tag2box import settings
-from tag2box.commands.systems import as_words, table
+from tag2box.cli.catalog import system_overrides, systems_table
 from tag2box.errors import UserError
 from tag2box.methods.discovery import Discovery
-from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.adversary import ConcreteDropBlock
+from tag2box.models.drop_block import DropBlock
 from tag2box.models.vgg16 import Vgg16
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.proposals.early_responses import Wsrpn
@@ -30,7 +31,7 @@ PAPER = {
 """mAP50 on VOC07 and VOC12, AP50 on COCO14: tables 1 to 3 of the paper."""
 
 EQUAL = {"data", "superpixels", "backbone", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
-"""What no system may touch."""
+"""Settings that no system changes."""
 
 
 @pytest.fixture(params=["photos", "scenes", "od-wscl", "voc07-mcg-vgg16"])
@@ -38,7 +39,7 @@ def base(request: pytest.FixtureRequest) -> Config:
     return RECIPES[request.param]()
 
 
-def test_there_are_the_twelve_and_ours_with_the_papers_figures() -> None:
+def test_there_are_fourteen_systems_with_the_papers_figures() -> None:
     assert {n: tuple(s.reported(d) for d in ("voc07", "voc12", "coco14")) for n, s in SYSTEMS.items()} == PAPER
     assert SYSTEMS["od-wscl"].figures["voc07"] == PAPER_RUNS["voc07-ss-vgg16"].figures
     assert SYSTEMS["mist"].figures["coco14"].ARl == 38.3
@@ -47,7 +48,7 @@ def test_there_are_the_twelve_and_ours_with_the_papers_figures() -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
-def test_a_system_leaves_equal_what_must_be(system: System, base: Config) -> None:
+def test_a_system_changes_only_its_own_settings(system: System, base: Config) -> None:
     after = system(base)
     assert after.name == system.title
     changed = {field.name for field in fields(Config) if getattr(after, field.name) != getattr(base, field.name)}
@@ -61,7 +62,7 @@ def test_a_system_leaves_equal_what_must_be(system: System, base: Config) -> Non
 
 
 @pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
-def test_a_change_in_words_is_the_change(system: System, base: Config) -> None:
+def test_changes_as_overrides_give_the_system(system: System, base: Config) -> None:
     after = system(base)
     again = settings.load(Config, [], tuple(changes(base, after)), base=base)
     assert replace(again, name=after.name) == after
@@ -104,7 +105,7 @@ def test_box_regression_dropblock_and_stages_are_as_the_authors_had_them(name, r
     assert made.criterion.contrast.enabled is (name == "od-wscl")
 
 
-def test_wsrpn_takes_the_budget_of_the_boxes_it_replaces() -> None:
+def test_wsrpn_keeps_the_budget_of_the_proposals_it_replaces() -> None:
     scenes = RECIPES["scenes"]()
     made = SYSTEMS["wsrpn"](scenes).proposals
     assert isinstance(made, Wsrpn)
@@ -115,7 +116,7 @@ def test_wsrpn_takes_the_budget_of_the_boxes_it_replaces() -> None:
 @pytest.mark.parametrize(
     ("recipe", "views_per_image"), [("photos", 2), ("scenes", 2), ("od-wscl", 4), ("voc07-ss-vgg16", 4)]
 )
-def test_casd_looks_as_often_as_there_are_views_four_times_at_most(recipe: str, views_per_image: int) -> None:
+def test_casd_uses_all_views_up_to_four(recipe: str, views_per_image: int) -> None:
     made = SYSTEMS["casd"](RECIPES[recipe]())
     assert made.loader.views_per_image == views_per_image <= len(made.loader.resize.views())
     assert bool(made.criterion.attention.layer_weight) is not isinstance(made.backbone, Vgg16)  # which shows one layer
@@ -125,28 +126,28 @@ def test_casd_looks_as_often_as_there_are_views_four_times_at_most(recipe: str, 
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[Config]:
+def trained(monkeypatch) -> list[Config]:
     calls: list[Config] = []
-    monkeypatch.setattr("tag2box.commands.train.train", lambda config, *_, **__: calls.append(config))
+    monkeypatch.setattr("tag2box.cli.train.train", lambda config, *_, **__: calls.append(config))
     return calls
 
 
-def test_train_starts_from_a_system_and_overrides_come_on_top(asked, tmp_path, monkeypatch, capsys) -> None:
+def test_train_starts_from_a_system_and_overrides_come_on_top(trained, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "mine.toml").write_text("[criterion.labeler]\nshare = 0.3\n")
     argv = ["train", "tags.csv", "--system", "mist", "--config", f"{tmp_path / 'mine.toml'}", "--out", "run"]
     assert call([*argv, "--set", "criterion.contrast.enabled=true"], monkeypatch, capsys).code == 0
-    (config,) = asked
+    (config,) = trained
     mist = SYSTEMS["mist"](RECIPES["photos"]())
     assert config.name == "MIST" and config.drop_block == mist.drop_block
     assert config.criterion.labeler == replace(mist.criterion.labeler, share=0.3)
     assert config.criterion.contrast.enabled
 
 
-def test_a_system_stands_on_any_recipe(asked, monkeypatch, capsys) -> None:
+def test_a_system_stands_on_any_recipe(trained, monkeypatch, capsys) -> None:
     argv = ["train", "tags.csv", "--recipe", "scenes", "--system", "slv", "--out", "run"]
     assert call(argv, monkeypatch, capsys).code == 0
     tags = replace(RECIPES["scenes"]().data, tags=Path("tags.csv"))
-    assert asked == [replace(SYSTEMS["slv"](RECIPES["scenes"]()), data=tags)]
+    assert trained == [replace(SYSTEMS["slv"](RECIPES["scenes"]()), data=tags)]
 
 
 @pytest.mark.parametrize(
@@ -158,15 +159,15 @@ def test_a_system_stands_on_any_recipe(asked, monkeypatch, capsys) -> None:
         (["systems", "oicr", "--recipe", "fotos"], ("--recipe fotos", "did you mean photos?")),
     ],
 )
-def test_a_mistake_is_one_line(argv, words, asked, monkeypatch, capsys) -> None:
+def test_an_error_is_one_line(argv, words, trained, monkeypatch, capsys) -> None:
     done = call(argv, monkeypatch, capsys)
-    assert done.code == 2 and len(done.complaints) == 1 and asked == []
+    assert done.code == 2 and len(done.complaints) == 1 and trained == []
     assert all(word in done.complaints[0] for word in words), done.complaints[0]
 
 
 def test_the_list_names_all_within_80_columns() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(table())
+    console.print(systems_table())
     lines = console.export_text().splitlines()
     assert [line.split()[0] for line in lines if line[:1].strip()] == ["system", *SYSTEMS]
     assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
@@ -174,7 +175,7 @@ def test_the_list_names_all_within_80_columns() -> None:
 
 def test_one_system_is_printed_as_settings(monkeypatch, capsys) -> None:
     done = call(["systems", "slv"], monkeypatch, capsys)
-    assert done.out == as_words("slv")
+    assert done.out == system_overrides("slv")
     head, *lines = done.out.splitlines()
     base = RECIPES["photos"]()
     assert head.startswith("# SLV (2020)")

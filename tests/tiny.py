@@ -18,8 +18,7 @@ from torch.nn import functional
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.models.backbone import Backbone, Preprocess
 from tag2box.models.detector import Detector, Heads
-from tag2box.models.drop_block import dropout
-from tag2box.models.rng import RowRng
+from tag2box.models.rng import RowRng, dropout
 from tag2box.ops.roi import roi_align
 from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store

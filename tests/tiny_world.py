@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tag2box import settings
 from tag2box.cli import main
-from tag2box.commands.train import train
+from tag2box.cli.train import train
 from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
 from tag2box.formats.csv_tags import read_tags, write_tags
@@ -105,8 +105,7 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(config: Config, num_classes: int, *, pretrained: bool) -> torch.nn.Module:
         return tiny_detector(num_classes, heads=config.heads, seed=config.plan.seed)
 
-    monkeypatch.setattr("tag2box.commands.train.build_detector", build)
-    monkeypatch.setattr("tag2box.commands.runs.build_detector", build)
+    monkeypatch.setattr("tag2box.runs.build_detector", build)
     one_worker(monkeypatch)
 
 
@@ -168,7 +167,8 @@ class Finished:
     @property
     def complaints(self) -> list[str]:
         """Lines on standard error other than the progress lines of a terminal-less run."""
-        return [line for line in self.err.splitlines() if not re.fullmatch(r".+ \(\d+ to do\)", line)]
+        progress = re.compile(r".+ \(\d+ to do\)|.+: \d+/\d+ \(\d+%\), .+")
+        return [line for line in self.err.splitlines() if not progress.fullmatch(line)]
 
 
 def call(argv: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Finished:
@@ -192,6 +192,6 @@ def environment() -> dict[str, str]:
 def process(argv: Sequence[str], cwd: Path) -> Finished:
     """The ``tag2box`` command in a process of its own."""
     done = subprocess.run(
-        [*COMMAND, *argv], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, *argv], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=400, check=False
     )
     return Finished(done.returncode, done.stdout, done.stderr)

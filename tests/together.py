@@ -1,4 +1,4 @@
-"""Real processes of a test, joined by gloo on this machine: forked, so that their work may be any function."""
+"""Real processes of a test, joined by gloo on this machine; forked, so that their work may be any function."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import distributed
 from tag2box.training.dist import DistContext
 
 T = TypeVar("T")
-PATIENCE = 60  # seconds; a hang is a failure
+PATIENCE = 300  # seconds: only a hang takes that long, also on a busy machine
 
 
 def together(count: int, work: Callable[[DistContext], T]) -> list[T]:
-    """What the work of each process returned, by rank; raises where one failed or hung."""
+    """Return values of all processes, by rank; fails if one of them failed or hung."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
@@ -52,10 +52,10 @@ def _load(pipe: Connection) -> tuple[bool, object]:
 def _run(dist: DistContext, meeting: Path, work: Callable[[DistContext], T], answer: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        store = distributed.FileStore(str(meeting), dist.size)
+        store = distributed.FileStore(str(meeting), dist.world_size)
         patience = timedelta(seconds=PATIENCE)
-        distributed.init_process_group("gloo", store=store, rank=dist.rank, world_size=dist.size, timeout=patience)
-        answer.send_bytes(pickle.dumps((True, work(dist))))  # whole: tensors, too, outlive this process
-        distributed.barrier()  # the answer of another may still be on its way
+        distributed.init_process_group("gloo", store=store, rank=dist.rank, world_size=dist.world_size, timeout=patience)
+        answer.send_bytes(pickle.dumps((True, work(dist))))  # pickled here: tensors must outlive this process
+        distributed.barrier()  # others may not have finished yet
     except BaseException:  # the parent reports it
         answer.send_bytes(pickle.dumps((False, f"rank {dist.rank}: {traceback.format_exc()}")))

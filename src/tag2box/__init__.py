@@ -1,54 +1,83 @@
 """tag2box: object detectors from image-level tags alone.
 
-Every command is one call: ``tag2box.propose``, ``train``, ``detect``, ``evaluate``, ``report`` and others.
-They are loaded on first use, so ``import tag2box`` is quick.
+Every command of the ``tag2box`` program is a function here (``propose``, ``train``, ``detect``, ``evaluate``,
+``report``, ...), beside the classes to build on or to extend. Names are imported on first use, so that
+``import tag2box`` is quick:
+
+    import tag2box
+
+    config = tag2box.RECIPES["photos"]()
+    boxes = tag2box.detect(run, photos)
 """
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from tag2box.commands.data_check import data_check
-    from tag2box.commands.data_stats import stats
-    from tag2box.commands.demo import demo
-    from tag2box.commands.detect import detect
-    from tag2box.commands.evaluate import evaluate
-    from tag2box.commands.import_proposals import import_proposals
-    from tag2box.commands.propose import propose
-    from tag2box.commands.recall import recall
-    from tag2box.commands.report import report
-    from tag2box.commands.train import resume, train
-    from tag2box.doctor import diagnose
-    from tag2box.formats.listing import DataSource
-    from tag2box.recipes import RECIPES, Config
-
-_HOMES = {
-    "data_check": "tag2box.commands.data_check",
-    "stats": "tag2box.commands.data_stats",
-    "import_proposals": "tag2box.commands.import_proposals",
-    "propose": "tag2box.commands.propose",
-    "recall": "tag2box.commands.recall",
-    "DataSource": "tag2box.formats.datasets",
-    "demo": "tag2box.commands.demo",
-    "detect": "tag2box.commands.detect",
-    "evaluate": "tag2box.commands.evaluate",
-    "report": "tag2box.commands.report",
-    "resume": "tag2box.commands.train",
-    "train": "tag2box.commands.train",
-    "diagnose": "tag2box.doctor",
+_MODULES = {
+    # commands
+    "data_check": "tag2box.cli.data",
+    "stats": "tag2box.cli.data",
+    "demo": "tag2box.cli.demo",
+    "detect": "tag2box.cli.detect",
+    "diagnose": "tag2box.cli.doctor",
+    "evaluate": "tag2box.cli.evaluate",
+    "import_proposals": "tag2box.cli.import_proposals",
+    "recall": "tag2box.cli.proposal_recall",
+    "propose": "tag2box.cli.propose",
+    "report": "tag2box.cli.report",
+    "resume": "tag2box.cli.train",
+    "train": "tag2box.cli.train",
+    "load_run": "tag2box.runs",
+    # settings
     "RECIPES": "tag2box.recipes",
     "Config": "tag2box.recipes",
+    "Data": "tag2box.recipes",
+    "Interrupted": "tag2box.errors",
+    "UserError": "tag2box.errors",
+    "Progress": "tag2box.progress",
+    "TerminalProgress": "tag2box.progress",
+    "silent": "tag2box.progress",
+    # datasets and results
+    "DataSource": "tag2box.formats.listing",
+    "Detections": "tag2box.annotations",
+    "Photo": "tag2box.annotations",
+    "TaggedPhotos": "tag2box.annotations",
+    "Truth": "tag2box.annotations",
+    # networks
+    "Backbone": "tag2box.models.backbone",
+    "BackboneSettings": "tag2box.models.backbone",
+    "Detector": "tag2box.models.detector",
+    # training
+    "Criterion": "tag2box.training.criterion",
+    "LossInputs": "tag2box.training.criterion",
+    "LossOutput": "tag2box.training.criterion",
+    "LossTerm": "tag2box.training.criterion",
+    "Step": "tag2box.training.step",
+    "Batch": "tag2box.types",
+    "BatchMeta": "tag2box.types",
+    "Outputs": "tag2box.types",
+    "Proposals": "tag2box.types",
+    # methods
+    "Labeler": "tag2box.methods.protocols",
+    "MilStrategy": "tag2box.methods.protocols",
+    "LabelerInput": "tag2box.types",
+    "Labeling": "tag2box.types",
+    "PseudoBoxes": "tag2box.types",
+    "PseudoLabels": "tag2box.types",
+    "Requirements": "tag2box.types",
+    "ProposalMethod": "tag2box.proposals.base",
+    "ProposalStore": "tag2box.proposals.store",
 }
+"""Public names and the modules that define them; ``__init__.pyi`` repeats them for type checkers and editors."""
 
-__all__ = [
-    "RECIPES", "Config", "DataSource", "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals",
-    "propose", "recall", "report", "resume", "stats", "train",
-]  # fmt: skip
+__all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
         raise AttributeError(f"module 'tag2box' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

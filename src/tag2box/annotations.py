@@ -1,4 +1,8 @@
-"""Training data: photos and tags, never boxes."""
+"""Photos and what is annotated on them: tags for training, true objects for evaluation, detections, and proposals.
+
+``TaggedPhotos`` is all that training receives of a dataset, and has no field that could hold a box. ``Truth`` and
+``Objects`` are for evaluation only.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """One photo on disk, by name. ``width`` and ``height`` are those after EXIF rotation."""
+    """A photo on disk. ``width`` and ``height`` are those after EXIF rotation."""
 
     id: str
     path: Path
@@ -24,13 +28,13 @@ class Photo:
 
 @dataclass(frozen=True, slots=True)
 class TaggedPhotos:
-    """What training may see of a dataset: photos and image-level tags. It has no room for boxes."""
+    """A training set: photos and image-level tags, no boxes."""
 
     classes: tuple[str, ...]
     photos: tuple[Photo, ...]
     tags: Bool[Tensor, "N C"]
-    unsure: Bool[Tensor, "N C"] | None = None  # neither there nor absent, as classes seen in difficult objects only
-    counts: Int[Tensor, "N C"] | None = None  # objects of each class by somebody's word; -1 where nobody counted
+    unsure: Bool[Tensor, "N C"] | None = None  # neither present nor absent, e.g. classes of difficult objects only
+    counts: Int[Tensor, "N C"] | None = None  # annotated number of objects per class; -1 if not counted
 
     def __post_init__(self) -> None:
         if self.counts is not None and self.counts.shape != self.tags.shape:
@@ -46,7 +50,7 @@ class TaggedPhotos:
         return len(self.photos)
 
     def part(self, wanted: Sequence[bool]) -> TaggedPhotos:
-        """The wanted photos."""
+        """The subset of the photos selected by a mask."""
         rows = torch.tensor(wanted, dtype=torch.bool)
         photos = tuple(photo for photo, is_wanted in zip(self.photos, wanted, strict=True) if is_wanted)
         unsure, counts = (None if x is None else x[rows] for x in (self.unsure, self.counts))
@@ -55,7 +59,7 @@ class TaggedPhotos:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """Detected boxes of one image, checked on construction."""
+    """Detected boxes of one photo: xyxy pixels, scores and class indices."""
 
     boxes: Float[Tensor, "B 4"]
     scores: Float[Tensor, " B"]
@@ -68,37 +72,37 @@ class Detections:
             raise ValueError(f"shapes of boxes, scores and labels disagree: {shapes}")
 
     def to(self, device: torch.device) -> Detections:
-        """The same on a device."""
+        """A copy on a device."""
         return Detections(self.boxes.to(device), self.scores.to(device), self.labels.to(device))
 
     @classmethod
     def empty(cls) -> Detections:
-        """Nothing detected."""
+        """No detections."""
         return cls(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
 
     def __len__(self) -> int:
         return len(self.boxes)
 
     def __getitem__(self, index: Tensor) -> Detections:
-        """Keep the rows of a mask or an index tensor."""
+        """The rows of a mask or an index tensor."""
         return Detections(self.boxes[index], self.scores[index], self.labels[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """True objects of one image: for evaluation and pictures only."""
+    """True objects of one photo, for evaluation and figures only."""
 
     boxes: Float[Tensor, "B 4"]
     labels: Int[Tensor, " B"]
-    difficult: Bool[Tensor, " B"]  # VOC: neither rewards nor punishes
-    crowd: Bool[Tensor, " B"]  # COCO: a region, not an object
+    difficult: Bool[Tensor, " B"]  # VOC: neither a true nor a missed positive
+    crowd: Bool[Tensor, " B"]  # COCO: a region of several objects
 
     def __len__(self) -> int:
         return len(self.boxes)
 
     @classmethod
     def of(cls, boxes: Sequence[Sequence[float]] | Tensor, labels: Sequence[int] | Tensor) -> Objects:
-        """Plain objects, none of them difficult or a crowd."""
+        """Objects of which none is difficult or a crowd."""
         b = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
         none = torch.zeros(len(b), dtype=torch.bool)
         return cls(b, torch.as_tensor(labels, dtype=torch.long).reshape(-1), none, none)
@@ -109,7 +113,7 @@ class Truth:
     """Ground truth of an evaluation set. Training code never receives one."""
 
     classes: tuple[str, ...]
-    ids: tuple[str, ...]  # image ids, in order
+    ids: tuple[str, ...]  # photo ids, in order
     sizes: tuple[tuple[int, int], ...]  # (width, height)
     objects: tuple[Objects, ...]
 
@@ -119,12 +123,12 @@ class Truth:
 
 @runtime_checkable
 class BoxSource(Protocol):
-    """What holds the proposals of photos: a proposal store, or a stand-in."""
+    """Proposals by photo: a proposal store, or a substitute in tests."""
 
     def boxes(self, photo_id: str, /) -> Float32[Tensor, "P 4"]:
-        """The boxes of a photo, in its own pixels; possibly none."""
+        """The proposals of a photo, in its own pixels; possibly none."""
         ...
 
     def scores(self, photo_id: str, /) -> Float32[Tensor, " P"]:
-        """What the method that proposed them thinks of each; all zero where it does not say."""
+        """Objectness of each proposal; all zero if the proposal method gives none."""
         ...

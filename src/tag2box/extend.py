@@ -36,7 +36,7 @@ MIL_HEADS = {
     "c_mil": "tag2box.methods.c_mil:CMil",
     "c_midn": "tag2box.methods.c_midn:CMidn",
 }
-LOSS_TERMS: dict[str, str] = {}  # those of ``criterion.terms``; the built-in terms are fields of the criterion
+LOSS_TERMS: dict[str, str] = {}  # of ``criterion.extra``; the built-in terms are fields of the criterion
 BACKBONES = {
     "lite0": "tag2box.models.lite0:Lite0",
     "vgg16": "tag2box.models.vgg16:Vgg16",
@@ -44,7 +44,7 @@ BACKBONES = {
 }
 REGULARIZERS = {
     "plain": "tag2box.models.drop_block:DropBlock",
-    "concrete": "tag2box.models.drop_block:ConcreteDropBlock",
+    "concrete": "tag2box.models.adversary:ConcreteDropBlock",
 }
 OPTIMIZERS = {
     "sgd": "tag2box.training.optim:Sgd",
@@ -56,6 +56,37 @@ PROPOSAL_METHODS = {
     "wsrpn": "tag2box.proposals.early_responses:Wsrpn",
     "imported": "tag2box.proposals.importers.proposal_files:Imported",
 }
+DATASET_FORMATS = {  # in the order in which they are tried on a path
+    "voc": "tag2box.formats.voc_boxes:Voc",
+    "coco": "tag2box.formats.coco_boxes:Coco",
+    "yolo": "tag2box.formats.yolo_boxes:Yolo",
+    "csv": "tag2box.formats.csv_tags:CsvTable",
+    "class-folders": "tag2box.formats.folders:ClassFolders",
+    "photos": "tag2box.formats.folders:PhotoFolder",
+}
+EXPORT_FORMATS = {
+    "coco": "tag2box.formats.export:CocoExport",
+    "coco-results": "tag2box.formats.export:CocoResultsExport",
+    "voc": "tag2box.formats.voc_boxes:VocExport",
+    "voc-results": "tag2box.formats.export:VocResultsExport",
+    "yolo": "tag2box.formats.yolo_boxes:YoloExport",
+}
+METRICS = {
+    "voc07": "tag2box.metrics.voc_ap:voc07",
+    "voc12": "tag2box.metrics.voc_ap:voc12",
+    "corloc": "tag2box.metrics.voc_ap:corloc",
+    "coco": "tag2box.metrics.coco_ap:coco_scores",
+    "challenges": "tag2box.metrics.challenges:challenges",
+}
+PROPOSAL_FILE_FORMATS = {
+    "selective-search": "tag2box.proposals.importers.matlab:SELECTIVE_SEARCH_MAT",
+    "mcg": "tag2box.proposals.importers.matlab:MCG_MAT",
+    "edge-boxes": "tag2box.proposals.importers.matlab:EDGE_BOXES_MAT",
+    "pkl": "tag2box.proposals.importers.proposal_files:PICKLE_PROPOSALS",
+    "npz": "tag2box.proposals.importers.proposal_files:NPZ_PROPOSALS",
+    "coco": "tag2box.proposals.importers.proposal_files:COCO_PROPOSALS",
+    "json": "tag2box.proposals.importers.proposal_files:JSON_PROPOSALS",
+}
 
 GROUPS = {
     "labeler": LABELERS,
@@ -65,6 +96,10 @@ GROUPS = {
     "regularizer": REGULARIZERS,
     "optimizer": OPTIMIZERS,
     "proposal method": PROPOSAL_METHODS,
+    "proposal file format": PROPOSAL_FILE_FORMATS,
+    "dataset format": DATASET_FORMATS,
+    "export format": EXPORT_FORMATS,
+    "metric": METRICS,
 }
 """Every group of plug-ins by the name that error messages give it."""
 

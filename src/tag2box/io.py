@@ -1,6 +1,8 @@
-"""Files written beside their place and renamed into it: a reader sees the old content or the new, never half."""
+"""Files: atomic writes, checked reads of text and JSON, and lock files between processes.
 
-from __future__ import annotations
+A file is written under a temporary name beside its destination and then renamed, so readers see either the old content
+or the new. Errors in files that users provide are UserErrors that name the file and what was expected of it.
+"""
 
 import errno
 import json
@@ -13,13 +15,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tag2box.errors import Busy, UserError
-from tag2box.formats.listing import printable
+from tag2box.errors import Busy, UserError, printable
+
+# ---------------------------------------------------------------- writing
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it into place if the block succeeds, else remove it."""
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, else remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -33,31 +36,21 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON whole or not at all. NaN has no place in JSON: use None."""
+    """Write a JSON file atomically. JSON has no NaN: use None."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file a user named; ``what`` says in the error what it should have been."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected {what}") from None
-    except (OSError, ValueError) as error:  # not text, not JSON, or a number of thousands of digits
-        raise UserError(f"{path}: not readable as JSON ({error}); expected {what}") from None
-    except RecursionError:
-        why = "brackets within brackets without end"
-        raise UserError(f"{path}: not readable as JSON ({why}); expected {what}") from None
+# ---------------------------------------------------------------- reading
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file a user named, without a byte order mark; ``what`` says in the error what was expected."""
+    """Read a UTF-8 text file without its byte order mark; ``what`` names the expected content in errors."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -70,39 +63,55 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_lines(path: Path, what: str) -> dict[int, str]:
-    """Stripped lines that are not blank, by their numbers from 1."""
+    """The stripped lines of a text file that are not blank, by line number from 1."""
     lines = read_text(path, what).splitlines()
     return {number: line.strip() for number, line in enumerate(lines, start=1) if line.strip()}
 
 
+def read_json(path: Path, what: str) -> Any:
+    """Read a JSON file; ``what`` names the expected content in errors."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected {what}") from None
+    except (OSError, ValueError) as error:  # not text, not JSON, or a number of thousands of digits
+        raise UserError(f"{path}: not readable as JSON ({error}); expected {what}") from None
+    except RecursionError:
+        why = "brackets nested too deeply"
+        raise UserError(f"{path}: not readable as JSON ({why}); expected {what}") from None
+
+
+# ---------------------------------------------------------------- locks
+
 LOCK = ".lock"
-_WITHOUT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-PAUSE = 0.5  # seconds between two looks at a lock that another holds
+"""Usual name of a lock file."""
+LOCK_POLL_SECONDS = 0.5
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
 def locked(path: Path, work: str) -> Iterator[None]:
-    """Hold a lock file for the length of a block; the system lets go of it when the process ends, however it ends.
+    """Hold a lock file for the duration of the block; the operating system releases it if the process dies.
 
-    Raises ``Busy`` where another process holds it; ``work`` is what it does, as "writes proposals".
+    Raises ``Busy`` if another process holds it; ``work`` describes what that process does, as in "writes proposals".
     """
-    handle = _hold(path)
+    handle = _acquire(path)
     if handle is None:
         raise Busy(f"{path.parent}: another process {work} here; wait until it is done")
-    with _held(path, handle):
+    with _released(path, handle):
         yield
 
 
 @contextmanager
 def wait_for_lock(path: Path, waiting: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Hold a lock file as soon as no other process does; the time until then is spent within ``waiting()``."""
-    handle = _hold(path)
+    """Hold a lock file as soon as no other process does; the wait, if any, happens inside ``waiting()``."""
+    handle = _acquire(path)
     if handle is None:
         with waiting():
             while handle is None:
-                time.sleep(PAUSE)
-                handle = _hold(path)
-    with _held(path, handle):
+                time.sleep(LOCK_POLL_SECONDS)
+                handle = _acquire(path)
+    with _released(path, handle):
         yield
 
 
@@ -110,15 +119,16 @@ def is_locked(path: Path) -> bool:
     """Whether a process holds a lock file now."""
     if not path.exists():
         return False
-    handle = _hold(path)
+    handle = _acquire(path)
     if handle is None:
         return True
-    with _held(path, handle):
+    with _released(path, handle):
         return False
 
 
 @contextmanager
-def _held(path: Path, handle: int) -> Iterator[None]:
+def _released(path: Path, handle: int) -> Iterator[None]:
+    """Remove and release an acquired lock file at the end of the block."""
     try:
         yield
     finally:
@@ -126,7 +136,8 @@ def _held(path: Path, handle: int) -> Iterator[None]:
         os.close(handle)
 
 
-def _hold(path: Path) -> int | None:
+def _acquire(path: Path) -> int | None:
+    """The handle of the locked file; None if another process holds it."""
     folder = path.parent
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; expected a folder, name another")
@@ -134,25 +145,25 @@ def _hold(path: Path) -> int | None:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _lock(handle)
+            _flock(handle)
         except BlockingIOError:
             os.close(handle)
             return None
-        if _is_named(handle, path):
+        if _is_current(handle, path):
             return handle
         os.close(handle)
 
 
-def _is_named(handle: int, path: Path) -> bool:
-    """Whether the locked file is still there: one that its last holder removed keeps nobody out."""
+def _is_current(handle: int, path: Path) -> bool:
+    """Whether the locked file still has its name: a file removed by its last holder excludes no other process."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _lock(handle: int) -> None:
-    """Raises ``BlockingIOError`` where another holds it. Systems and disks without such locks keep nobody out."""
+def _flock(handle: int) -> None:
+    """Raise ``BlockingIOError`` if another process holds the lock. Without OS support nothing is excluded."""
     if sys.platform == "win32":
         return
     import fcntl
@@ -160,5 +171,5 @@ def _lock(handle: int) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in _WITHOUT:
+        if error.errno not in _UNSUPPORTED:
             raise

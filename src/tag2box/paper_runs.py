@@ -1,21 +1,19 @@
-"""The paper's own runs: four datasets, three sources of proposals, three backbones, and the figures it reports.
+"""The runs of the OD-WSCL paper: four datasets, three proposal methods, three backbones, and its figures.
 
-What a run consists of is here; ``recipes.paper`` makes a whole config of it. Batch, learning rate, iterations, decay,
-scales, lambda, thresholds and K are the paper's (section 5.1). Where the paper is silent, we take:
+The parts of a run are here; ``recipes.paper`` builds a whole config from them. Batch, learning rate, iterations, decay,
+scales, lambda, thresholds and K are the paper's (section 5.1). Not stated in the paper, and our choice:
 
-- the warm-up (200 iterations from a third), the moments at which the learning rate is cut, momentum and the rules for
-  biases: as the published code is described;
-- a background column in the MIL head, stage 1 counting three times, L_reg over all proposals: likewise, because the
-  published figures come from it;
+- the warm-up (200 iterations from a third), the steps of the learning rate, momentum and the rules for biases: as the
+  published code is described;
+- a background column in the MIL head, weight 3 of stage 1, L_reg over all proposals: likewise, because the published
+  figures come from it;
 - dropout of 0.5 after each linear layer, for the ResNets as for VGG16;
 - selective search: OpenCV's fast mode, at most 2,000 boxes, none with a side below 20 pixels;
-- test scales: also 800, and mirror images;
+- test scales: also 800, and horizontal flips;
 - MCG for the figures of its table 3b ("We use MCG for the rest of the experiments").
 
-It also says nothing of several of the 36 combinations: those have a recipe, and no figures.
+Some of the 36 combinations are not in the paper: they have a recipe, and no figures.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import product
@@ -27,23 +25,23 @@ from tag2box.models.vgg16 import Vgg16
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.training.batches import Loader
-from tag2box.training.loop import Plan
-from tag2box.training.optim import Schedule, Sgd
+from tag2box.training.loop import Plan, Schedule
+from tag2box.training.optim import Sgd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperDataset:
-    """A dataset as the paper uses it."""
+    """A dataset of the paper, and its schedule."""
 
     title: str
     classes: int
     photos: int
-    """That it trains on."""
+    """Training photos."""
     split: str | None
-    """The image list of them, where the dataset's format has lists."""
+    """Image list of the training photos, if the format has lists."""
     iterations: int
     steps: tuple[float, ...]
-    """Where the learning rate is cut, as shares of the run."""
+    """Steps of the learning rate, as fractions of the run."""
     contrast_weight: float
     """lambda."""
 
@@ -89,13 +87,13 @@ BACKBONES: dict[str, Vgg16 | ResNetWs] = {
     "r101-ws": ResNetWs(depth=101, weights="r101-ws"),
 }
 LEARNING_RATES = {"vgg16": 0.01, "r50-ws": 0.02, "r101-ws": 0.02}
-FEED = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
+LOADER = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
 INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperFigures:
-    """What the paper reports of a run, in per cent; None is what it does not tell. ``source`` says where."""
+    """Figures of a run in the paper, in per cent; None if not reported. ``source`` is the table."""
 
     source: str
     mAP50: float | None = None
@@ -114,7 +112,7 @@ class PaperFigures:
     ARl: float | None = None
 
     def reported(self) -> dict[str, float]:
-        """What there is, by name, in the paper's order."""
+        """The reported figures by name, in the paper's order."""
         names = [field.name for field in fields(self) if field.name != "source"]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -124,7 +122,7 @@ NOTHING = PaperFigures(source="not in the paper")
 
 @dataclass(frozen=True, slots=True)
 class PaperRun:
-    """One combination, by the names of ``DATASETS``, ``PROPOSALS`` and ``BACKBONES``."""
+    """One combination, by the names of ``PAPER_DATASETS``, ``PROPOSALS`` and ``BACKBONES``."""
 
     dataset: str
     proposals: str
@@ -137,12 +135,12 @@ class PaperRun:
 
     @property
     def title(self) -> str:
-        """In words, for the report."""
+        """The run's name in reports."""
         return f"{PAPER_DATASETS[self.dataset].title}, {self.proposals.upper()}, {self.backbone.upper()}"
 
     @property
     def plan(self) -> Plan:
-        """How long it trains, and how fast."""
+        """Its iterations, optimizer and schedule."""
         data = PAPER_DATASETS[self.dataset]
         optimizer = Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
         schedule = Schedule(warmup=200, warmup_from=1 / 3, steps=data.steps, gamma=0.1)
@@ -150,7 +148,7 @@ class PaperRun:
 
     @property
     def figures(self) -> PaperFigures:
-        """What the paper reports of it."""
+        """Its figures in the paper."""
         return _FIGURES.get(self.name, NOTHING)
 
 
@@ -181,4 +179,4 @@ _FIGURES = {
     "coco17-cob-r101-ws": _coco12("appendix B", 16.5, 31.6, 15.2, 5.7, 19.6, 28.2, 17.4, 29.7, 31.9, 11.3, 35.5, 54.2),
 }
 PAPER_RUNS = {run.name: run for run in (PaperRun(*parts) for parts in product(PAPER_DATASETS, PROPOSALS, BACKBONES))}
-"""All 36 by name."""
+"""All 36 runs by name."""

@@ -1,4 +1,4 @@
-"""A whole run as one typed value, and named recipes: functions that return a complete one, every number visible."""
+"""``Config``, everything a run depends on, and the recipes: named functions that return a complete one."""
 
 from __future__ import annotations
 
@@ -25,40 +25,44 @@ from tag2box.models.detector import Heads
 from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.models.lite0 import Lite0
 from tag2box.ops.superpixels import Superpixels
-from tag2box.paper_runs import BACKBONES, FEED, INFERENCE, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperRun
+from tag2box.paper_runs import BACKBONES, INFERENCE, LOADER, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperRun
 from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.training.batches import Loader
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import Compute
-from tag2box.training.loop import Plan
-from tag2box.training.optim import Adam, Schedule
+from tag2box.training.loop import Plan, Schedule
+from tag2box.training.optim import Adam
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What to learn from: photos and tags. There is no key for boxes."""
+    """Training data: photos and tags. There is no key for boxes."""
 
     tags: Path | None = None
-    """Where the tags are: a CSV, a COCO file, a VOC folder or a tree of class folders."""
+    """The tags: a CSV, a COCO file, a VOC folder or a tree of class folders."""
     photos: Path | None = None
-    """Folder of the photos, where the dataset does not say it itself."""
+    """Folder of the photos, if the dataset does not name it."""
     split: str | None = None
-    """Image list: a name in ImageSets/Main of a VOC folder, or a text file of ids, one a line."""
+    """Image list: a name in ImageSets/Main of a VOC folder, or a text file with one id per line."""
     classes: tuple[str, ...] | None = None
-    """Class names in order; without them, those of the dataset."""
+    """Class names in order; default: those of the dataset."""
+    format: str | None = None
+    """Dataset format: a built-in name such as coco or yolo, or package.module:Name; default: recognised by the path."""
     skip_bad: bool = False
-    """Leave out photos that are missing or cannot be read, instead of stopping at the first."""
+    """Skip photos that are missing or unreadable, instead of stopping at the first."""
     counts: Literal["given", "boxes"] = "given"
-    """Where systems that ask for counts of objects get them: from the dataset, or, for study alone, from its boxes."""
+    """Source of object counts (C-WSL): the dataset, or, for experiments only, its boxes."""
     proposals: Path | None = None
-    """Proposal store of these photos; made on first use where it does not exist. Default: inside the run."""
+    """Proposal store of these photos; built on first use. Default: inside the run."""
 
     def source(self) -> DataSource:
-        """The dataset these settings name."""
+        """The dataset these settings describe."""
         if self.tags is None:
             raise UserError("data.tags: not set; name a dataset after `tag2box train`, or set it in the config file")
-        return DataSource(path=self.tags, photos=self.photos, split=self.split, classes=self.classes)
+        return DataSource(
+            path=self.tags, photos=self.photos, split=self.split, classes=self.classes, format=self.format
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,7 @@ class Config:
     """Keys of version 0.1, still read, with a warning."""
 
     name: str = "OD-WSCL"
-    """What the report calls the run."""
+    """Name of the run in the report."""
     data: Data = Data()
     proposals: Annotated[ProposalMethod, Plugin("proposal method")] = SelectiveSearch()
     superpixels: Superpixels = Superpixels()
@@ -91,9 +95,9 @@ class Config:
     compute: Compute = Compute()
     inference: Inference = Inference()
     feature_cache: Path | None = None
-    """Where RoI maps of a frozen network are kept. Default: inside the run."""
+    """Folder of the feature cache (RoI or trunk maps of a frozen network). Default: inside the run."""
     feature_cache_gb: Annotated[float, Field(ge=0)] = 8.0
-    """Gigabytes the maps of a set of photos may take on disk; where they would take more, none are kept."""
+    """Maximum size of the feature cache of a set of photos in gigabytes; larger features are not cached."""
 
 
 def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:
@@ -120,7 +124,7 @@ def oicr_plus() -> Config:
 def scenes() -> Config:
     """A small schedule for the generated scenes: minutes on two cores.
 
-    Learning rate, dropout and length were chosen on other scenes (seed 123), never on the test split of the demo.
+    Learning rate, dropout and length were chosen on other scenes (seed 123), not on the demo's test split.
     """
     return Config(
         proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
@@ -138,11 +142,11 @@ def scenes() -> Config:
 
 
 def photos() -> Config:
-    """For people's own photos: hundreds of them, on an ordinary CPU, in less than an hour.
+    """For your own photos: hundreds of them, on an ordinary CPU, in less than an hour.
 
-    Selective search on a copy with a short side of 200 pixels, one scale, a frozen trunk whose maps are kept on disk,
-    and a random part of the proposals at every iteration. Chosen on a split of the training photos of voc07-mini, as
-    docs/own-photos.md tells.
+    Selective search on a copy with a short side of 200 pixels, one scale, cached features of a frozen network, and a
+    random subset of the proposals per iteration. Chosen on a split of the training photos of voc07-mini, see
+    docs/own-photos.md.
     """
     return Config(
         proposals=SelectiveSearch(short_side=200),
@@ -161,7 +165,7 @@ def photos() -> Config:
 
 
 def paper(run: PaperRun) -> Config:
-    """OD-WSCL as the paper trained it; ``tag2box.paper_runs`` says what of it the paper tells, and what it does not."""
+    """OD-WSCL as trained in the paper; ``tag2box.paper_runs`` lists what the paper states and what it leaves out."""
     data = PAPER_DATASETS[run.dataset]
     return Config(
         name=f"OD-WSCL, {run.title}",
@@ -170,7 +174,7 @@ def paper(run: PaperRun) -> Config:
         backbone=BACKBONES[run.backbone],
         heads=Heads(mil_background=True),
         criterion=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
-        loader=FEED,
+        loader=LOADER,
         plan=run.plan,
         inference=INFERENCE,
     )
@@ -183,4 +187,4 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "scenes": scenes,
     **{name: partial(paper, run) for name, run in PAPER_RUNS.items()},
 }
-"""Where a config file or ``--set`` may start from."""
+"""Named configurations that a config file or ``--set`` starts from."""

@@ -1,11 +1,11 @@
-"""The notation, and the types that cross borders.
+"""Notation, and the types that pass between stages of training.
 
 Letters, used in every signature and shape comment:
 
     N  images in a batch            C  foreground classes, 0 .. C-1; background is index C, the last
     R  proposals in the batch       K  refinement stages
     D  embedding size               F  feature-vector size
-    M  exemplars                    S  seeds (pseudo ground-truth boxes)
+    M  exemplars                    S  pseudo boxes (pseudo ground truth)
 
 Boxes are xyxy float pixels with exclusive right and bottom edges.
 """
@@ -13,11 +13,11 @@ Boxes are xyxy float pixels with exclusive right and bottom edges.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 
@@ -49,20 +49,20 @@ class Proposals:
 
 @dataclass(frozen=True, slots=True)
 class SideInfo:
-    """What may be known of a batch beside its tags. None where nobody knows it, or nothing asks for it."""
+    """Information beside the tags that some methods use; None if unknown or not required."""
 
-    counts: Int[Tensor, "N C"] | None = None  # objects of each class; -1 where nobody counted
-    evidence: Float[Tensor, " R"] | None = None  # how well a proposal keeps to its photo's superpixels, 0 to 1
-    objectness: Float[Tensor, " R"] | None = None  # what the method that proposed it thinks of it, 0 to 1
+    counts: Int[Tensor, "N C"] | None = None  # objects per class; -1 if unknown
+    evidence: Float[Tensor, " R"] | None = None  # superpixel straddling score of each proposal, 0 to 1
+    objectness: Float[Tensor, " R"] | None = None  # score given by the proposal method, 0 to 1
 
     @classmethod
     def joined(cls, parts: Sequence[SideInfo]) -> SideInfo:
-        """Clues of parts of a batch, one after the other; a clue that a part lacks is lost."""
-        columns = [[getattr(part, clue.name) for part in parts] for clue in fields(cls)]
+        """Concatenate parts of a batch; a field that any part lacks becomes None."""
+        columns = [[getattr(part, info.name) for part in parts] for info in fields(cls)]
         return cls(*(torch.cat(x) if x and all(part is not None for part in x) else None for x in columns))
 
     def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> SideInfo:
-        """Those of some photos, and of their proposals."""
+        """The side information of some photos and of the given proposal rows."""
         counts = None if self.counts is None else self.counts[photos]
         return SideInfo(counts, *(None if x is None else x[rows] for x in (self.evidence, self.objectness)))
 
@@ -71,9 +71,30 @@ class SideInfo:
         return SideInfo(*(None if x is None else x.to(device) for x in (self.counts, self.evidence, self.objectness)))
 
 
+PerProposal = Callable[[str], Float32[Tensor, " P"]]
+"""A photo's id in, one number per proposal out, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideInfoLoader:
+    """Side information by photo. What is not required is None, and never read."""
+
+    counts: Int[Tensor, "N C"] | None = None
+    evidence: PerProposal | None = None
+    objectness: PerProposal | None = None
+
+    def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"]) -> SideInfo:
+        """The side information of one photo and of some of its proposals."""
+        counts = None if self.counts is None else self.counts[index : index + 1]
+        return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in (self.evidence, self.objectness)))
+
+
+NO_SIDE_INFO = SideInfoLoader()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One training batch: pixels (``images``), or what a frozen network made of them: ``trunks``, or RoI ``maps``."""
+    """One training batch: pixels (``images``), or features of a frozen network: ``trunks``, or RoI ``maps``."""
 
     ids: tuple[str, ...]
     tags: Bool[Tensor, "N C"]
@@ -83,8 +104,8 @@ class Batch:
     unsure: Bool[Tensor, "N C"] | None = None  # tags that are neither true nor false
     trunks: tuple[Float[Tensor, "c h w"], ...] | None = None  # a map a photo, each of its own size
     side_info: SideInfo = SideInfo()
-    views_per_image: int = 1  # so many photos in a row are one photo seen in different views
-    flipped: Bool[Tensor, " N"] | None = None  # which are mirror images; None where looks are not compared
+    views_per_image: int = 1  # that many consecutive entries are views of one photo
+    flipped: Bool[Tensor, " N"] | None = None  # horizontally flipped entries; None if views are not compared
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.images, self.maps, self.trunks)) != 1:
@@ -92,12 +113,12 @@ class Batch:
 
     @classmethod
     def empty(cls, num_classes: int) -> Batch:
-        """No photo at all: the share of a process when processes outnumber photos."""
+        """A batch of no photos: the shard of a rank if the world size exceeds the batch size."""
         tags = torch.zeros(0, num_classes, dtype=torch.bool)
         return cls((), tags, Proposals(torch.zeros(0, 4), ()), trunks=())
 
     def photo(self, index: int) -> Batch:
-        """One photo of it, in one look."""
+        """The batch of a single entry."""
         span, photo = self.proposals.spans()[index], slice(index, index + 1)
         rows = slice(span.start, span.stop)
         return Batch(
@@ -112,7 +133,7 @@ class Batch:
         )
 
     def meta(self) -> BatchMeta:
-        """What the objective is told of it."""
+        """Everything but the pixels or features."""
         return BatchMeta(self.proposals, self.tags, self.unsure, self.side_info, self.views_per_image, self.flipped)
 
     def to(self, device: torch.device) -> Batch:
@@ -133,18 +154,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchMeta:
-    """A batch without its pixels: proposals and tags, all that the objective is told beside the network's outputs."""
+    """Batch metadata: what the criterion reads beside the network's outputs."""
 
     proposals: Proposals
     tags: Bool[Tensor, "N C"]
     unsure: Bool[Tensor, "N C"] | None = None
     side_info: SideInfo = SideInfo()
-    views_per_image: int = 1  # so many photos in a row are one photo, with the same proposals in the same order
+    views_per_image: int = 1  # consecutive entries with the same proposals in the same order
     flipped: Bool[Tensor, " N"] | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[BatchMeta]) -> BatchMeta:
-        """Parts of a batch, one after the other; looks of a photo may be in different parts."""
+        """Concatenate shards of a batch; the views of a photo may be in different shards."""
         unsure = [part.unsure for part in parts if part.unsure is not None]
         flipped = [part.flipped for part in parts if part.flipped is not None]
         sizes = tuple(size for part in parts for size in part.proposals.sizes)
@@ -157,8 +178,14 @@ class BatchMeta:
             torch.cat(flipped) if flipped else None,
         )
 
+    def subset(self, rows: Int[Tensor, " r"]) -> BatchMeta:
+        """The same batch with some of its proposals; ``rows`` are in order, image after image."""
+        counts = torch.bincount(self.proposals.image_ids()[rows], minlength=len(self.proposals.sizes))
+        proposals = Proposals(self.proposals.boxes[rows], tuple(counts.tolist()))
+        return replace(self, proposals=proposals, side_info=self.side_info.of(slice(None), rows))
+
     def view_groups(self) -> list[tuple[range, range]]:
-        """Of each photo, the looks at it, and all their proposals."""
+        """Per photo: the entries that are its views, and the rows of all their proposals."""
         spans = self.proposals.spans()
         firsts = range(0, len(spans), self.views_per_image)
         return [
@@ -188,45 +215,61 @@ class StageScores:
     deltas: tuple[Float[Tensor, "R c4"], ...]  # K x (R, 4C), or () without box regression
     mil_more: tuple[Float[Tensor, "R c"], ...] = ()  # cls and det of every further MIL head
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> StageScores:
+        """The function applied to every tensor."""
+        refine, deltas, more = (tuple(map(function, part)) for part in (self.refine, self.deltas, self.mil_more))
+        return StageScores(function(self.mil_cls), function(self.mil_det), refine, deltas, more)
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the network says of R proposals. What nothing asks for (``Needs``) has no columns."""
+    """Network outputs of R proposals. What is not in the ``Requirements`` has no columns."""
 
     scores: StageScores
     embed: Float[Tensor, "R D"]  # z, unit length
     vectors: Float[Tensor, "R F"]  # v~, the regularised feature vectors that the heads read
-    responses: Float[Tensor, "R L s s"] | None = None  # of L layers, the mean over channels of the clean maps
+    responses: Float[Tensor, "R L s s"] | None = None  # channel means of L layers, without DropBlock
+
+    def tensors(self) -> tuple[Float[Tensor, "R ..."], ...]:
+        """All outputs in a fixed order: MIL heads, stages, deltas, embeddings, vectors, responses."""
+        s = self.scores
+        responses = () if self.responses is None else (self.responses,)
+        return (s.mil_cls, s.mil_det, *s.mil_more, *s.refine, *s.deltas, self.embed, self.vectors, *responses)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Outputs:
+        """The function applied to every tensor."""
+        responses = None if self.responses is None else function(self.responses)
+        return Outputs(self.scores.map(function), function(self.embed), function(self.vectors), responses)
 
 
 @dataclass(frozen=True, slots=True)
 class AugmentedRois:
-    """V augmented copies of m chosen proposals, as the heads see them."""
+    """Head outputs of V augmented copies of m chosen proposals."""
 
     embed: Float[Tensor, "V m D"]
     probs: tuple[Float[Tensor, "V m C"], ...]  # teacher scores of the copies, K stages, detached
 
 
 AugmentRois = Callable[[Int[Tensor, " m"]], AugmentedRois]
-"""Proposal rows in, augmented copies out: all that a labeler ever learns about the network."""
+"""Proposal rows in, augmented copies out; labelers and loss terms have no other access to the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a part of the objective asks for beyond scores and tags."""
+    """What a part of the criterion requires beyond scores and tags."""
 
     exemplars: bool = False  # the set S, and embeddings with it
     vectors: bool = False  # feature vectors of proposals
-    counts: bool = False  # Clues.counts; missing ones are bridged
-    evidence: bool = False  # Clues.evidence
-    objectness: bool = False  # Clues.objectness
+    counts: bool = False  # SideInfo.counts
+    evidence: bool = False  # SideInfo.evidence
+    objectness: bool = False  # SideInfo.objectness
     mil_heads: int = 1
-    responses: bool = False  # mean responses of the network's layers to a proposal's cells
-    layers: int = 1  # how many of these layers, at least
-    views_per_image: int = 1  # how many looks at a photo, at least
+    responses: bool = False  # channel means of the network's layers per cell of a proposal
+    layers: int = 1  # at least that many of these layers
+    views_per_image: int = 1  # at least that many views per photo
 
     def __or__(self, other: Requirements) -> Requirements:
-        """What both ask for."""
+        """The union of both."""
         return Requirements(
             *(max(getattr(self, need.name), getattr(other, need.name)) for need in fields(Requirements))
         )
@@ -234,7 +277,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Exemplars:
-    """The set S (eq. 8): embeddings believed to show class ``cls``. M rows."""
+    """The set S (eq. 8): embeddings assumed to show class ``cls``. M rows."""
 
     embed: Float[Tensor, "M D"]
     cls: Int[Tensor, " M"]
@@ -248,7 +291,7 @@ class Exemplars:
 
 @dataclass(frozen=True, slots=True)
 class LabelerInput:
-    """What a labeler sees of a batch: scores, embeddings and exemplars, never the network."""
+    """Input of a labeler: scores, embeddings and exemplars of a batch, never the network."""
 
     proposals: Proposals
     tags: Bool[Tensor, "N C"]
@@ -256,19 +299,19 @@ class LabelerInput:
     embed: Float[Tensor, "R D"]  # unit length
     exemplars: Exemplars
     vectors: Float[Tensor, "R F"] | None = None  # detached; None unless the labeler needs them
-    second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, where there is one; detached
+    second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, if there is one; detached
     side_info: SideInfo = SideInfo()
-    fraction: float = 0.0  # share of the training that is done
+    fraction: float = 0.0  # share of the training iterations done
 
 
 @dataclass(frozen=True, slots=True)
 class PseudoBoxes:
-    """Pseudo ground truth of one stage: S proposals taken for objects."""
+    """Pseudo ground truth of one stage: S proposals labelled as objects."""
 
     rows: Int[Tensor, " S"]
     cls: Int[Tensor, " S"]
-    score: Float[Tensor, " S"]  # teacher score, becomes the loss weight of what is assigned to the seed
-    boxes: Float[Tensor, "S 4"] | None = None  # where pseudo boxes are not those of their rows, only near them
+    score: Float[Tensor, " S"]  # teacher score: the loss weight of proposals assigned to this box
+    boxes: Float[Tensor, "S 4"] | None = None  # if they differ from the boxes of their rows
 
     def placed(self, proposals: Proposals) -> Float[Tensor, "S 4"]:
         """The pseudo boxes."""
@@ -285,35 +328,18 @@ class PseudoBoxes:
 
 @dataclass(frozen=True, slots=True)
 class PseudoLabels:
-    """Instance-level supervision of one stage. A weight of zero takes a proposal out of the loss."""
+    """Instance-level supervision of one stage. A weight of zero excludes a proposal from the loss."""
 
     cls: Int[Tensor, " R"]  # 0 .. C-1, or C for background
     weight: Float[Tensor, " R"]
-    boxes: Float[Tensor, "R 4"]  # the pseudo box each proposal should regress to
+    boxes: Float[Tensor, "R 4"]  # regression target of each proposal
     pseudo_boxes: PseudoBoxes
-    owner: Int[Tensor, " R"]  # the seed each proposal was judged by; -1 where its image has none
+    owner: Int[Tensor, " R"]  # the pseudo box each proposal is assigned to; -1 if its image has none
 
 
 @dataclass(frozen=True, slots=True)
 class Labeling:
-    """A labeler's answer: K stages of pseudo labels, and the thresholds it used, for the curves."""
+    """Output of a labeler: K stages of pseudo labels, and its thresholds, which are logged."""
 
     stages: tuple[PseudoLabels, ...]
     thresholds: tuple[Float[Tensor, " t"], ...] = ()  # tau per stage, one entry per (image, class)
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """The terms of eq. 13 and those that other systems add to it (None where they are off), unweighted."""
-
-    mil: Float[Tensor, ""]
-    refine: Float[Tensor, ""]
-    box: Float[Tensor, ""]
-    contrast: Float[Tensor, ""]
-    spatial: Float[Tensor, ""] | None = None  # WSDDN's regulariser
-    attention: Float[Tensor, ""] | None = None  # CASD's two terms by their weights, before the ramp
-
-    def named(self) -> dict[str, Float[Tensor, ""]]:
-        """The terms that are on, by name."""
-        terms = ((term.name, getattr(self, term.name)) for term in fields(self))
-        return {name: value for name, value in terms if value is not None}

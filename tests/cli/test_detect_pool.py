@@ -1,4 +1,4 @@
-"""Detection spread over processes: the boxes of one process, whoever looked at which photo."""
+"""Detection spread over processes: the same boxes as in one process, whichever process worked on which photo."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from tag2box.annotations import Detections, Photo
-from tag2box.commands.detect import detect, detect_photos
-from tag2box.commands.detect_pool import Looked, detect_on
-from tag2box.commands.runs import TrainedRun, load_run
-from tag2box.commands.train import train
+from tag2box.cli.detect import PhotoResult, detect, detect_in_pool, detect_photos
+from tag2box.cli.train import train
 from tag2box.data.images import find_photos
 from tag2box.errors import UserError
-from tag2box.proposals.pool import LocalPool
+from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
+from tag2box.runs import TrainedRun, load_run
 from tiny import tiny_store
 from tiny_world import small_config, small_data, small_network
 
@@ -49,7 +48,7 @@ def backwards(work, files, *, lost, threads=1) -> Iterator[tuple[object, object]
 
 
 def test_no_photos_no_detections(trained: TrainedRun, tmp_path: Path) -> None:
-    assert detect_on(LocalPool(1), trained, (), tiny_store(tmp_path, ())) == {}
+    assert detect_in_pool(LocalPool(1), trained, (), tiny_store(tmp_path, ())) == {}
 
 
 @pytest.mark.parametrize("pool", [LocalPool(1), backwards])
@@ -66,9 +65,9 @@ def test_proposals_from_elsewhere_and_none_at_all_are_taken_as_they_are(
     trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path
 ) -> None:
     store = tiny_store(tmp_path, photos, counts=[6, 0, 1, 3])
-    found = detect_on(LocalPool(1), trained, photos, store)
+    found = detect_in_pool(LocalPool(1), trained, photos, store)
     assert len(found["photo1"]) == 0
-    assert same(found, detect_on(backwards, trained, photos, store))
+    assert same(found, detect_in_pool(backwards, trained, photos, store))
 
 
 def test_the_files_written_are_equal_to_the_byte(trained: TrainedRun, tmp_path: Path) -> None:
@@ -81,22 +80,22 @@ def test_a_photo_that_went_away_is_a_line(trained: TrainedRun, photos: tuple[Pho
     store = tiny_store(tmp_path, photos)
     photos[2].path.unlink()
     with pytest.raises(UserError, match=r"photo2\.jpg: no such photo"):
-        detect_on(LocalPool(1), trained, photos, store)
+        detect_in_pool(LocalPool(1), trained, photos, store)
 
 
-@pytest.mark.parametrize(("number", "says"), [(9, "was ended by signal 9"), (0, "died, each time it was tried")])
+@pytest.mark.parametrize(("number", "says"), [(9, "was ended by signal 9"), (0, "died at every attempt")])
 def test_a_photo_that_ends_its_process_is_a_line(
     trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path, number: int, says: str
 ) -> None:
     def pool(work, files, *, lost, threads=1) -> Iterator[tuple[object, object]]:
         yield from ((file, lost(file, number)) for file in files)
 
-    with pytest.raises(UserError, match=f"photo0.jpg: the process that looked at it {says}; perhaps out of memory"):
-        detect_on(pool, trained, photos, tiny_store(tmp_path, photos))
+    with pytest.raises(UserError, match=f"photo0.jpg: the process that worked on it {says}; perhaps out of memory"):
+        detect_in_pool(pool, trained, photos, tiny_store(tmp_path, photos))
 
 
 def test_detections_need_no_writable_memory() -> None:
     arrays = [x.numpy() for x in _parts(Detections.empty())]
     for array in arrays:
         array.flags.writeable = False
-    assert len(Looked(*arrays).detections()) == 0
+    assert len(PhotoResult(*arrays).detections()) == 0

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tag2box import settings
-from tag2box.commands.recipes import HEADER, as_toml, list_recipes, table
+from tag2box.cli.catalog import RECIPE_COLUMNS, list_recipes, recipe_toml, recipes_table
 from tag2box.errors import UserError
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES, Config
@@ -32,7 +32,7 @@ ROWS = {row.name: row for row in list_recipes()}
     ],
 )
 def test_a_row_is_what_the_recipe_says(name: str, cells: tuple[str, ...]) -> None:
-    assert ROWS[name].cells() == cells and len(cells) == len(HEADER)
+    assert ROWS[name].cells() == cells and len(cells) == len(RECIPE_COLUMNS)
 
 
 def test_every_recipe_is_listed_once_and_in_order() -> None:
@@ -41,7 +41,7 @@ def test_every_recipe_is_listed_once_and_in_order() -> None:
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(table(list_recipes()))
+    console.print(recipes_table(list_recipes()))
     lines = console.export_text().splitlines()
     assert len(lines) == 1 + len(RECIPES) and max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
@@ -50,7 +50,7 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_is_printed_is_a_settings_file_of_the_recipe(name: str, tmp_path: Path) -> None:
-    text = as_toml(name)
+    text = recipe_toml(name)
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     assert tomllib.loads(text)["name"] == RECIPES[name]().name
     assert settings.load(Config, [tmp_path / "mine.toml"], base=RECIPES["photos"]()) == RECIPES[name]()
@@ -64,7 +64,7 @@ def test_what_is_printed_is_a_settings_file_of_the_recipe(name: str, tmp_path: P
 )
 def test_an_unknown_name_is_one_line(name: str, near: str) -> None:
     with pytest.raises(UserError) as error:
-        as_toml(name)
+        recipe_toml(name)
     said = str(error.value)
     assert "\n" not in said and "`tag2box recipes`" in said
     assert not name or f"did you mean {near}?" in said
@@ -77,6 +77,6 @@ def test_the_command_prints_the_table_or_the_file(
     listed = call(["recipes"], monkeypatch, capsys)
     assert listed.code == 0 and all(name in listed.out for name in RECIPES) and "the paper's" in listed.out
     printed = call(["recipes", "voc12-mcg-vgg16"], monkeypatch, capsys)
-    assert printed.code == 0 and printed.out == as_toml("voc12-mcg-vgg16")
+    assert printed.code == 0 and printed.out == recipe_toml("voc12-mcg-vgg16")
     wrong = call(["recipes", "voc13"], monkeypatch, capsys)
     assert wrong.code == 2 and wrong.out == "" and wrong.err.count("\n") == 1

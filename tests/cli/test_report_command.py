@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tag2box.annotations import Objects, Photo, Truth
-from tag2box.commands.evaluate import dataset
-from tag2box.commands.report import exam, in_order, report
-from tag2box.commands.train import train
+from tag2box.cli.evaluate import eval_set, truth_in_order, truth_source
+from tag2box.cli.report import report
+from tag2box.cli.train import train
 from tag2box.data.images import find_photos
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import write_coco_truth
@@ -96,20 +96,20 @@ def photo(name: str) -> Photo:
 @pytest.mark.parametrize("order", [[], ["b"], ["c", "a"], ["b", "c", "a"]])
 def test_truth_is_put_in_the_photos_order(order):
     truth = truth_of(["a", "b", "c"])
-    sorted_truth = in_order(truth, [photo(name) for name in order], Path("truth.json"))
+    sorted_truth = truth_in_order(truth, [photo(name) for name in order], Path("truth.json"))
     assert sorted_truth.ids == tuple(order)
     for name, objects in zip(sorted_truth.ids, sorted_truth.objects, strict=True):
         assert objects is truth.objects[truth.ids.index(name)]
 
 
 def test_a_photo_without_truth_is_named():
-    with pytest.raises(UserError, match=r"truth\.json: says nothing about photo x \(2 missing\)"):
-        in_order(truth_of(["a"]), [photo("a"), photo("x"), photo("y")], Path("truth.json"))
+    with pytest.raises(UserError, match=r"truth\.json: no ground truth of photo x \(2 missing\)"):
+        truth_in_order(truth_of(["a"]), [photo("a"), photo("x"), photo("y")], Path("truth.json"))
 
 
 def test_an_exam_takes_the_photos_the_truth_speaks_of(tmp_path):
     small_data(tmp_path)
-    got = exam(written(tmp_path, ["photo2", "photo0"]), tmp_path / "store")
+    got = eval_set(written(tmp_path, ["photo2", "photo0"]), tmp_path / "store")
     assert tuple(p.id for p in got.photos) == got.truth.ids == ("photo2", "photo0")
     assert len(find_photos([tmp_path / "photos"])) == 4
 
@@ -117,11 +117,11 @@ def test_an_exam_takes_the_photos_the_truth_speaks_of(tmp_path):
 def test_truth_without_its_photo_is_named(tmp_path):
     small_data(tmp_path)
     with pytest.raises(UserError, match=r"no photo absent\.png in"):
-        exam(written(tmp_path, ["photo1", "absent"]), tmp_path / "store")
+        eval_set(written(tmp_path, ["photo1", "absent"]), tmp_path / "store")
 
 
 def written(folder: Path, names: list[str]) -> DataSource:
     """A COCO file of the truth of some photos."""
     files = {name: next((p.name for p in (folder / "photos").glob(f"{name}.*")), f"{name}.png") for name in names}
     write_coco_truth(folder / "part.json", truth_of(names), files)
-    return dataset(folder / "part.json", photos=folder / "photos")
+    return truth_source(folder / "part.json", photos=folder / "photos")

@@ -1,4 +1,4 @@
-"""A system that asks for what is not there is told so in one line, before anything is trained."""
+"""A missing requirement of a system is an error in one line, before anything is trained."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from tag2box.annotations import TaggedPhotos
-from tag2box.commands.requirements import check_photos, check_store
-from tag2box.commands.train import load_side_info, prepared, read_training, train
+from tag2box.cli.train import (
+    check_proposal_scores,
+    check_requirements,
+    load_side_info,
+    prepare_data,
+    read_training,
+    train,
+)
 from tag2box.data import side_info as box_counts
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
@@ -26,7 +32,7 @@ from tiny_world import small_config, small_data, small_network
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(Oicr):
-    """A labeler that asks for things."""
+    """A labeler with requirements."""
 
     asks: Requirements = Requirements()
 
@@ -66,8 +72,8 @@ def test_what_is_there_is_not_complained_of(tmp_path: Path, requirements: Requir
     photos = tiny_photos(tmp_path, 3)
     counted = replace(photos, counts=torch.where(photos.tags, 1, -1))
     config = asking(Config(), requirements)
-    check_photos(config, counted)
-    check_store(config, counted, tiny_store(tmp_path, photos.photos))
+    check_requirements(config, counted)
+    check_proposal_scores(config, counted, tiny_store(tmp_path, photos.photos))
 
 
 COUNTS = {"nobody counted": None, "nothing but unknowns": -1}
@@ -82,7 +88,7 @@ def test_counts_that_no_photo_has(tmp_path: Path, value: int | None) -> None:
         'tags.csv: criterion.labeler.kind = "oicr" needs counts of objects, and no photo has any; add a column counts'
     )
     with pytest.raises(UserError, match=says) as error:
-        check_photos(config, replace(photos, counts=counts))
+        check_requirements(config, replace(photos, counts=counts))
     assert "\n" not in str(error.value) and "data.counts=boxes" in str(error.value)
 
 
@@ -90,22 +96,22 @@ def test_one_count_is_enough(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 2)
     counts = torch.full(photos.tags.shape, -1)
     counts[1, 1] = 2
-    check_photos(asking(Config(), Requirements(counts=True)), replace(photos, counts=counts))
+    check_requirements(asking(Config(), Requirements(counts=True)), replace(photos, counts=counts))
 
 
 def test_superpixels_of_a_photo_that_is_gone(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 2)
     photos.photos[1].path.unlink()
-    check_photos(Config(), photos)
+    check_requirements(Config(), photos)
     with pytest.raises(UserError, match=r"photo1.jpg: no such photo, and .* needs its superpixels; put it back"):
-        check_photos(asking(Config(), Requirements(evidence=True)), photos)
+        check_requirements(asking(Config(), Requirements(evidence=True)), photos)
 
 
 def test_a_second_head_that_is_not_there(tmp_path: Path) -> None:
     config, photos = asking(Config(), Requirements(mil_heads=2)), tiny_photos(tmp_path, 1)
     with pytest.raises(UserError, match=r"heads.mil_heads: is 1, but .* reads 2; set heads.mil_heads=2"):
-        check_photos(config, photos)
-    check_photos(replace(config, heads=replace(config.heads, mil_heads=2)), photos)
+        check_requirements(config, photos)
+    check_requirements(replace(config, heads=replace(config.heads, mil_heads=2)), photos)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +128,15 @@ def test_a_second_head_that_is_not_there(tmp_path: Path) -> None:
 def test_scores_of_proposals(tmp_path: Path, scores: tuple[float, ...], says: str) -> None:
     photos = tiny_photos(tmp_path, 2)
     store = scored(tmp_path / "store", photos, *scores)
-    check_store(Config(), photos, store)
+    check_proposal_scores(Config(), photos, store)
     config = asking(Config(), Requirements(objectness=True))
     if not says:
-        check_store(config, photos, store)
+        check_proposal_scores(config, photos, store)
         return
     prior = replace(Config(), heads=Heads(box_prior=10.0))
     for asked in (config, prior):
         with pytest.raises(UserError, match=says) as error:
-            check_store(asked, photos, store)
+            check_proposal_scores(asked, photos, store)
         assert "\n" not in str(error.value)
 
 
@@ -162,11 +168,11 @@ def test_a_run_is_given_what_it_asks_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list((tmp_path / "plain" / "maps").glob("*.npy"))
 
 
-def test_clues_are_read_only_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_info_is_read_only_if_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_network(monkeypatch)
     small_data(tmp_path)
     config = small_config(tmp_path, f"feature_cache={tmp_path / 'maps'}", f"data.proposals={tmp_path / 'store'}")
-    photos, store = prepared(config)
+    photos, store = prepare_data(config)
     none = load_side_info(config, photos, store)
     assert (none.counts, none.evidence, none.objectness) == (None, None, None) and not (tmp_path / "maps").exists()
     counted = replace(photos, counts=torch.where(photos.tags, 2, -1))

@@ -11,20 +11,9 @@ import torch
 
 from tag2box import settings
 from tag2box.annotations import Objects, Truth
-from tag2box.commands.assess import Exam, assess, boxes_per_class
-from tag2box.commands.detect import detect, detect_photos
-from tag2box.commands.evaluate import dataset
-from tag2box.commands.runs import (
-    build_detector,
-    load_run,
-    machine,
-    proposing_as,
-    read_config,
-    start_run,
-    versions,
-    with_paths,
-)
-from tag2box.commands.train import prepared, read_training, resume, train
+from tag2box.cli.detect import detect, detect_photos
+from tag2box.cli.evaluate import EvalSet, boxes_per_class, evaluate_run, truth_source
+from tag2box.cli.train import prepare_data, read_training, resume, train
 from tag2box.data.images import find_photos
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_truth
@@ -34,6 +23,16 @@ from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
+from tag2box.runs import (
+    build_detector,
+    load_run,
+    machine,
+    match_store_method,
+    read_config,
+    start_run,
+    versions,
+    with_paths,
+)
 from tiny_world import same, small_config, small_data, small_network, story, tree, weights
 
 
@@ -93,7 +92,7 @@ def test_paths_become_absolute_and_open_ones_go_into_the_run(tmp_path, monkeypat
     assert (config.data.photos, config.data.tags) == (tmp_path / "p", tmp_path / "t.csv")
     assert (config.data.proposals, config.feature_cache) == (tmp_path / "run/proposals", tmp_path / "run/maps")
     given = replace(config, feature_cache=Path("m"), data=replace(config.data, proposals=Path("s")))
-    assert with_paths(given, Path("run")).maps == tmp_path / "m"
+    assert with_paths(given, Path("run")).feature_cache == tmp_path / "m"
     assert with_paths(given, Path("run")).data.proposals == tmp_path / "s"
 
 
@@ -149,7 +148,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(small):
 
 def test_a_diverging_run_says_so(small):
     config = small_config(small, "plan.optimizer.lr=1e30", "plan.schedule.warmup=0")
-    with pytest.raises(UserError, match=r"loss is (nan|inf).+ lower plan\.optimiser\.lr"):
+    with pytest.raises(UserError, match=r"loss is (nan|inf).+ lower plan\.optimizer\.lr"):
         train(config, small / "run")
 
 
@@ -207,20 +206,20 @@ def test_detecting_in_nothing_is_a_mistake(tmp_path):
         detect(tmp_path, [])
 
 
-def exam_of(small: Path, classes: tuple[str, ...]) -> Exam:
+def eval_set_of(small: Path, classes: tuple[str, ...]) -> EvalSet:
     photos = find_photos([small / "photos"])
     objects = tuple(Objects.of([[4, 6, 21, 27]], [0]) for _ in photos)
     truth = Truth(classes, tuple(p.id for p in photos), tuple((p.width, p.height) for p in photos), objects)
-    return Exam(photos, truth, small / "exam")
+    return EvalSet(photos, truth, small / "data")
 
 
 def test_assessing_leaves_figures_and_detections(small):
     train(small_config(small), small / "run")
-    exam = exam_of(small, ("bar", "box", "disc"))
-    assess(small / "run", test=exam)
+    data = eval_set_of(small, ("bar", "box", "disc"))
+    evaluate_run(small / "run", test=data)
     metrics = json.loads((small / "run" / "metrics.json").read_text())
     assert list(metrics) == ["test"]
-    assess(small / "run", test=exam, train=exam)
+    evaluate_run(small / "run", test=data, train=data)
     metrics = json.loads((small / "run" / "metrics.json").read_text())
     assert list(metrics) == ["test", "train", "truth_boxes_per_class"]
     rows = json.loads((small / "run" / "detections.json").read_text())
@@ -231,7 +230,7 @@ def test_assessing_leaves_figures_and_detections(small):
 def test_a_truth_of_other_classes_is_refused(small, classes):
     train(small_config(small), small / "run")
     with pytest.raises(UserError, match="mug" if "mug" in classes else "order of classes"):
-        assess(small / "run", test=exam_of(small, classes))
+        evaluate_run(small / "run", test=eval_set_of(small, classes))
     assert not (small / "run" / "metrics.json").exists()
 
 
@@ -248,9 +247,9 @@ def test_truth_is_read_from_a_file_or_a_folder(tmp_path):
     image = {"id": 1, "file_name": "1.jpg", "width": 9, "height": 9}
     content = {"images": [image], "categories": [{"id": 1, "name": "cat"}], "annotations": []}
     (tmp_path / "truth.json").write_text(json.dumps(content))
-    assert read_truth(dataset(tmp_path / "truth.json", split="test")).classes == ("cat",)
+    assert read_truth(truth_source(tmp_path / "truth.json", split="test")).classes == ("cat",)
     with pytest.raises(UserError, match="no boxes"):
-        read_truth(dataset(tmp_path, split="test"))
+        read_truth(truth_source(tmp_path, split="test"))
 
 
 def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
@@ -261,7 +260,7 @@ def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
     assert not (small / "strict" / "config.toml").exists()
     config = small_config(small, "data.skip_bad=true")
     train(config, small / "lenient")
-    photos, store = prepared(read_config(small / "lenient"))
+    photos, store = prepare_data(read_config(small / "lenient"))
     assert [photo.id for photo in photos.photos] == ["photo0", "photo2", "photo3"]
     assert list(store.failed) == ["photo1"]
 
@@ -280,10 +279,12 @@ def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
 def test_a_store_decides_how_new_photos_are_searched(tmp_path, made, recipe, becomes):
     if made is not None:
         write_store(tmp_path / "store", made.source(), [], [])
-    assert proposing_as(Config(proposals=recipe), tmp_path / "store").proposals == becomes
+    assert match_store_method(Config(proposals=recipe), tmp_path / "store").proposals == becomes
 
 
 def test_a_recipe_for_brought_boxes_does_not_become_one_for_others(tmp_path):
     write_store(tmp_path / "store", SelectiveSearch().source(), [], [])
-    with pytest.raises(UserError, match=r"holds selective_search boxes, and MCG boxes are wanted; import those, or"):
-        proposing_as(Config(proposals=Imported()), tmp_path / "store")
+    with pytest.raises(
+        UserError, match=r"holds selective_search boxes, but the settings expect MCG boxes; import those, or"
+    ):
+        match_store_method(Config(proposals=Imported()), tmp_path / "store")

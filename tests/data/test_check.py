@@ -12,8 +12,8 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tag2box.cli.data import app
-from tag2box.commands.data_check import data_check, exit_code, page
+from tag2box.cli import app
+from tag2box.cli.data import check_exit_code, data_check, findings_view
 from tag2box.data.check import check_dataset, check_photos, odd_size, same_content, survey
 from tag2box.errors import UserError
 from tag2box.formats.datasets import list_dataset
@@ -62,7 +62,7 @@ def found(source: DataSource) -> dict[str, tuple[str, int, tuple[str, ...]]]:
 def test_nothing_is_wrong_with_a_good_dataset(desk):
     result = survey(desk.source())
     assert (result.what, result.photos, result.classes, result.findings) == ("a CSV of tags", 12, ("cat", "dog"), ())
-    assert exit_code(result) == 0
+    assert check_exit_code(result) == 0
 
 
 def missing(desk: Desk) -> None:
@@ -264,12 +264,12 @@ def test_the_exit_code_tells_how_grave_it_is(spoil, code, desk, tmp_path):
     if spoil:
         spoil(desk)
     out = tmp_path / "found.json"
-    done = CliRunner().invoke(app, ["check", str(desk.source().path), "--json", str(out)])
+    done = CliRunner().invoke(app, ["data", "check", str(desk.source().path), "--json", str(out)])
     assert done.exit_code == code
     written = json.loads(out.read_text())
     assert (written["exit_code"], written["photos"], written["classes"]) == (code, len(desk.rows), ["cat", "dog"])
     assert len(written["findings"]) == (spoil is not None)
-    words = {None: "nothing wrong", stray: "1 note", small: "1 warning", missing: "1 error"}[spoil]
+    words = {None: "no faults found", stray: "1 note", small: "1 warning", missing: "1 error"}[spoil]
     assert words in done.stdout
 
 
@@ -282,10 +282,10 @@ def test_a_dataset_that_cannot_be_read_is_an_error_and_writes_nothing(tmp_path):
 def test_the_page_prints_names_as_they_are(desk, capsys):
     """Names are strangers' text: neither markup of the table nor codes of the terminal."""
     desk.rows += [("[red]gone[/red].jpg", "dog"), ("\x1b[31mlost.jpg", "cat")]
-    Console(width=200).print(page(survey(desk.source())))
+    Console(width=200).print(findings_view(survey(desk.source())))
     said = capsys.readouterr().out
     assert "[red]gone[/red].jpg" in said and "\x1b[31mlost" not in said
-    assert "no photo [red]gone[/red].jpg in" in said and "kinds of trouble: 1 error" in said
+    assert "no photo [red]gone[/red].jpg in" in said and "kinds of faults: 1 error" in said
 
 
 def test_every_photo_moves_the_bar(desk):

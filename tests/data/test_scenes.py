@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tag2box.data.images import read_photo
-from tag2box.data.scene_objects import OBJECTS_DRAWN, draw_object
+from tag2box.data.scene_objects import OBJECT_CLASSES, draw_object
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import read_coco_truth
@@ -95,11 +95,11 @@ def test_a_loud_mark_stands_out_more_than_a_quiet_one() -> None:
         sprite = draw_object(np.random.default_rng(3), name, 80.0, loud=loud, behind=(0.5, 0.5, 0.5))
         return float(sprite.rgb[sprite.alpha > 0.9].mean(1).std())
 
-    quieter = [contrast(name, loud=True) > contrast(name, loud=False) for name in OBJECTS_DRAWN]
+    quieter = [contrast(name, loud=True) > contrast(name, loud=False) for name in OBJECT_CLASSES]
     assert all(quieter)
 
 
-@pytest.mark.parametrize("name", OBJECTS_DRAWN)
+@pytest.mark.parametrize("name", OBJECT_CLASSES)
 def test_every_thing_is_one_connected_shape_of_about_the_size_asked(name: str) -> None:
     for seed in range(4):
         sprite = draw_object(np.random.default_rng(seed), name, 72.0, loud=True, behind=(0.2, 0.6, 0.2))
@@ -112,9 +112,9 @@ def test_every_thing_is_one_connected_shape_of_about_the_size_asked(name: str) -
 
 def test_the_folder_reads_back_as_tags_and_truth(folder: Path) -> None:
     for split, count in (("train", 3), ("test", 2)):
-        tagged = read_tags(folder / split / "tags.csv", folder / split / "photos", OBJECTS_DRAWN)
+        tagged = read_tags(folder / split / "tags.csv", folder / split / "photos", OBJECT_CLASSES)
         truth = read_coco_truth(folder / split / "truth.json")
-        assert len(tagged) == len(truth) == count and truth.classes == OBJECTS_DRAWN
+        assert len(tagged) == len(truth) == count and truth.classes == OBJECT_CLASSES
         assert tuple(photo.id for photo in tagged.photos) == truth.ids
         for photo, tags, objects in zip(tagged.photos, tagged.tags, truth.objects, strict=True):
             assert (photo.width, photo.height) == (224, 192)
@@ -123,7 +123,7 @@ def test_the_folder_reads_back_as_tags_and_truth(folder: Path) -> None:
         assert torch.equal(truth.objects[0].boxes, drawn.objects.boxes)
         seen = read_photo(tagged.photos[0].path).permute(1, 2, 0).numpy()
         assert np.abs(seen.astype(int) - drawn.image).mean() < 4  # JPEG
-    assert (folder / "classes.txt").read_text().split() == list(OBJECTS_DRAWN)
+    assert (folder / "classes.txt").read_text().split() == list(OBJECT_CLASSES)
 
 
 def test_a_complete_folder_is_left_alone_and_a_broken_one_mended(folder: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies import box_sets
 from tag2box.annotations import Objects, Photo, TaggedPhotos, Truth
 from tag2box.data import stats
-from tag2box.data.stats import SIZE_EDGES, company, count_dataset, count_objects, count_sizes, count_tags, to_json
+from tag2box.data.stats import SIZE_EDGES, adjacency, count_dataset, count_objects, count_sizes, count_tags, to_json
 
 NAMES = ("ant", "bee", "cow")
 
@@ -70,7 +70,7 @@ def test_classes_on_the_same_photos_cannot_be_told_apart() -> None:
 @given(st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=3), max_size=12), st.integers(1, 5))
 def test_tags_match_loops_whatever_the_chunk(rows: list[list[int]], chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stats, "CHUNK", chunk)
+        patch.setattr(stats, "STATS_CHUNK", chunk)
         found = count_tags(tagged(rows))
     for a in range(3):
         assert found.per_class[a] == sum(row[a] for row in rows)
@@ -114,14 +114,14 @@ def test_objects_by_hand() -> None:
     assert found.difficult == (1, 0, 0) and found.crowds == (0, 0, 1)
     assert found.per_pair.tolist() == [[1, 1], [1, 0], [0, 0]]
     assert found.by_size.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]  # 4/576, 144/576, 9/576; 4/576
-    assert found.by_company.tolist() == [[1, 0, 2], [1, 0, 0], [0, 0, 0]]
+    assert found.by_adjacency.tolist() == [[1, 0, 2], [1, 0, 0], [0, 0, 0]]
 
 
 def test_photos_and_classes_are_not_mixed_up() -> None:
     box = [[0, 0, 2, 2]]
     found = count_objects(truth(Objects.of(box, [2]), Objects.of(box, [0]), Objects.of(box, [1])))
     assert found.objects == found.pairs == (1, 1, 1)
-    assert found.by_company.tolist() == [[1, 0, 0]] * 3
+    assert found.by_adjacency.tolist() == [[1, 0, 0]] * 3
 
 
 def test_sizes_at_the_edges_belong_to_the_larger_kind() -> None:
@@ -148,7 +148,7 @@ def test_sizes_at_the_edges_belong_to_the_larger_kind() -> None:
 )
 def test_company_by_hand(boxes: list[list[float]], pair: list[int], expected: list[int]) -> None:
     rows = torch.tensor(boxes, dtype=torch.double).reshape(-1, 4)
-    assert company(rows, torch.tensor(pair, dtype=torch.long)).tolist() == expected
+    assert adjacency(rows, torch.tensor(pair, dtype=torch.long)).tolist() == expected
 
 
 @st.composite
@@ -167,7 +167,7 @@ def truths(draw: st.DrawFn) -> Truth:
 @given(truths(), st.integers(1, 4))
 def test_objects_match_loops_whatever_the_chunk(known: Truth, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stats, "CHUNK", chunk)
+        patch.setattr(stats, "STATS_CHUNK", chunk)
         found = count_objects(known)
     for c in range(3):
         kept = [[b for b, o, d, w in rows(objects) if o == c and not d and not w] for objects in known.objects]
@@ -176,7 +176,7 @@ def test_objects_match_loops_whatever_the_chunk(known: Truth, chunk: int) -> Non
         most = found.per_pair.shape[1]
         assert found.per_pair[c].tolist() == [sum(len(boxes) == n for boxes in kept) for n in range(1, most + 1)]
         kinds = [neighbours(i, boxes) for boxes in kept for i in range(len(boxes))]
-        assert found.by_company[c].tolist() == [kinds.count(k) for k in range(3)]
+        assert found.by_adjacency[c].tolist() == [kinds.count(k) for k in range(3)]
         shares = [(b[2] - b[0]) * (b[3] - b[1]) / 24**2 for boxes in kept for b in boxes]
         bins = [sum(share >= edge for edge in SIZE_EDGES) for share in shares]
         assert found.by_size[c].tolist() == [bins.count(k) for k in range(3)]

@@ -16,10 +16,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from tag2box.cli import main
-from tag2box.commands.demo import demo
-from tag2box.commands.detect import detect
-from tag2box.commands.evaluate import evaluate
-from tag2box.commands.train import train
+from tag2box.cli.demo import demo
+from tag2box.cli.detect import detect
+from tag2box.cli.evaluate import evaluate
+from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.formats.csv_tags import write_tags
 from tag2box.proposals.store import ProposalStore
@@ -144,7 +144,7 @@ def test_evaluate_prints_a_table_for_people(session, world, monkeypatch, capsys)
 
 
 def lasting(folder: Path) -> dict[str, tuple[int, int]]:
-    """All files but the two that every call writes anew."""
+    """All files but the two that every call writes again."""
     again = (f"{folder / 'report.html'}", f"{folder / 'summary.json'}")
     return {path: stat for path, stat in tree(folder).items() if path not in again}
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner, Result
 
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.cli import data_stats, proposals_recall
+from tag2box.cli import app
 from tag2box.errors import UserError
 from tag2box.formats.csv_tags import write_tags
 from tag2box.proposals.base import Candidates
@@ -23,13 +22,11 @@ OBJECT = (
     "<xmax>{2}</xmax><ymax>{3}</ymax></bndbox></object>"
 )
 BOXES = ((1, 1, 20, 20), (22, 5, 40, 30))  # as XML counts: from 1, the last one included
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command("stats", epilog=data_stats.EPILOG)(data_stats.stats)
-APP.command("recall", epilog=proposals_recall.EPILOG)(proposals_recall.recall)
+GROUP = {"stats": "data", "recall": "proposals"}
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(APP, [str(word) for word in words], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, [GROUP[str(words[0])], *map(str, words)], env={"COLUMNS": "200"})
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-import typer
 from typer.testing import CliRunner
 
-from tag2box.cli.proposals_import import import_
-from tag2box.commands.import_proposals import import_proposals
+from tag2box.cli import app
+from tag2box.cli.import_proposals import import_proposals
 from tag2box.errors import UserError
+from tag2box.extend import PROPOSAL_FILE_FORMATS
 from tag2box.formats.listing import DataSource
-from tag2box.proposals.importers.validate import Keep, Said
+from tag2box.proposals.importers.validate import ORDERS, BoxFilter, ConventionOverride
 from tag2box.proposals.store import ProposalStore
 from tiny import tiny_photos
 
@@ -53,7 +53,7 @@ def test_boxes_arrive_as_they_were(tmp_path: Path, data: DataSource) -> None:
 
 def test_the_store_says_where_its_boxes_are_from(tmp_path: Path, data: DataSource) -> None:
     file = save(tmp_path / "a.pkl")
-    import_proposals(file, data, tmp_path / "store", keep=Keep(min_side=3, max_boxes=7))
+    import_proposals(file, data, tmp_path / "store", keep=BoxFilter(min_side=3, max_boxes=7))
     source = dict(ProposalStore.open(tmp_path / "store").source)
     assert len(source.pop("sha256")) == 64
     assert source == {
@@ -93,9 +93,9 @@ WRONG: list[tuple[str, dict[str, object], dict[str, object], str]] = [
     ("negative sizes", {"boxes": [b[:, [2, 3, 0, 1]] for b in BOXES]}, {}, "do not lie on their photos"),
     ("not a number", {"boxes": [*BOXES[:4], BOXES[4] * np.nan]}, {}, "image photo4: boxes: row 0"),
     ("scores of some", {"scores": [np.ones(n) for n in (1, 2, 1, 2, 3)]}, {}, "image photo4: 1 boxes but 3 scores"),
-    ("the wrong order", {}, {"said": Said(boxes_are="xywh")}, "with --boxes-are xyxy it is 0.0%"),
+    ("the wrong order", {}, {"said": ConventionOverride(boxes_are="xywh")}, "with --boxes-are xyxy it is 0.0%"),
     ("the wrong format", {}, {"form": "npz"}, "not readable as .npz"),
-    ("a format that is none", {}, {"form": "abc"}, "unknown"),
+    ("a format that is none", {}, {"form": "abc"}, '--format abc: must be "selective-search" or "mcg"'),
 ]
 
 
@@ -127,7 +127,7 @@ def test_what_is_there_is_never_replaced(tmp_path: Path, data: DataSource) -> No
     before = {name: (tmp_path / "store" / name).read_bytes() for name in contents(tmp_path / "store")}
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "store", tmp_path / "file"):
-        with pytest.raises(UserError, match="is there already and is never replaced"):
+        with pytest.raises(UserError, match="exists already and is never replaced"):
             import_proposals(file, data, out)
     assert before == {name: (tmp_path / "store" / name).read_bytes() for name in contents(tmp_path / "store")}
     (tmp_path / "empty").mkdir()
@@ -139,9 +139,7 @@ def test_what_is_there_is_never_replaced(tmp_path: Path, data: DataSource) -> No
 
 
 def run(*args: object) -> object:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(import_)
-    return CliRunner().invoke(app, [str(arg) for arg in args])
+    return CliRunner().invoke(app, ["proposals", "import", *map(str, args)])
 
 
 def test_the_command_tells_what_it_did(tmp_path: Path, data: DataSource) -> None:
@@ -149,7 +147,7 @@ def test_the_command_tells_what_it_did(tmp_path: Path, data: DataSource) -> None
     done = run(file, data.path, "--out", tmp_path / "store", "--max-boxes", 1, "--min-side", 2)
     assert done.exit_code == 0, done.output
     assert "read as pkl: boxes xyxy, first pixel 0, last pixel included" in done.output
-    assert "5 photos matched, 5 boxes, 1 a photo" in done.output
+    assert "5 photos matched, 5 boxes, 1 per photo" in done.output
     assert "2 boxes beyond --max-boxes left out" in done.output
     assert f"store: {tmp_path / 'store'}" in done.output
 
@@ -166,6 +164,11 @@ def test_every_option_reaches_the_store(tmp_path: Path, data: DataSource) -> Non
     assert store.boxes("photo0").tolist() == [[0, 0, 21, 11]]
     assert store.source["last_pixel"] == "included"
     assert len(store.boxes("photo4")) == 0
+
+
+def test_help_lists_every_format_and_box_order() -> None:
+    shown = run("--help").output
+    assert all(word in shown for word in (*PROPOSAL_FILE_FORMATS, *ORDERS))
 
 
 def test_a_mistake_is_one_line(tmp_path: Path, data: DataSource) -> None:

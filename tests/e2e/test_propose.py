@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -64,7 +65,7 @@ def test_photos_become_a_store_and_the_next_command_is_told(folder: Path, tmp_pa
     store = ProposalStore.open(tmp_path / "s")
     boxes = sum(len(store.boxes(name)) for name in store.sizes)
     first, where, hint = done.out.splitlines()
-    assert first.startswith(f"selective search: 60 photos, {boxes:,} boxes, {boxes / 60:,.0f} a photo (")
+    assert first.startswith(f"selective search: 60 photos, {boxes:,} boxes, {boxes / 60:,.0f} per photo (")
     assert where == f"store: {tmp_path / 's'}"
     assert hint == f"next: tag2box detect RUN {folder} --proposals {tmp_path / 's'} --draw drawn"
     assert store.source == {
@@ -100,7 +101,7 @@ def test_photos_that_fail_are_named_and_skipped_and_tried_again(tmp_path: Path, 
     photos[3].path.write_bytes(b"no photo")
     for _ in range(2):
         done = propose(tmp_path / "photos", tmp_path / "s")
-        assert done.code == 1 and "left out: 3, named below" in done.out.splitlines()
+        assert done.code == 1 and "left out: 3, listed below" in done.out.splitlines()
         assert len(done.complaints) == 3 and "Traceback" not in done.err
         for name in ("photo1.jpg: not readable", "photo2.jpg: the file is empty", "photo3.jpg: not readable"):
             assert any(line.startswith("left out: ") and name in line for line in done.complaints)
@@ -117,7 +118,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a model that is not there": (
         ["--method", "edge_boxes", "--edge-model", "none.yml.gz"], "none.yml.gz: not readable"
     ),
-    "too small a copy": (["--short-side", "10"], "--short-side 10: expected 32 or more, or 0 for photos as they are"),
+    "an unknown method": (["--method", "edgeboxes"], "--method edgeboxes: must be "),
+    "a method that is not installed": (["--method", "my_boxes:Grid"], '--method my_boxes:Grid: "my_boxes:Grid" cannot'),
+    "a class that is no method": (["--method", "tag2box.recipes:Config"], "expected a subclass of tag2box.proposals"),
+    "too small a copy": (["--short-side", "10"], "--short-side 10: expected 32 or more, or 0 for full size"),
     "an unknown setting": (["--set", "sed=3"], "--set sed=3: unknown key sed; did you mean seed?"),
     "a setting out of bounds": (["--set", "seed=-1"], "--set seed=-1: must be greater than or equal to 0"),
 }  # fmt: skip
@@ -148,7 +152,7 @@ def test_no_photo_and_other_settings_are_told(folder: Path, tmp_path: Path, prop
 
 
 NURSERY = multiprocessing.get_context("forkserver")
-NURSERY.set_forkserver_preload(["tag2box.cli", "tag2box.commands.propose"])  # spares every process seconds of imports
+NURSERY.set_forkserver_preload(["tag2box.cli", "tag2box.cli.propose"])  # spares every process seconds of imports
 
 
 def _run(argv: list[str]) -> None:
@@ -163,41 +167,61 @@ def _started(folder: Path, out: Path) -> ForkServerProcess:
     return process
 
 
+def _run_until(argv: list[str], write: int, is_before: bool) -> None:
+    """The command, ended by SIGKILL before or after it puts a file into place for the n-th time."""
+    put, writes = Path.replace, itertools.count()
+
+    def replace(self: Path, target: Path) -> Path:
+        is_last = next(writes) == write
+        if is_last and is_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        moved = put(self, target)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return moved
+
+    Path.replace = replace  # type: ignore[assignment, method-assign]
+    _run(argv)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "s"
     process = _started(folder, out)
-    process.join(120)
+    process.join()
     assert process.exitcode == 0
     return out
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300  # only a hang takes that long
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
 
-def test_killed_at_random_moments_the_same_command_goes_on(
-    folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose
+def test_killed_at_random_writes_the_same_command_resumes(
+    folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    put, targets = Path.replace, []
+
+    def counted(self: Path, target: Path) -> Path:
+        targets.append(target)
+        return put(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted)
+        assert propose(folder, tmp_path / "counted").code == 0
     moments = random.Random(7)
-    begin = time.monotonic()
-    process = _started(folder, tmp_path / "timed")
-    process.join(120)
-    length = time.monotonic() - begin
-    stopped = 0
     for number in range(8):
         out = tmp_path / f"{number}"
-        process = _started(folder, out)
-        time.sleep(moments.uniform(0.0, length))
-        process.kill()
+        write, is_before = moments.randrange(len(targets)), moments.random() < 0.5
+        process = NURSERY.Process(target=_run_until, args=(_argv(folder, out), write, is_before))
+        process.start()
         process.join()
-        stopped += process.exitcode == -signal.SIGKILL
+        assert process.exitcode == -signal.SIGKILL
         assert propose(folder, out).code == 0
         assert _content(out) == _content(undisturbed)
-    assert stopped > 3
 
 
 def _alive(group: int) -> bool:
@@ -234,10 +258,10 @@ def test_ctrl_c_ends_it_with_a_line_and_the_same_command_goes_on(
     running = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
     _wait_for(lambda: (out / "parts").exists() or running.poll() is not None)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all processes get it
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     _wait_for(lambda: not _alive(running.pid))
     assert running.returncode == 130 and "Traceback" not in err
-    assert "of 60 photos are done; the same command goes on" in err.splitlines()[-1]
+    assert "of 60 photos are done; rerun the same command to resume" in err.splitlines()[-1]
     assert not ProposalStore.exists(out)
     assert propose(folder, out).code == 0
     assert _content(out) == _content(undisturbed)

@@ -54,7 +54,7 @@ def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_train_what_one_trains(world: World, undisturbed: Path, tmp_path: Path) -> None:
-    from tag2box.commands.train import train
+    from tag2box.cli.train import train
 
     train(world.config(*LEARNING), tmp_path / "one")
     one, two = weights(tmp_path / "one"), weights(undisturbed)
@@ -66,7 +66,7 @@ def test_two_processes_train_what_one_trains(world: World, undisturbed: Path, tm
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_the_run_and_the_same_command_goes_on_to_the_same_bits(
+def test_a_killed_process_ends_the_run_and_the_same_command_resumes_to_the_same_bits(
     world: World, undisturbed: Path, tmp_path: Path, rank: int
 ) -> None:
     argv = world.argv(tmp_path / "run", *LEARNING)
@@ -83,7 +83,7 @@ def test_a_killed_process_ends_the_run_and_the_same_command_goes_on_to_the_same_
     assert same(weights(tmp_path / "run"), weights(undisturbed))
 
 
-def test_other_settings_do_not_go_on_with_a_run(world: World, undisturbed: Path, tmp_path: Path) -> None:
+def test_other_settings_do_not_resume_a_run(world: World, undisturbed: Path, tmp_path: Path) -> None:
     before = weights(undisturbed)
     code, said = ended(started(world.argv(undisturbed, *LEARNING, "plan.iterations=13"), tmp_path))
     assert code != 0

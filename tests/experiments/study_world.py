@@ -1,4 +1,4 @@
-"""A study that takes a second: tiny scenes, the tiny network, and work that can be killed at any step."""
+"""A study of a second: tiny scenes, a tiny network, and progress that can kill the work at any step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tag2box.annotations import Truth
-from tag2box.experiments.reproduce import Written, reproduce
+from tag2box.experiments.reproduction import StudyFiles, reproduce
 from tag2box.formats.voc_tags import voc_root
 from tag2box.progress import Bar
 from tiny_world import SCENES, TINY
@@ -16,12 +16,12 @@ from tiny_world import SCENES, TINY
 WORLD = replace(SCENES, train=6, test=3)
 
 
-def study(name: str, out: Path, *overrides: str, seeds: tuple[int, ...] = (0,), **more: object) -> Written:
+def study(name: str, out: Path, *overrides: str, seeds: tuple[int, ...] = (0,), **more: object) -> StudyFiles:
     return reproduce(name, WORLD, out, seeds=seeds, overrides=(*TINY, *overrides), **more)  # type: ignore[arg-type]
 
 
 class Killed(BaseException):
-    """Nothing in the program expects it, as nothing expects a kill."""
+    """An exception that no code catches, like a kill."""
 
 
 class Mortal:
@@ -51,11 +51,11 @@ def write_voc(folder: Path, truth: Truth, photos: dict[str, Path], lists: dict[s
         (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{i}\n" for i in ids))
     for photo, (width, height), objects in zip(truth.ids, truth.sizes, truth.objects, strict=True):
         (folder / "JPEGImages" / f"{photo}.jpg").write_bytes(photos[photo].read_bytes())
-        things = ""
+        objects_xml = ""
         for box, label in zip(objects.boxes.int().tolist(), objects.labels.tolist(), strict=True):
             sides = (f"<{k}>{v}</{k}>" for k, v in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
-            things += f"<object><name>{truth.classes[label]}</name><bndbox>{''.join(sides)}</bndbox></object>"
+            objects_xml += f"<object><name>{truth.classes[label]}</name><bndbox>{''.join(sides)}</bndbox></object>"
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-        (folder / "Annotations" / f"{photo}.xml").write_text(f"<annotation>{size}{things}</annotation>")
+        (folder / "Annotations" / f"{photo}.xml").write_text(f"<annotation>{size}{objects_xml}</annotation>")
     assert voc_root(folder) == folder
     return folder

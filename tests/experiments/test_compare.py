@@ -1,4 +1,4 @@
-"""``tag2box compare``: every system runs on equal terms, is told on one page, and runs once."""
+"""``tag2box compare``: every system runs on equal terms, once, and is on one page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from study_world import WORLD, Killed, Mortal, study, write_voc
 from pages import DOCS, load
 from tag2box.annotations import Detections
 from tag2box.errors import UserError
-from tag2box.experiments.compare import compare, finish_contests, open_contests
-from tag2box.experiments.grid import forget_peak, read_result
-from tag2box.experiments.outcomes import best_of, with_fates
-from tag2box.experiments.reproduce import Written
+from tag2box.experiments.comparison import compare, plan_comparisons, run_comparisons
+from tag2box.experiments.grid import read_result, reset_peak_memory, with_outcomes
+from tag2box.experiments.outcomes import best_of
+from tag2box.experiments.reproduction import StudyFiles
 from tag2box.experiments.study_data import Splits, open_data, splits_of
 from tag2box.formats.listing import DataSource
 from tag2box.systems import SYSTEMS
@@ -31,16 +31,18 @@ pytestmark = pytest.mark.usefixtures("tiny_study")
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All comparisons of this file share their cells."""
+    """A folder shared by all comparisons of this file."""
     return tmp_path_factory.mktemp("compared")
 
 
-def contest(out: Path, *names: str, seeds: tuple[int, ...] = (0,), overrides: tuple[str, ...] = (), **more) -> Written:
-    places = more.pop("places", (WORLD,))
-    return compare(names, places, out, seeds=seeds, overrides=(*TINY, *overrides), **more)
+def run_compare(
+    out: Path, *names: str, seeds: tuple[int, ...] = (0,), overrides: tuple[str, ...] = (), **more
+) -> StudyFiles:
+    sources = more.pop("sources", (WORLD,))
+    return compare(names, sources, out, seeds=seeds, overrides=(*TINY, *overrides), **more)
 
 
-def told(out: Path) -> dict:
+def numbers(out: Path) -> dict:
     return json.loads((out / "compare.json").read_text())
 
 
@@ -52,8 +54,8 @@ def trained(watch: Mortal) -> list[str]:
 
 
 def test_all_systems_end_on_one_page_and_a_second_call_runs_nothing(out: Path) -> None:
-    written = contest(out, commands=["tag2box compare it"])
-    page, found = written.page.read_text(), told(out)
+    written = run_compare(out, commands=["tag2box compare it"])
+    page, found = written.page.read_text(), numbers(out)
     titles = [system.title for system in SYSTEMS.values()]
     assert found["systems"] == titles
     rows = {row["row"]: row for row in found["datasets"][0]["rows"]}
@@ -67,35 +69,35 @@ def test_all_systems_end_on_one_page_and_a_second_call_runs_nothing(out: Path) -
         assert row["figures"]["ms a step"]["0"] > 0 and row["figures"]["MB at most"]["0"] > 0
         assert row["paper"]["VOC07"] == SYSTEMS[next(s for s in SYSTEMS if SYSTEMS[s].title == name)].reported("voc07")
     assert len({row["runs"]["0"] for row in rows.values()}) == len(SYSTEMS)  # no two are the same run
-    for words in ("tag2box compare it", "other data and at another size", "The order", "Pseudo boxes, scenes"):
+    for words in ("tag2box compare it", "other data and at another scale", "The order", "Pseudo boxes, scenes"):
         assert words in page
     assert not re.search(r"(src|href)=\"https?:", page)
     assert (out / "compare.md").read_text() == written.table
     assert all(title in written.table for title in titles)
     before, watch = tree(out / "cells"), Mortal()
-    contest(out, progress=watch)
+    run_compare(out, progress=watch)
     assert tree(out / "cells") == before and trained(watch) == []
 
 
 def test_every_system_is_shown_on_the_same_photos(out: Path) -> None:
     names = ("oicr", "mist", "od-wscl")
-    page = contest(out, *names).page.read_text()
+    page = run_compare(out, *names).page.read_text()
     captions = re.findall(r"(OICR|MIST|OD-WSCL): ", page)
     assert captions.count("OICR") == captions.count("MIST") == captions.count("OD-WSCL") > 3
 
 
 def test_systems_and_tables_of_the_paper_share_their_runs(out: Path) -> None:
-    contest(out)
+    run_compare(out)
     before = set((out / "cells").iterdir())
     study("table2", out)
     rows = {row["row"]: row["runs"] for row in json.loads((out / "table2.json").read_text())["rows"]}
     assert set((out / "cells").iterdir()) == before
-    assert {row["row"]: row["runs"] for row in told(out)["datasets"][0]["rows"]}.items() <= rows.items()
+    assert {row["row"]: row["runs"] for row in numbers(out)["datasets"][0]["rows"]}.items() <= rows.items()
 
 
 def test_an_override_is_on_top_of_what_a_system_changes(out: Path) -> None:
-    contest(out, "oicr", "mist", overrides=("criterion.contrast.enabled=true", "plan.iterations=2"))
-    for row in told(out)["datasets"][0]["rows"]:
+    run_compare(out, "oicr", "mist", overrides=("criterion.contrast.enabled=true", "plan.iterations=2"))
+    for row in numbers(out)["datasets"][0]["rows"]:
         config = (out / row["runs"]["0"] / "config.toml").read_text()
         assert "enabled = true" in config and "iterations = 2" in config
         assert "criterion.contrast.enabled=true" in row["settings"]
@@ -105,10 +107,10 @@ def test_several_datasets_and_seeds_are_one_page(out: Path, tmp_path: Path) -> N
     data = open_data(WORLD, 0, tmp_path)
     ids, photos = list(data.train.ids), {p.id: p.path for p in data.tagged.photos}
     voc = write_voc(tmp_path / "VOC", data.train, photos, {"trainval": ids[:4], "test": ids[4:]})
-    place = splits_of(DataSource(path=voc), None, None)
-    assert isinstance(place, Splits)
-    written = contest(out, "oicr", "c-wsl", seeds=(0, 1), places=(WORLD, place))
-    scenes, folder = told(out)["datasets"]
+    source = splits_of(DataSource(path=voc), None, None)
+    assert isinstance(source, Splits)
+    written = run_compare(out, "oicr", "c-wsl", seeds=(0, 1), sources=(WORLD, source))
+    scenes, folder = numbers(out)["datasets"]
     assert (scenes["on"], scenes["seeds"], folder["seeds"]) == ("scenes", [0, 1], [0, 1])
     assert (folder["train_photos"], folder["test_photos"]) == (4, 2)
     assert len({place for d in (scenes, folder) for row in d["rows"] for place in row["runs"].values()}) == 8
@@ -126,7 +128,7 @@ def test_the_command_compares_on_a_folder(tmp_path: Path, monkeypatch, capsys) -
     done = call(argv, monkeypatch, capsys)
     assert done.code == 0, done.err
     assert f"page: {tmp_path / 'out' / 'compare.html'}" in done.out
-    assert [row["row"] for row in told(tmp_path / "out")["datasets"][0]["rows"]] == ["OICR", "WSDDN"]
+    assert [row["row"] for row in numbers(tmp_path / "out")["datasets"][0]["rows"]] == ["OICR", "WSDDN"]
     assert "| OICR |" in done.out and "tag2box compare --systems" in (tmp_path / "out" / "compare.html").read_text()
 
 
@@ -142,7 +144,7 @@ def test_pictures_of_all_systems_are_small_and_of_the_same_photos(out: Path, tmp
 
 
 @pytest.mark.parametrize("page", ["", "no room", "a\n<!-- picture -->\nb\n<!-- cost -->\n"])
-def test_pages_of_systems_are_filled_where_there_is_room_and_again(page: str) -> None:
+def test_pages_of_systems_are_filled_at_their_marks_and_again(page: str) -> None:
     fill = load(DOCS / "make_systems.py").fill
     once = fill(page, {"slv": "SLV"}, {"slv": "two seconds", "oicr": "one"})
     assert fill(once, {"slv": "SLV"}, {"slv": "two seconds"}) == once
@@ -150,28 +152,28 @@ def test_pages_of_systems_are_filled_where_there_is_room_and_again(page: str) ->
     assert "one" not in once and once.startswith(page[:2])
 
 
-def test_counts_come_from_boxes_and_reach_only_who_asks(out: Path) -> None:
-    contest(out, "oicr", "c-wsl")
-    configs = [(out / row["runs"]["0"] / "config.toml").read_text() for row in told(out)["datasets"][0]["rows"]]
+def test_counts_come_from_boxes_and_reach_only_systems_that_require_them(out: Path) -> None:
+    run_compare(out, "oicr", "c-wsl")
+    configs = [(out / row["runs"]["0"] / "config.toml").read_text() for row in numbers(out)["datasets"][0]["rows"]]
     assert ['counts = "boxes"' in config for config in configs] == [False, True]
     assert ["truth.json" in config for config in configs] == [False, True]
 
 
 @pytest.mark.parametrize("step", [3, 25])
-def test_killed_anywhere_the_same_call_goes_on_to_the_same_figures(step: int, out: Path, tmp_path: Path) -> None:
+def test_killed_anywhere_the_same_call_resumes_to_the_same_figures(step: int, out: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        contest(tmp_path, "oicr", "slv", progress=Mortal(step))
-    contest(tmp_path, "oicr", "slv")
-    contest(out, "oicr", "slv")
-    for ours, theirs in zip(told(tmp_path)["datasets"][0]["rows"], told(out)["datasets"][0]["rows"], strict=True):
+        run_compare(tmp_path, "oicr", "slv", progress=Mortal(step))
+    run_compare(tmp_path, "oicr", "slv")
+    run_compare(out, "oicr", "slv")
+    for ours, theirs in zip(numbers(tmp_path)["datasets"][0]["rows"], numbers(out)["datasets"][0]["rows"], strict=True):
         assert ours["runs"] == theirs["runs"]
         for name, figures in ours["figures"].items():
             assert name in {"ms a step", "MB at most"} or figures == theirs["figures"][name]
 
 
-def test_fates_do_not_depend_on_what_scores_mean(out: Path) -> None:
-    contest(out, "oicr")
-    folder = out / told(out)["datasets"][0]["rows"][0]["runs"]["0"]
+def test_outcomes_do_not_depend_on_the_scale_of_scores(out: Path) -> None:
+    run_compare(out, "oicr")
+    folder = out / numbers(out)["datasets"][0]["rows"][0]["runs"]["0"]
     shares = json.loads((folder / "fates.json").read_text())
     assert sum(shares.values()) == pytest.approx(1)
     data = open_data(WORLD, 0, out)
@@ -179,13 +181,13 @@ def test_fates_do_not_depend_on_what_scores_mean(out: Path) -> None:
     shrunk = {photo: Detections(d.boxes, d.scores / 1000, d.labels) for photo, d in found.items()}
     kept, small = best_of(found, data.test), best_of(shrunk, data.test)
     assert all(torch.equal(kept[photo].boxes, small[photo].boxes) for photo in kept)
-    assert with_fates(read_result(folder), data).figures["fates"] == shares
+    assert with_outcomes(read_result(folder), data).figures["outcomes"] == shares
 
 
-def test_the_peak_of_one_run_is_not_told_of_the_next() -> None:
+def test_the_peak_memory_of_one_run_is_not_that_of_the_next() -> None:
     np.ones(60_000_000, dtype=np.float64)  # half a gigabyte, and gone
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    forget_peak()
+    reset_peak_memory()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - 300_000
 
 
@@ -206,7 +208,7 @@ def test_the_peak_of_one_run_is_not_told_of_the_next() -> None:
         (["--on", "a", "--on", "b", "--split", "train"], ("--on b", "one dataset")),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(argv, words, tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_line_and_nothing_is_written(argv, words, tmp_path, monkeypatch, capsys):
     done = call(["compare", *argv, "--out", str(tmp_path / "out")], monkeypatch, capsys)
     assert done.code == 2 and done.out == ""
     assert len(done.complaints) == 1, done.err
@@ -214,15 +216,15 @@ def test_a_mistake_is_one_line_and_nothing_is_written(argv, words, tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_data_lacks_is_told_before_anything_is_trained(tmp_path: Path) -> None:
-    contests = open_contests(["oicr", "c-wsl"], [WORLD], tmp_path, seeds=(0,), overrides=TINY)
-    data = contests[0].data[0]
-    bare = replace(data, counted=data.source)  # a dataset in which nobody counted
+def test_missing_requirements_are_reported_before_training(tmp_path: Path) -> None:
+    plans = plan_comparisons(["oicr", "c-wsl"], [WORLD], tmp_path, seeds=(0,), overrides=TINY)
+    data = plans[0].data[0]
+    bare = replace(data, counted=data.source)  # a dataset without counts
     with pytest.raises(UserError, match="no photo has any"):
-        finish_contests([replace(contests[0], data={0: bare})], tmp_path)
+        run_comparisons([replace(plans[0], data={0: bare})], tmp_path)
     assert not (tmp_path / "cells").exists()
 
 
 def test_the_same_system_twice_is_one_row(out: Path) -> None:
-    contest(out, "oicr", "oicr")
-    assert [row["row"] for row in told(out)["datasets"][0]["rows"]] == ["OICR"]
+    run_compare(out, "oicr", "oicr")
+    assert [row["row"] for row in numbers(out)["datasets"][0]["rows"]] == ["OICR"]

@@ -1,4 +1,4 @@
-"""What the page of a comparison computes: orders, agreement, boxes that can be compared, photos that all have seen."""
+"""Values of a comparison's page: ranks, agreement with the paper, comparable boxes, photos that all runs share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tag2box.annotations import Detections, Objects, Truth
-from tag2box.experiments.compare_page import agreement, order
+from tag2box.experiments.comparison import agreement, ranking
 from tag2box.experiments.outcomes import best_of
-from tag2box.experiments.pictures import best_boxes, last_preview, same_photos
+from tag2box.experiments.pictures import best_boxes, last_gallery, same_photos
 from tag2box.reporting.records import Gallery, GalleryPhoto
-from tag2box.reporting.study_page import SeedFigures, StudyRow, StudyTable
+from tag2box.reporting.study_tables import SeedFigures, StudyRow, StudyTable
 
 
 def row_of(name: str, *by_seed: float, paper: float | None = None) -> StudyRow:
@@ -25,12 +25,12 @@ ROWS = (row_of("a", 10, 12, paper=30.0), row_of("b", 11, 9, paper=20.0), row_of(
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ((), "Of 0 pairs of systems, 0 stand in the paper's order on VOC07. All seeds agree on 0 of these pairs, "
-             "and of those 0 stand in the paper's order."),
+        ((), "Of 0 pairs of systems, 0 are in the paper's order on VOC07. All seeds agree on 0 of these pairs, "
+             "and of those 0 are in the paper's order."),
         (ROWS[:1], "Of 0 pairs"),
-        (ROWS[:2], "Of 1 pair of systems, 1 stand in the paper's order on VOC07. All seeds agree on 0"),
-        (ROWS, "Of 3 pairs of systems, 1 stand in the paper's order on VOC07. All seeds agree on 2 of these pairs, "
-               "and of those 0 stand"),
+        (ROWS[:2], "Of 1 pair of systems, 1 are in the paper's order on VOC07. All seeds agree on 0"),
+        (ROWS, "Of 3 pairs of systems, 1 are in the paper's order on VOC07. All seeds agree on 2 of these pairs, "
+               "and of those 0 are"),
         ((*ROWS[:2], row_of("no figure", 5, 5)), "Of 1 pair of"),
     ],
 )  # fmt: skip
@@ -38,8 +38,8 @@ def test_agreement_counts_pairs(rows, words) -> None:
     assert agreement(rows, {row.name: row.paper[0] for row in rows}).startswith(words)
 
 
-def test_the_order_has_places_here_and_in_the_paper() -> None:
-    section = order(StudyTable(("mAP50",), ("VOC07",), (*ROWS, row_of("d"))))
+def test_the_ranking_has_ranks_here_and_in_the_paper() -> None:
+    section = ranking(StudyTable(("mAP50",), ("VOC07",), (*ROWS, row_of("d"))))
     assert [(line.name, *line.cells) for line in section.tables[0].rows] == [
         ("a", "11.0", "1", "2", "30.0"), ("b", "10.0", "2", "3", "20.0"), ("c", "1.5", "3", "1", "40.0"),
         ("d", "–", "–", "–", "–"),  # noqa: RUF001
@@ -81,7 +81,7 @@ def test_a_photo_shows_as_many_of_the_best_boxes_as_it_has_objects() -> None:
     assert len(best_boxes(boxes(), objects)) == len(best_boxes(boxes(0.4), Objects.of([], []))) == 0
 
 
-def test_photos_that_all_runs_looked_at() -> None:
+def test_photos_in_the_galleries_of_all_runs() -> None:
     class Record:
         def __init__(self, *ids: str) -> None:
             self.galleries = [Gallery(1, tuple(GalleryPhoto(i, (), (), ()) for i in ids))] if ids else []
@@ -89,4 +89,4 @@ def test_photos_that_all_runs_looked_at() -> None:
     assert same_photos([], 2) == ()
     assert same_photos([Record("a", "b"), Record()], 2) == ()
     assert same_photos([Record("a", "b", "c", "d"), Record("d", "c", "b")], 2) == ("b", "d")
-    assert last_preview(Record()) == {}
+    assert last_gallery(Record()) == {}

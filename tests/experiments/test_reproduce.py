@@ -1,4 +1,4 @@
-"""``tag2box reproduce``: every experiment builds, runs, tells what it found, and runs nothing twice."""
+"""``tag2box reproduce``: every experiment builds, runs, writes its files, and repeats no run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from tag2box.errors import UserError
 from tag2box.experiments import EXPERIMENTS
 from tag2box.experiments.experiment import StudyVariant
 from tag2box.experiments.paper_tables import KINDS
-from tag2box.experiments.reproduce import UNASKED, distinct, find_experiment, only, reproduce, settle
+from tag2box.experiments.reproduction import (
+    NOT_SELECTED,
+    base_config,
+    find_experiment,
+    reproduce,
+    select_rows,
+    unique_seeds,
+)
 from tag2box.experiments.study_data import open_data
 from tag2box.experiments.summary import experiments_table
 from tag2box.models.weights.weight_cache import weights_folder
@@ -29,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("tiny_study")
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All studies of this file share their cells."""
+    """A folder shared by all studies of this file."""
     return tmp_path_factory.mktemp("studies")
 
 
@@ -43,13 +50,13 @@ def numbers(out: Path, name: str) -> dict:
 @pytest.mark.parametrize("name", SHORT)
 def test_a_study_leaves_page_numbers_and_table_and_a_second_call_runs_nothing(name: str, out: Path) -> None:
     written = study(name, out, seeds=(0,), commands=["tag2box reproduce it"])
-    experiment, told, page = EXPERIMENTS[name], numbers(out, name), written.page.read_text()
-    assert told["experiment"] == name and told["seeds"] == [0]
+    experiment, found, page = EXPERIMENTS[name], numbers(out, name), written.page.read_text()
+    assert found["experiment"] == name and found["seeds"] == [0]
     assert escape(experiment.title) in page
     assert "tag2box reproduce it" in page or not experiment.rows
     assert not re.search(r"(src|href)=\"https?:", page)  # self-contained
     assert (out / f"{name}.md").exists() is bool(experiment.rows) is bool(written.table)
-    for row in told["rows"]:
+    for row in found["rows"]:
         assert bool(row["runs"]) is (row["left_out"] is None)
         assert all((out / place / "metrics.json").exists() for place in row["runs"].values())
         assert all(f'href="{place}/"' in page for place in row["runs"].values())
@@ -87,40 +94,40 @@ def test_two_commands_at_once_share_the_work(tmp_path: Path) -> None:
 
 def test_the_table_has_mean_and_spread_and_the_papers_figures(out: Path) -> None:
     written = study("table3a", out, seeds=(0, 1))
-    told = numbers(out, "table3a")
-    assert [row["paper"] for row in told["rows"]] == [{"mAP50": f} for f in (52.3, 56.1, 54.5, 58.7)]
-    first = told["rows"][0]["figures"]["mAP50"]
+    found = numbers(out, "table3a")
+    assert [row["paper"] for row in found["rows"]] == [{"mAP50": f} for f in (52.3, 56.1, 54.5, 58.7)]
+    first = found["rows"][0]["figures"]["mAP50"]
     low, high = sorted(first.values())
     assert f"{(low + high) / 2:.1f} ({low:.1f} to {high:.1f}) | 52.3 |" in written.table.splitlines()[2]
-    assert set(told["pseudo_labels"]) == {row["row"] for row in told["rows"]}
-    moment = told["pseudo_labels"]["OICR+"][-1]
+    assert set(found["pseudo_labels"]) == {row["row"] for row in found["rows"]}
+    moment = found["pseudo_labels"]["OICR+"][-1]
     assert moment["iteration"] == 4 and set(moment["precision"]) == set(moment["recall"]) == {"0.25", "0.5", "0.75"}
-    assert sum(moment["boxes"].values()) <= sum(moment["objects"].values())  # argmax: one box a tag
+    assert sum(moment["boxes"].values()) <= sum(moment["objects"].values())  # argmax: one box per tag
     assert moment["threshold"] is None
     assert "mAP50 above OICR+, on the same photos" in written.page.read_text()
 
 
-def test_rows_that_are_not_asked_for_are_not_run_and_keep_the_papers_figures(out: Path) -> None:
+def test_rows_not_selected_are_not_run_and_keep_the_papers_figures(out: Path) -> None:
     written = study("table3c", out, seeds=(0,), rows=("IoU + mask", "mask + noise"))
-    told = numbers(out, "table3c")["rows"]
-    assert [row["row"] for row in told if row["runs"]] == ["IoU + mask", "mask + noise"]
-    assert {row["left_out"] for row in told if not row["runs"]} == {UNASKED}
+    found = numbers(out, "table3c")["rows"]
+    assert [row["row"] for row in found if row["runs"]] == ["IoU + mask", "mask + noise"]
+    assert {row["left_out"] for row in found if not row["runs"]} == {NOT_SELECTED}
     assert "54.8" in written.table  # noise alone, in the paper
-    assert only(EXPERIMENTS["fig4"], ()) is EXPERIMENTS["fig4"]
+    assert select_rows(EXPERIMENTS["fig4"], ()) is EXPERIMENTS["fig4"]
 
 
-def test_objects_alone_and_in_company_are_told_apart(out: Path) -> None:
+def test_objects_alone_and_with_others_are_distinguished(out: Path) -> None:
     page = study("table3a", out, seeds=(0,)).page.read_text()
-    told = numbers(out, "table3a")
-    assert "Alone and in company" in page
-    assert sum(told["company_objects"]["0"].values()) == sum(
+    found = numbers(out, "table3a")
+    assert "Alone and with others of the class" in page
+    assert sum(found["company_objects"]["0"].values()) == sum(
         int((~(o.difficult | o.crowd)).sum()) for o in open_data(WORLD, 0, out).test.objects
     )
-    assert set(told["company"]) == {"OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"}
-    assert set(told["company"]["+ OD"]["in company"]) == {"found", "missed"}
+    assert set(found["company"]) == {"OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"}
+    assert set(found["company"]["+ OD"]["in company"]) == {"found", "missed"}
 
 
-def test_changed_settings_are_new_cells(out: Path) -> None:
+def test_changed_settings_are_new_runs(out: Path) -> None:
     study("fig5", out)
     before = set((out / "cells").iterdir())
     study("fig5", out, "plan.iterations=2")
@@ -130,23 +137,23 @@ def test_changed_settings_are_new_cells(out: Path) -> None:
 def test_every_row_of_every_experiment_builds_its_settings(tmp_path: Path) -> None:
     data = {0: open_data(WORLD, 0, tmp_path)}
     for experiment in EXPERIMENTS.values():
-        base = settle(experiment, Scenes(), None, ())
+        base = base_config(experiment, Scenes(), None, ())
         labels = [row.label for row in experiment.rows]
         assert len(set(labels)) == len(labels)
         configs = {row.label: row.config(base, 7) for row in experiment.rows if not row.absent}
         assert all(config.plan.seed == 7 for config in configs.values())
-        able = [row for row in experiment.rows if not row.obstacle()]
-        assert len(experiment.cells(base, data)) == len(able)
-        assert set(experiment.watched) <= set(labels)
+        able = [row for row in experiment.rows if not row.skip_reason()]
+        assert len(experiment.runs(base, data)) == len(able)
+        assert set(experiment.tracked) <= set(labels)
         assert all(row.paper or not row.absent for row in experiment.rows)  # a row is run, or the paper's
 
 
 def test_rows_of_an_experiment_differ_unless_they_are_the_papers_choice() -> None:
-    for name, distinct_cells in {"table3a": 4, "table3c": 8, "fig4": 16, "appendix-c": 9}.items():
+    for name, distinct_runs in {"table3a": 4, "table3c": 8, "fig4": 16, "appendix-c": 9}.items():
         experiment = EXPERIMENTS[name]
-        base = settle(experiment, Scenes(), None, ())
+        base = base_config(experiment, Scenes(), None, ())
         configs = {str(row.config(base, 0).criterion) + str(row.config(base, 0).augment) for row in experiment.rows}
-        assert len(configs) == distinct_cells, name
+        assert len(configs) == distinct_runs, name
 
 
 def test_backbones_without_weights_are_left_out_with_the_cure(out: Path) -> None:
@@ -162,14 +169,14 @@ def test_backbones_without_weights_are_left_out_with_the_cure(out: Path) -> None
 def test_backbones_of_the_paper_are_known_to_the_settings(name: str) -> None:
     weights, kind, more = KINDS[name]
     row = StudyVariant(label=name, settings=(f"backbone.kind={kind}", f"backbone.weights={weights}", *more))
-    assert row.config(settle(EXPERIMENTS["table3b"], Scenes(), None, ()), 0).backbone.kind == kind
+    assert row.config(base_config(EXPERIMENTS["table3b"], Scenes(), None, ()), 0).backbone.kind == kind
 
 
 def test_the_scenes_of_a_sweep_are_lighter_unless_a_recipe_is_named() -> None:
     fig4 = EXPERIMENTS["fig4"]
-    light, full = settle(fig4, Scenes(), None, ()), settle(fig4, Scenes(), "scenes", ())
+    light, full = base_config(fig4, Scenes(), None, ()), base_config(fig4, Scenes(), "scenes", ())
     assert light.plan.iterations < full.plan.iterations
-    assert settle(fig4, Scenes(), None, ("plan.iterations=7",)).plan.iterations == 7
+    assert base_config(fig4, Scenes(), None, ("plan.iterations=7",)).plan.iterations == 7
 
 
 def test_the_list_names_all() -> None:
@@ -198,7 +205,7 @@ def test_the_list_names_all() -> None:
         (["table3a", "--on", "{csv}", "--proposals", "x"], ("--test-proposals", "go together")),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(argv, words, tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_line_and_nothing_is_written(argv, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "tags.csv").write_text("image,tags\na.jpg,cat\n")
     filled = [word.format(csv=tmp_path / "tags.csv") for word in argv]
     done = call(["reproduce", *filled, "--out", str(tmp_path / "out")], monkeypatch, capsys)
@@ -215,8 +222,8 @@ def test_without_a_name_the_list_is_shown(monkeypatch, capsys):
 
 def test_names_and_seeds_are_checked() -> None:
     assert find_experiment("fig4").name == "fig4"
-    assert distinct((1, 0, 1)) == (1, 0)
+    assert unique_seeds((1, 0, 1)) == (1, 0)
     with pytest.raises(UserError, match="below 0"):
-        distinct((0, -1))
+        unique_seeds((0, -1))
     with pytest.raises(UserError, match="did you mean fig"):
         reproduce("fig8", WORLD, Path("unused"), overrides=TINY)

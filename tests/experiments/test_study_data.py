@@ -1,4 +1,4 @@
-"""Datasets of studies: which parts are taken, what is refused, what the fingerprint sees."""
+"""Datasets of studies: default splits, errors, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from study_world import WORLD, write_voc
 
 from tag2box.errors import UserError
-from tag2box.experiments.study_data import Boxes, Splits, open_data, splits_of
+from tag2box.experiments.study_data import Splits, SplitStores, open_data, splits_of
 from tag2box.formats.coco_boxes import read_coco_truth
 from tag2box.formats.listing import DataSource
 from tag2box.proposals.importers.proposal_files import Imported
@@ -32,20 +32,20 @@ IDS = [f"train_{i:05d}" for i in range(6)]
 
 
 @pytest.mark.parametrize(
-    ("lists", "wanted"),
+    ("lists", "expected"),
     [
         (("train", "test"), ("train", "test")),
         (("train", "trainval", "val", "test"), ("trainval", "test")),
         (("train", "val"), ("train", "val")),
     ],
 )
-def test_a_voc_folder_has_the_usual_parts(tmp_path, scenes, lists, wanted):
+def test_a_voc_folder_has_the_usual_splits(tmp_path, scenes, lists, expected):
     folder = voc(tmp_path / "VOC", scenes, **dict.fromkeys(lists, IDS[:3]))
     found = splits_of(DataSource(path=folder), None, None)
-    assert (found.train.split, found.test.split) == wanted
+    assert (found.train.split, found.test.split) == expected
 
 
-def test_a_voc_folder_is_opened_with_its_parts(tmp_path, scenes):
+def test_a_voc_folder_is_opened_with_its_splits(tmp_path, scenes):
     folder = voc(tmp_path / "VOC", scenes, train=IDS[:4], test=IDS[4:])
     data = open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path / "home")
     assert [photo.id for photo in data.tagged.photos] == IDS[:4] == list(data.train.ids)
@@ -57,7 +57,7 @@ def test_a_voc_folder_is_opened_with_its_parts(tmp_path, scenes):
     )
 
 
-def test_named_parts_are_taken(tmp_path, scenes):
+def test_named_splits_are_used(tmp_path, scenes):
     folder = voc(tmp_path / "VOC", scenes, train=IDS, mine=IDS[:2], yours=IDS[2:3])
     data = open_data(splits_of(DataSource(path=folder, split="mine"), None, "yours"), 0, tmp_path)
     assert (len(data.tagged), len(data.test_photos)) == (2, 1)
@@ -68,7 +68,7 @@ def test_coco_files_are_opened(tmp_path, scenes):
     data = open_data(splits_of(learn, test, None), 0, tmp_path)
     assert (len(data.tagged), len(data.test_photos)) == (WORLD.train, WORLD.test)
     drawn = open_data(WORLD, 0, tmp_path)
-    assert data.fingerprint == drawn.fingerprint  # the same photos, tags and boxes, told in another format
+    assert data.fingerprint == drawn.fingerprint  # the same photos, tags and boxes, in another format
 
 
 @pytest.mark.parametrize(
@@ -76,23 +76,23 @@ def test_coco_files_are_opened(tmp_path, scenes):
     [
         ({"all_of_them": IDS}, "no list trainval or train"),
         ({"train": IDS}, "no list test or val"),
-        ({"train": IDS[:3], "test": IDS[2:]}, "both learnt from and measured on"),
+        ({"train": IDS[:3], "test": IDS[2:]}, "in both the training and the test split"),
     ],
 )
-def test_parts_that_cannot_be_are_one_line(tmp_path, scenes, lists, words):
+def test_impossible_splits_are_an_error_of_one_line(tmp_path, scenes, lists, words):
     folder = voc(tmp_path / "VOC", scenes, **lists)
     with pytest.raises(UserError, match=words) as error:
         open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_boxes_are_asked_for(scenes, tmp_path):
+def test_boxes_are_required(scenes, tmp_path):
     tags = DataSource(path=scenes / "train" / "tags.csv", photos=scenes / "train" / "photos")
     with pytest.raises(UserError, match="has no boxes"):
         open_data(Splits(tags, tags), 0, tmp_path)
 
 
-def test_the_fingerprint_sees_tags_boxes_and_photos(tmp_path, scenes):
+def test_the_fingerprint_depends_on_tags_boxes_and_photos(tmp_path, scenes):
     def opened(name: str, **lists: list[str]) -> str:
         folder = voc(tmp_path / name, scenes, **lists)
         return open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path).fingerprint
@@ -107,22 +107,25 @@ def test_the_fingerprint_sees_tags_boxes_and_photos(tmp_path, scenes):
     assert open_data(splits_of(DataSource(path=folder), None, None), 0, tmp_path).fingerprint != first
 
 
-def test_proposals_of_another_method_are_kept_elsewhere(tmp_path, scenes):
+def test_proposals_of_another_method_have_another_folder(tmp_path, scenes):
     data = open_data(WORLD, 0, tmp_path)
     config = photos()
     other = replace(config, proposals=replace(config.proposals, max_boxes=7))
     places = {data.proposals(c, part) for c in (config, other) for part in ("train", "test")}
     assert len(places) == 4 and all(place.is_relative_to(tmp_path) for place in places)
-    assert data.placed(config).data.proposals == data.train_exam(config).proposals
+    assert data.placed(config).data.proposals == data.train_set(config).proposals
 
 
-def test_proposals_from_elsewhere_are_those_that_were_named(tmp_path, scenes):
+def test_imported_proposals_are_those_of_the_options(tmp_path, scenes):
     data = open_data(WORLD, 0, tmp_path)
     config = replace(photos(), proposals=Imported())
     with pytest.raises(UserError, match="--proposals and --test-proposals"):
         data.placed(config)
-    brought = replace(data, boxes=Boxes(tmp_path / "a", tmp_path / "b"))
-    assert (brought.placed(config).data.proposals, brought.exam(config).proposals) == (tmp_path / "a", tmp_path / "b")
-    assert brought.boxes_of(photos()) == ""
+    imported = replace(data, boxes=SplitStores(tmp_path / "a", tmp_path / "b"))
+    assert (imported.placed(config).data.proposals, imported.test_set(config).proposals) == (
+        tmp_path / "a",
+        tmp_path / "b",
+    )
+    assert imported.stores_digest(photos()) == ""
     with pytest.raises(UserError, match="proposal store"):
-        brought.boxes_of(config)
+        imported.stores_digest(config)

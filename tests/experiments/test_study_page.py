@@ -6,19 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.reporting.charts import UNKNOWN
-from tag2box.reporting.study_figures import Sweep, sweep_figure
-from tag2box.reporting.study_page import (
+from tag2box.reporting.study_page import build_study_page, sweep_figure, write_study_page
+from tag2box.reporting.study_tables import (
     SeedFigures,
     StudyInputs,
     StudyRow,
     StudyTable,
-    build_study_page,
+    Sweep,
     markdown,
     reading,
     table_json,
-    write_study_page,
 )
+from tag2box.reporting.tables import UNKNOWN
 
 NASTY = '<script>alert("x")</script> & | \\'
 
@@ -51,7 +50,7 @@ def test_the_mean_lies_between_the_ends(by_seed):
 def test_an_empty_table_has_nothing_to_say():
     empty = table()
     assert markdown(empty).count("\n") == 2
-    assert table_json(empty) == [] and reading(empty) == "" and empty.base() is None
+    assert table_json(empty) == [] and reading(empty) == "" and empty.baseline() is None
 
 
 def test_the_papers_figure_stands_beside_ours_of_that_name():
@@ -83,14 +82,14 @@ def inputs(shown: StudyTable | None, **more: object) -> StudyInputs:
 
 def test_rows_that_were_not_run_are_apart_with_their_reason():
     theirs = [row(name, paper=(3.0, None), missing="no weights") for name in ("theirs", "others'")]
-    nobody = row("nobody's", paper=(None, None), missing="no weights")
-    page = build_study_page(inputs(table(row("base", 1.0), *theirs, nobody)))
+    third = row("third", paper=(None, None), missing="no weights")
+    page = build_study_page(inputs(table(row("base", 1.0), *theirs, third)))
     main, absent = page.sections[0].tables
     assert [line.name for line in main.rows] == ["base"]
     assert [(line.name, line.cells) for line in absent.rows] == [
         (name, ("3.0", UNKNOWN)) for name in ("theirs", "others'")
     ]
-    assert page.sections[0].warnings == ("theirs; others'; nobody's: no weights",)
+    assert page.sections[0].warnings == ("theirs; others'; third: no weights",)
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -126,17 +125,17 @@ def sweep(*figures: SeedFigures) -> Sweep:
 
 @pytest.mark.parametrize("figures", [(), (SeedFigures({}),)])
 def test_a_sweep_of_nothing_says_so(figures):
-    assert sweep_figure(sweep(*figures), "mAP50").reading == "Nothing was measured."
+    assert sweep_figure(sweep(*figures)).reading == "Nothing was measured."
 
 
 def test_a_sweep_tells_best_worst_and_spread():
-    figure = sweep_figure(sweep(SeedFigures({0: 40.0, 1: 42.0}), SeedFigures({}), SeedFigures({0: 44.5})), "mAP50")
+    figure = sweep_figure(sweep(SeedFigures({0: 40.0, 1: 42.0}), SeedFigures({}), SeedFigures({0: 44.5})))
     assert "From 41.0 at 0.1 to 44.5 at 0.3: 3.5 points between the means" in figure.reading
-    assert "lie up to 2.0 apart" in figure.reading
+    assert "differ by up to 2.0" in figure.reading
     assert str(figure.charts[0]).count("<circle") == 2
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0, 100)), min_size=1, max_size=6))
 def test_any_sweep_is_drawn_within_its_frame(values):
-    figure = sweep_figure(sweep(*(SeedFigures(v) for v in values)), "mAP50")
+    figure = sweep_figure(sweep(*(SeedFigures(v) for v in values)))
     assert "nan" not in "".join(map(str, figure.charts))

@@ -148,7 +148,7 @@ def test_complaints_leave_rows_out_of_the_truth(tmp_path):
             ANNOTATION | {"id": 6, "category_id": 77}, ANNOTATION | {"id": 7, "image_id": 2}]  # fmt: skip
     images = [*IMAGES, {"id": 3, "file_name": "three.jpg"}, IMAGES[0], {"id": "x"}]
     faults: list[Fault] = []
-    truth = read_coco_truth(coco(tmp_path / "t.json", images=images, annotations=rows), complain=faults.append)
+    truth = read_coco_truth(coco(tmp_path / "t.json", images=images, annotations=rows), on_fault=faults.append)
     assert truth.ids == ("two", "nine") and [len(objects) for objects in truth.objects] == [1, 1]
     assert sorted(fault.kind for fault in faults) == [
         "bad box", "bad row", "bad row", "bad row", "bad row", "bad row", "listed twice", "unknown class"

@@ -17,7 +17,7 @@ from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.side_info import counts_from_boxes
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_photos, read_tagged
-from tag2box.formats.listing import DataSource, Fault, of_tags, parse_counts, refuse
+from tag2box.formats.listing import DataSource, Fault, counts_of_tags, parse_counts, refuse
 
 PHOTOS = ("a.jpg", "b.jpg", "c.jpg")
 
@@ -79,12 +79,12 @@ def test_what_is_written_is_read_again(counts: dict[str, int]) -> None:
 def test_counts_of_strangers_and_contradictions_are_told_and_left_out() -> None:
     faults: list[Fault] = []
     counts = (("dog", 2), ("car", 1), ("dog", 2), ("dog", 3))
-    assert of_tags(counts, ["dog"], "tags.csv:4", faults.append) == (("dog", 2),)
+    assert counts_of_tags(counts, ["dog"], "tags.csv:4", faults.append) == (("dog", 2),)
     assert [fault.line for fault in faults] == [
         "tags.csv:4: counts: 'car' is counted and not tagged; tag it, or remove its count",
         "tags.csv:4: counts: 'dog' is counted twice, as 2 and 3; keep one",
     ]
-    assert of_tags((), [], "here", refuse) == ()
+    assert counts_of_tags((), [], "here", refuse) == ()
 
 
 # ---------------------------------------------------------------- tables

@@ -12,9 +12,9 @@ from PIL import Image
 
 import tag2box
 from tag2box.errors import UserError
+from tag2box.extend import DATASET_FORMATS, load_part
 from tag2box.formats.coco_file import each_row
 from tag2box.formats.datasets import (
-    DATASET_FORMATS,
     class_names,
     dataset_format,
     everything,
@@ -60,6 +60,15 @@ def as_coco(folder: Path, box: bool = True) -> Path:
     return folder / "t.json"
 
 
+def as_yolo(folder: Path) -> Path:
+    (folder / "labels").mkdir(parents=True)
+    for name, tag in ROWS.items():
+        photo(folder / "images" / f"{name}.jpg")
+        (folder / "labels" / f"{name}.txt").write_text(f"{['cat', 'dog'].index(tag)} 0.25 {1 / 3} 0.5 {2 / 3}\n")
+    (folder / "data.yaml").write_text("train: images\nval: images\nnames: [cat, dog]\n")
+    return folder
+
+
 def as_tags_alone(folder: Path) -> Path:
     return as_coco(folder, box=False)
 
@@ -93,7 +102,7 @@ def as_folder(folder: Path) -> Path:
 
 KINDS = {
     as_voc: "voc", as_coco: "coco", as_tags_alone: "coco", as_csv: "csv", as_columns: "csv", as_pairs: "csv",
-    as_tree: "class-folders", as_folder: "photos",
+    as_tree: "class-folders", as_folder: "photos", as_yolo: "yolo",
 }  # fmt: skip
 TAGGED = [make for make, kind in KINDS.items() if kind != "photos"]
 
@@ -101,7 +110,7 @@ TAGGED = [make for make, kind in KINDS.items() if kind != "photos"]
 @pytest.mark.parametrize("make", KINDS)
 def test_every_format_is_recognised_and_lists_its_photos(make, tmp_path):
     source = DataSource(path=make(tmp_path))
-    assert dataset_format(source) is DATASET_FORMATS[KINDS[make]]
+    assert type(dataset_format(source)) is load_part(DATASET_FORMATS[KINDS[make]])
     photos = read_photos(source)
     assert {p.id for p in photos} == {"one", "two"} and {(p.width, p.height) for p in photos} == {(8, 6)}
     assert all(p.path.is_file() for p in photos)
@@ -125,7 +134,7 @@ def test_chosen_classes_set_the_columns(make, tmp_path):
 @pytest.mark.parametrize("make", KINDS)
 def test_boxes_are_for_evaluation_where_there_are_any(make, tmp_path):
     source = DataSource(path=make(tmp_path))
-    assert has_boxes(source) == (make in {as_voc, as_coco})
+    assert has_boxes(source) == (make in {as_voc, as_coco, as_yolo})
     if has_boxes(source):
         truth = read_truth(source)
         assert truth.ids == ("one", "two")
@@ -301,27 +310,57 @@ def test_rows_are_those_of_the_whole_file(tmp_path_factory, document, indent, as
 # ---------------------------------------------------------------- the wall between training and boxes
 
 
-def test_what_training_reads_through_knows_no_boxes():
-    """The readers of tags import no type of truth, and neither of the modules that read it."""
-    root = Path(str(tag2box.__file__)).parent / "data"
-    for name in ("listing", "tags", "folders", "coco_file", "coco_tags", "json_rows", "voc_tags", "voc_xml"):
-        imported: set[str] = set()
-        for node in ast.walk(ast.parse((root / f"{name}.py").read_text())):
-            if isinstance(node, ast.ImportFrom):
-                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
-        assert not {one for one in imported if one.endswith(("types.Truth", "types.Objects"))}
-        assert not {
-            one for one in imported if one.startswith(("tag2box.formats.coco_boxes.", "tag2box.formats.voc_boxes."))
-        }
+TAG_READERS = ("listing", "csv_tags", "folders", "coco_file", "coco_tags", "voc_tags", "yolo_tags")
+BOX_READERS = ("coco_boxes", "voc_boxes", "yolo_boxes", "detection_files", "export")
+FORMATS = Path(str(tag2box.__file__)).parent / "formats"
 
 
-@pytest.mark.parametrize("make", [as_voc, as_coco])
+def imports_of(module: str) -> set[str]:
+    """All that a module of formats/ imports, by dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((FORMATS / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def reached_from(module: str) -> set[str]:
+    """The modules of formats/ that a module imports, directly or through others."""
+    reached, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            parts = (one.removeprefix("tag2box.formats.").partition(".")[0] for one in imports_of(name))
+            waiting += [part for part in parts if (FORMATS / f"{part}.py").exists()]
+    return reached
+
+
+def test_there_is_a_module_for_every_reader():
+    there = {path.stem for path in FORMATS.glob("[a-z]*.py")}
+    assert there == {*TAG_READERS, *BOX_READERS, "datasets"}
+
+
+@pytest.mark.parametrize("name", TAG_READERS)
+def test_readers_of_tags_cannot_parse_boxes(name):
+    """They import no type of truth, and none of the modules that parse boxes, not even through another."""
+    assert not {one for one in imports_of(name) if one.endswith(("annotations.Truth", "annotations.Objects"))}
+    assert not [one for one in imports_of(name) if one.startswith("tag2box.metrics")]
+    assert not reached_from(name) & set(BOX_READERS)
+    assert "voc_tags" in reached_from("voc_boxes")  # the walk follows imports of modules
+
+
+@pytest.mark.parametrize("make", [as_voc, as_coco, as_yolo])
 def test_tags_are_the_same_wherever_the_boxes_are(make, tmp_path):
     path = make(tmp_path)
     before = read_tagged(DataSource(path=path))
-    for file in (*tmp_path.rglob("*.xml"), *tmp_path.rglob("*.json")):
-        file.write_text(file.read_text().replace("<xmax>4", "<xmax>-77").replace("[0, 0, 4, 4]", '["x", -3]'))
+    changes = {"<xmax>4": "<xmax>-77", "[0, 0, 4, 4]": '["x", -3]', " 0.25 0.3": " x -3"}
+    for file in (*tmp_path.rglob("*.xml"), *tmp_path.rglob("*.json"), *tmp_path.rglob("labels/*.txt")):
+        for before_, after_ in changes.items():
+            file.write_text(file.read_text().replace(before_, after_))
     after = read_tagged(DataSource(path=path))
     assert torch.equal(before.tags, after.tags)
-    with pytest.raises(UserError, match=r"bndbox|bbox"):
+    with pytest.raises(UserError, match=r"bndbox|bbox|expected x, y, width and height"):
         read_truth(DataSource(path=path))

@@ -7,16 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import detections, random_world
 
 from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.errors import UserError
-from tag2box.formats.detection_files import (
-    read_detections,
-    write_coco_detections,
-    write_coco_results,
-    write_voc_results,
-)
+from tag2box.formats.detection_files import read_detections
+from tag2box.formats.export import write_coco_detections, write_coco_results, write_voc_results
+from worlds import detections, random_world
 
 BOX = [10, 20, 30, 40]
 ENTRY = {"image_id": 12, "category_id": 1, "bbox": BOX, "score": 0.5}

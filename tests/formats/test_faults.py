@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.data.check import ADVICE, FIRST, SEVERITIES, Tally
-from tag2box.errors import UserError
-from tag2box.formats.listing import Fault, printable, refuse
+from tag2box.errors import UserError, printable
+from tag2box.formats.listing import Fault, refuse
 
 
 def test_the_strict_answer_is_the_line() -> None:
@@ -35,8 +35,8 @@ def test_a_tally_of_nothing_finds_nothing() -> None:
 def test_a_tally_keeps_the_first_names_and_counts_all() -> None:
     tally = Tally()
     for number in range(1000):
-        tally.complain(Fault("bad row", f"row {number}", f"line {number}"))
-        tally.complain(Fault("bad row", f"row {number}", f"line {number}"))  # met again by a second reading
+        tally.on_fault(Fault("bad row", f"row {number}", f"line {number}"))
+        tally.on_fault(Fault("bad row", f"row {number}", f"line {number}"))  # met again by a second reading
         tally.add("photo no row names", f"{number}.jpg")
     rows, strays = tally.findings()
     assert (rows.kind, rows.severity, rows.count) == ("bad row", "error", 1000)

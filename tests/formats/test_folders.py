@@ -9,7 +9,7 @@ from PIL import Image
 
 from tag2box.errors import UserError
 from tag2box.formats.folders import NO_TAGS, is_class_tree, list_class_folders, list_folder, photo_files
-from tag2box.formats.listing import DataSource, below
+from tag2box.formats.listing import DataSource, path_below
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -109,4 +109,4 @@ def test_no_name_leads_out_of_the_folder(names: list[str], slash: str) -> None:
         elif part not in {"", "."}:
             at = [*at, part]
     inside = at[:2] == ["data", "photos"] and len(at) > 2
-    assert below(folder, name) == ("/".join(at[2:]) if inside else None)
+    assert path_below(folder, name) == ("/".join(at[2:]) if inside else None)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tag2box.errors import UserError
 from tag2box.formats.csv_tags import read_tags, write_tags
-from tag2box.formats.listing import Fault, TagRow, tag_photos
+from tag2box.formats.listing import Fault, TagRow, list_rows
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_missing_table_and_a_binary_one_are_named(photos: Path) -> None:
 
 def test_a_class_listed_twice_is_refused(photos: Path) -> None:
     with pytest.raises(UserError, match="'hen' is listed twice"):
-        tag_photos([TagRow("a.jpg", ("hen",), "here:1")], photos, ["hen", "hen"])
+        list_rows([TagRow("a.jpg", ("hen",), "here:1")], photos, ["hen", "hen"])
 
 
 names = st.text(st.characters(codec="utf-8", exclude_characters=";|", exclude_categories=["Cc", "Cs", "Z"]), min_size=1)

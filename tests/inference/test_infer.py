@@ -16,12 +16,12 @@ from tag2box.annotations import Detections, Photo
 from tag2box.data.images import read_photo
 from tag2box.data.transforms import View, boxes_in_view, render_view, resized
 from tag2box.errors import UserError
-from tag2box.inference.predict import Inference, Predict, detect_photos_with
+from tag2box.inference.predict import Inference, Predict, run_detector
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.detector import Detector, Heads
 from tag2box.ops.boxes import decode
 from tag2box.progress import Bar
-from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.types import Proposals
 from tiny import tiny_detector, tiny_photos, tiny_store
 
@@ -43,13 +43,11 @@ class Boxes:
         return self.thought
 
 
-def run(
-    folder: Path, inference: Inference, detector: Detector | None = None
-) -> tuple[dict[str, Detections], LiveRoiMaps]:
+def run(folder: Path, inference: Inference, detector: Detector | None = None) -> tuple[dict[str, Detections], RoiMaps]:
     photos = tiny_photos(folder, len(COUNTS)).photos
     network = detector or tiny_detector(3)
-    live = LiveRoiMaps(network.backbone, photos, tiny_store(folder, photos, counts=COUNTS))
-    return detect_photos_with(network, photos, live.store, maps=live, inference=inference), live
+    live = RoiMaps(network.backbone, photos, tiny_store(folder, photos, counts=COUNTS))
+    return run_detector(network, photos, live.store, maps=live, inference=inference), live
 
 
 def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
@@ -116,8 +114,8 @@ def test_a_photo_without_proposals_has_no_detections(tmp_path: Path, heads: Head
 
 
 def test_no_photos_no_detections() -> None:
-    live = LiveRoiMaps(tiny_detector(2).backbone, (), Boxes(torch.zeros(0, 4)))
-    assert detect_photos_with(tiny_detector(2), (), live.store, maps=live, inference=Inference()) == {}
+    live = RoiMaps(tiny_detector(2).backbone, (), Boxes(torch.zeros(0, 4)))
+    assert run_detector(tiny_detector(2), (), live.store, maps=live, inference=Inference()) == {}
 
 
 def symmetric_photo(folder: Path) -> Photo:
@@ -136,9 +134,9 @@ def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: P
     detector = tiny_detector(2, heads=Heads(regress=False))
 
     def scores(boxes: Tensor) -> Tensor:
-        live = LiveRoiMaps(detector.backbone, (photo,), Boxes(boxes))
+        live = RoiMaps(detector.backbone, (photo,), Boxes(boxes))
         inference = Inference(scales=(32, 40), mirror=mirror, predict=ALL)
-        found = detect_photos_with(detector, (photo,), live.store, maps=live, inference=inference)["twin"]
+        found = run_detector(detector, (photo,), live.store, maps=live, inference=inference)["twin"]
         return found.scores[found.labels.argsort()]
 
     assert torch.allclose(scores(left), scores(right), atol=1e-4) is mirror
@@ -147,10 +145,10 @@ def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: P
 def test_mirror_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
     photo = symmetric_photo(tmp_path)
     detector = tiny_detector(2)
-    live = LiveRoiMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
-    found = detect_photos_with(
-        detector, (photo,), live.store, maps=live, inference=Inference(scales=(32,), predict=ALL)
-    )["twin"]
+    live = RoiMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
+    found = run_detector(detector, (photo,), live.store, maps=live, inference=Inference(scales=(32,), predict=ALL))[
+        "twin"
+    ]
     for label in (0, 1):
         a, b = found.boxes[found.labels == label].tolist()
         assert sorted([48 - b[2], 48 - b[0]]) == pytest.approx([a[0], a[2]], abs=1e-2)
@@ -165,20 +163,20 @@ def test_kept_maps_give_the_same_detections(tmp_path: Path) -> None:
     inference = Inference(scales=(24, 32), predict=ALL)
     detector = tiny_detector(3)
     found, live = run(tmp_path, inference, detector)
-    cached = CachedRoiMaps(live, tmp_path / "maps")
-    cached.make(inference.views())
+    cached = FeatureCache(live, tmp_path / "maps")
+    cached.build(inference.views())
     for photo in live.photos:
         photo.path.unlink()  # nobody will miss them
-    kept = detect_photos_with(detector, live.photos, live.store, maps=cached, inference=inference)
+    kept = run_detector(detector, live.photos, live.store, maps=cached, inference=inference)
     assert found.keys() == kept.keys() and all(same(found[name], kept[name]) for name in found)
     cached.close()
 
 
-class ViewByView(LiveRoiMaps):
+class ViewByView(RoiMaps):
     """The photo read anew for every view, as it was once done."""
 
     def passes(self, index: int, views: Sequence[View]) -> Iterator[Tensor]:
-        return (next(LiveRoiMaps.passes(self, index, [view])) for view in views)
+        return (next(RoiMaps.passes(self, index, [view])) for view in views)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -191,7 +189,7 @@ def test_reading_once_detects_what_reading_for_every_view_does(
     detector = tiny_detector(3, frozen)
     found, live = run(tmp_path, inference, detector)
     twin = ViewByView(live.backbone, live.photos, live.store)
-    expected = detect_photos_with(detector, live.photos, live.store, maps=twin, inference=inference)
+    expected = run_detector(detector, live.photos, live.store, maps=twin, inference=inference)
     assert found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in found)
 
 
@@ -217,8 +215,8 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("tag2box.data.images.read_photo", counted)
     photos = tiny_photos(tmp_path, 4).photos
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
-    detect_photos_with(
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    run_detector(
         tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)), progress=progress
     )
     assert [event for event in events if event != "done"] == [f"read photo{i} False" for i in range(4)]
@@ -228,19 +226,19 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
 
 def test_a_broken_photo_is_told_in_its_turn(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
     photos[1].path.write_bytes(b"no photo at all")
     before = threading.active_count()
     with pytest.raises(UserError, match=r"photo1\.jpg: not readable as a photo"):
-        detect_photos_with(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)))
+        run_detector(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)))
     assert threading.active_count() == before
 
 
 def test_a_photo_without_proposals_is_never_opened(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(2, 0, 2)))
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(2, 0, 2)))
     photos[1].path.unlink()
-    found = detect_photos_with(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)))
+    found = run_detector(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24, 32)))
     assert len(found["photo1"]) == 0 < len(found["photo2"])
 
 
@@ -278,10 +276,8 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
         yield Counting()
 
     photos = tiny_photos(tmp_path, 3).photos
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
-    detect_photos_with(
-        tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress
-    )
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    run_detector(tiny_detector(3), photos, live.store, maps=live, inference=Inference(scales=(24,)), progress=progress)
     assert told == [("detecting", 3), "", "", ""]
 
 
@@ -289,12 +285,10 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
 def test_what_is_not_worth_it_is_not_detected(tmp_path: Path, count: int) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     detector = tiny_detector(3, heads=Heads(regress=False))
-    live = LiveRoiMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))
+    live = RoiMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))
     inference, half = Inference(scales=(24, 32), predict=ALL), Rescore(keep=0.5, nms_iou=1.0)
-    everything = detect_photos_with(detector, photos, live.store, maps=live, inference=inference)[photos[0].id]
-    better = detect_photos_with(detector, photos, live.store, maps=live, inference=inference, rescore=half)[
-        photos[0].id
-    ]
+    everything = run_detector(detector, photos, live.store, maps=live, inference=inference)[photos[0].id]
+    better = run_detector(detector, photos, live.store, maps=live, inference=inference, rescore=half)[photos[0].id]
     kept = {tuple(box) for box in better.boxes.tolist()}
     assert kept <= {tuple(box) for box in everything.boxes.tolist()}
     assert len(kept) == min(count, max(1, round(count / 2)))
@@ -314,8 +308,8 @@ def test_a_prior_reads_the_scores_of_proposals(tmp_path: Path) -> None:
 
     def seen(scores: list[float]) -> list[float]:
         store = Boxes(boxes, torch.tensor(scores))
-        live = LiveRoiMaps(detector.backbone, (photo,), store)
-        return detect_photos_with(detector, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+        live = RoiMaps(detector.backbone, (photo,), store)
+        return run_detector(detector, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
 
     assert seen([0.1, 0.1]) == pytest.approx(unweighed(detector, photo, boxes, inference), abs=1e-6)
     assert seen([0.1, 0.9]) != pytest.approx(seen([0.1, 0.1]), abs=1e-6)
@@ -326,5 +320,5 @@ def unweighed(detector: Detector, photo: Photo, boxes: Tensor, inference: Infere
     plain = tiny_detector(3)
     plain.load_state_dict(detector.state_dict())
     store = Boxes(boxes)
-    live = LiveRoiMaps(plain.backbone, (photo,), store)
-    return detect_photos_with(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+    live = RoiMaps(plain.backbone, (photo,), store)
+    return run_detector(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import load_golden
-from tag2box.methods.casd import attention, channel_mean, disagreement, upright
+from tag2box.methods.casd import attention, disagreement, upright
+from tag2box.ops.roi import channel_mean
 
-LOOKS, MIRRORED = 4, torch.tensor([False, True, False, True])
+VIEWS, MIRRORED = 4, torch.tensor([False, True, False, True])
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -47,7 +48,7 @@ def test_the_reference_agrees_in_attention_loss_and_gradient():
     pooled = golden["in_pooled"].clone().requires_grad_()
     maps = attention(pooled.mean(dim=1))
     torch.testing.assert_close(maps.detach(), golden["out_attention_all"], rtol=1e-5, atol=1e-6)
-    views_per_image = upright(maps.view(LOOKS, -1, 7, 7), MIRRORED)
+    views_per_image = upright(maps.view(VIEWS, -1, 7, 7), MIRRORED)
     loss = 0.2 * sum(disagreement(views_per_image[:, golden[f"in_keep{stage}"][0]]) for stage in (1, 2))
     torch.testing.assert_close(loss.detach(), golden["out_consistency_loss"], rtol=1e-5, atol=0)
     (0.1 / 4 * loss).backward()
@@ -79,7 +80,7 @@ def test_a_flat_map_has_no_preference_and_no_gradient():
     assert flat.grad is not None and not flat.grad.any()
 
 
-def test_looks_that_agree_once_mirrors_are_undone_cost_nothing():
+def test_views_that_agree_once_flips_are_undone_have_no_loss():
     one = attention(numbers(5, 3, 3))
     seen = torch.stack([one, one.flip(2)])
     assert disagreement(upright(seen, torch.tensor([False, True]))) == 0
@@ -99,7 +100,7 @@ def test_only_cells_that_look_away_are_drawn_to_the_most_attentive():
 def test_the_mean_over_channels_and_its_gradient_are_those_of_plain_torch(count: int):
     grads = []
     weight = numbers(count, 4, seed=7)
-    weight[1:2] = 0  # a proposal nobody asks about
+    weight[1:2] = 0  # a proposal without weight
     for mean in (channel_mean, lambda x, b: torch.nn.functional.relu6(x + b).mean(dim=2)):
         x, bias = (4 * numbers(count, 4, 5)).requires_grad_(), numbers(5, seed=2).requires_grad_()
         result = mean(x, bias)

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
 from torch import Tensor
 
 from strategies import make_labeler_input
+from tag2box import extend
 from tag2box.errors import UserError
-from tag2box.methods import BuiltInMil
 from tag2box.methods.c_midn import CMidn
 from tag2box.methods.slv import cells_of, likelihood_map
 from tag2box.ops.boxes import iou
-from tag2box.ops.mil import mil_loss, mil_scores
+from tag2box.ops.losses import mil_loss, mil_scores
 from tag2box.types import BatchMeta, Proposals, Requirements, StageScores
 
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
@@ -118,5 +116,5 @@ def test_one_head_is_too_few() -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
-    assert CMidn in get_args(BuiltInMil)
+    assert extend.find_part("MIL head", "c_midn") is CMidn
     assert CMidn().kind == "c_midn" and CMidn().requirements == Requirements(mil_heads=2)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -9,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import make_labeler_input
-from tag2box.methods import BuiltInLabeler
+from tag2box import extend
 from tag2box.methods.c_midn import CMidnLabeler
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.methods.slv import cells_of, likelihood_map
 from tag2box.ops.boxes import areas, intersections
-from tag2box.ops.refine import assign
+from tag2box.ops.losses import assign
 from tag2box.types import LabelerInput, Proposals, Requirements
 
 WORLDS = [
@@ -110,5 +109,5 @@ def test_without_a_second_head_it_is_argmax_labelling() -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
-    assert CMidnLabeler in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "c_midn") is CMidnLabeler
     assert CMidnLabeler().requirements == Requirements(mil_heads=2)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from random_scenes import WORLDS, scenes
 
 from strategies import make_labeler_input
-from tag2box.methods import BuiltInLabeler
+from tag2box import extend
 from tag2box.methods.c_wsl import CWsl
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.ops.boxes import containment
@@ -92,5 +91,5 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]], counts: int 
 
 
 def test_it_is_known_by_name_and_asks_for_counts() -> None:
-    assert CWsl in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "c_wsl") is CWsl
     assert CWsl().requirements == Requirements(counts=True)

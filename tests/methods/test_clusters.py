@@ -13,7 +13,7 @@ from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
 from tag2box.methods.pcl import bag_loss, cluster_centres, most_connected, top_group
 from tag2box.ops.boxes import iou
-from tag2box.ops.refine import assign, refine_loss
+from tag2box.ops.losses import assign, refine_loss
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
@@ -61,7 +61,7 @@ def test_centres_match_the_definition_written_with_loops(
         ([], 3, 2, [0], [0]),
         ([(0, 2), (1, 2)], 4, 0, [2, 3], [0, 3]),  # the star before its better leaves
         ([(0, 1), (2, 3)], 4, 0, [0, 2], [0, 2]),  # equals: the better one
-        ([(0, 1), (1, 2), (2, 3)], 4, 0, [1, 3], [0, 3]),  # what went with a centre is nobody's neighbour any more
+        ([(0, 1), (1, 2), (2, 3)], 4, 0, [1, 3], [0, 3]),  # a removed node is no neighbour any more
     ],
 )
 def test_the_most_connected(

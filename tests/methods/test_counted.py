@@ -72,7 +72,7 @@ def test_no_more_than_counted_none_inside_another_and_never_worse_than_greedy(
 
 @pytest.mark.parametrize("count", [1, 0, -1])
 @given(size=st.integers(1, 8), seed=st.integers(0, 10_000))
-def test_one_or_nobody_knows_is_argmax(count: int, size: int, seed: int) -> None:
+def test_a_count_of_one_or_unknown_is_argmax(count: int, size: int, seed: int) -> None:
     boxes = grid_boxes(size, seed)
     scores = torch.rand(len(boxes), generator=torch.Generator().manual_seed(seed))
     assert counted_boxes(boxes, scores, count).tolist() == [int(scores.argmax())]

@@ -9,8 +9,7 @@ from torch import Tensor
 from strategies import box_sets, random_boxes
 from tag2box.methods.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours
 from tag2box.methods.oicr import top_rows
-from tag2box.ops.boxes import iou
-from tag2box.ops.nms import nms
+from tag2box.ops.boxes import iou, nms
 
 GRID = st.integers(0, 4).map(lambda n: n / 4)  # few values: ties happen
 
@@ -129,17 +128,17 @@ def test_threshold_of_copies_of_the_top_is_one() -> None:
 
 
 @given(st.lists(GRID, max_size=6), GRID, st.integers(0, 3), st.data())
-def test_candidates_match_the_loop(similarity: list[float], tau: float, rivals: int, data: st.DataObject) -> None:
-    others = [[data.draw(GRID) for _ in range(rivals)] for _ in similarity]
+def test_candidates_match_the_loop(similarity: list[float], tau: float, columns: int, data: st.DataObject) -> None:
+    others = [[data.draw(GRID) for _ in range(columns)] for _ in similarity]
     expected = [s > tau and all(s > o for o in row) for s, row in zip(similarity, others, strict=True)]
-    table = torch.tensor(others).reshape(len(similarity), rivals)
+    table = torch.tensor(others).reshape(len(similarity), columns)
     assert is_candidate(torch.tensor(similarity), torch.tensor(tau), table).tolist() == expected
 
 
 def test_equality_makes_no_candidate() -> None:
     similarity = torch.tensor([0.5, 0.6, 0.6])
-    rivals = torch.tensor([[0.0], [0.6], [0.5]])
-    assert is_candidate(similarity, torch.tensor(0.5), rivals).tolist() == [False, False, True]
+    columns = torch.tensor([[0.0], [0.6], [0.5]])
+    assert is_candidate(similarity, torch.tensor(0.5), columns).tolist() == [False, False, True]
 
 
 @given(st.lists(GRID, max_size=8), GRID, GRID)
@@ -151,7 +150,7 @@ def test_raising_tau_never_adds_candidates(similarity: list[float], low: float, 
 
 
 @given(st.lists(GRID, max_size=8), GRID, st.data())
-def test_a_rival_never_adds_candidates(similarity: list[float], tau: float, data: st.DataObject) -> None:
+def test_another_class_never_adds_candidates(similarity: list[float], tau: float, data: st.DataObject) -> None:
     values, threshold = torch.tensor(similarity), torch.tensor(tau)
     adversary = torch.tensor([data.draw(GRID) for _ in similarity]).reshape(-1, 1)
     alone = is_candidate(values, threshold, torch.zeros(len(similarity), 0))

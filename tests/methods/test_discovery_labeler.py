@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies import make_labeler_input, random_boxes
-from tag2box.methods import BuiltInLabeler
+from tag2box import extend
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.ops.boxes import containment, iou
-from tag2box.ops.refine import assign
+from tag2box.ops.losses import assign
 from tag2box.training.criterion import run_labeler
 from tag2box.types import Exemplars, LabelerInput, Proposals, PseudoBoxes, Requirements
 
@@ -75,8 +75,8 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
             for row in span:
                 score = inputs.probs[stage][row, c].item()
                 close = (z[row] @ z[top]).item() if labeler.criterion == "similarity" else score
-                rivals = [tops[other] for other in tops if other != c]
-                ours = all(close > (z[row] @ z[adversary]).item() for adversary in rivals)
+                competitors = [tops[other] for other in tops if other != c]
+                ours = all(close > (z[row] @ z[other]).item() for other in competitors)
                 judged = labeler.exclusive and labeler.criterion == "similarity"
                 if close > tau and (ours or not judged) and row != top:
                     candidates.append((-score, row))
@@ -250,7 +250,7 @@ def test_nothing_is_differentiated() -> None:
 )
 def test_what_reads_exemplars(criterion: Criterion, uses: bool) -> None:
     assert Discovery(criterion=criterion).requirements == Requirements(exemplars=uses)
-    assert Discovery in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "discovery") is Discovery
 
 
 def test_a_fixed_threshold_reads_no_exemplars_at_all() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.methods.oim import distances, embedding_spread, instances, label_instances
+from tag2box.methods.oim import distances, embedding_spread, label_instances, mine_instances
 from tag2box.ops.boxes import iou
 from tag2box.types import Proposals, PseudoBoxes
 
@@ -80,18 +80,18 @@ def test_instances_match_the_loop(boxes: Tensor, data: st.DataObject, apart_iou:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     distance = torch.randint(0, 8, (len(boxes),), generator=generator) / 8  # ties
     free = torch.rand(len(boxes), generator=generator) < 0.8
-    got = instances(boxes, distance, core, limit=torch.tensor(limit), free=free, apart_iou=apart_iou)
+    got = mine_instances(boxes, distance, core, limit=torch.tensor(limit), free=free, apart_iou=apart_iou)
     assert got.tolist() == instances_with_loops(boxes, distance, core, limit, free, apart_iou)
 
 
 def test_a_translated_copy_of_the_core_is_found() -> None:
-    """Same looks elsewhere; a shifted neighbour of the copy looks a bit different, a stranger very different."""
+    """The same features elsewhere; a shifted neighbour of the copy differs a little, an unrelated box a lot."""
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [80, 0, 90, 10]])
     vectors = torch.tensor([[1.0, 0], [1, 0.2], [1, 0], [1, 0.2], [-9, 9]])
     far = distances(vectors, torch.tensor([0])).squeeze(1)
     limit = 5 * embedding_spread(boxes, far, 0, 0.5)
     free = torch.ones(5, dtype=torch.bool)
-    assert instances(boxes, far, 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0, 2]
+    assert mine_instances(boxes, far, 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0, 2]
 
 
 def test_a_core_without_neighbours_has_no_spread_and_no_instances() -> None:
@@ -99,7 +99,7 @@ def test_a_core_without_neighbours_has_no_spread_and_no_instances() -> None:
     limit = 5 * embedding_spread(boxes, torch.zeros(2), 0, 0.5)
     assert limit == 0
     free = torch.ones(2, dtype=torch.bool)
-    assert instances(boxes, torch.zeros(2), 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0]
+    assert mine_instances(boxes, torch.zeros(2), 0, limit=limit, free=free, apart_iou=1e-6).tolist() == [0]
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""CASD in the objective: which proposals are compared, over looks and over layers, and what looks share."""
+"""CASD in the criterion: the proposals compared over views and over layers, and the scores that views share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = 2
 
 
 def facts_of(sizes: tuple[int, ...], views_per_image: int, *, flipped: bool = True) -> BatchMeta:
-    """``sizes`` proposals of each photo, the same in all its looks."""
+    """``sizes`` proposals of each photo, the same in all its views."""
     g = torch.Generator().manual_seed(0)
     boxes = [b for size in sizes for b in [random_boxes(size, g)] * views_per_image]
     every = tuple(size for size in sizes for _ in range(views_per_image))
@@ -37,7 +37,7 @@ def facts_of(sizes: tuple[int, ...], views_per_image: int, *, flipped: bool = Tr
 
 
 def labels_of(meta: BatchMeta, objects: Tensor) -> PseudoLabels:
-    """Foreground where ``objects``, the same in all looks."""
+    """Foreground where ``objects``, the same in all views."""
     count = len(meta.proposals.boxes)
     none = torch.zeros(0, dtype=torch.long)
     cls = torch.where(objects, 0, CLASSES)
@@ -113,7 +113,7 @@ def test_background_and_what_counts_nothing_are_not_compared() -> None:
 
 
 def test_the_same_photo_twice_costs_nothing() -> None:
-    """The idea: only looks that attend elsewhere are taught."""
+    """The idea: only views that attend elsewhere get a gradient."""
     meta = facts_of((5,), 2)
     one = torch.randn(5, 1, 3, 3)
     labels = labels_of(meta, torch.ones(10, dtype=torch.bool))
@@ -130,7 +130,7 @@ def test_what_it_needs_and_how_it_rises() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "views_per_image"), [((), 2), ((0,), 3), ((1,), 1), ((2, 0, 3), 2)])
-def test_looks_share_the_mean_of_their_scores(sizes: tuple[int, ...], views_per_image: int) -> None:
+def test_views_share_the_mean_of_their_scores(sizes: tuple[int, ...], views_per_image: int) -> None:
     meta = facts_of(sizes, views_per_image)
     scores = torch.rand(len(meta.proposals.boxes), CLASSES)
     shared = mean_over_views(scores, meta)
@@ -154,7 +154,7 @@ def no_views(rows: Tensor) -> AugmentedRois:
     raise AssertionError("nothing samples here")
 
 
-def test_all_looks_get_the_same_labels_and_the_term_is_added_by_its_ramp() -> None:
+def test_all_views_get_the_same_labels_and_the_term_is_added_by_its_ramp() -> None:
     meta = facts_of((6, 5), 2)
     outputs = outputs_of(22, 2)
     plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
@@ -162,10 +162,10 @@ def test_all_looks_get_the_same_labels_and_the_term_is_added_by_its_ramp() -> No
         labeler=Oicr(), contrast=Contrast(enabled=False), attention=Attention(input_weight=0.1, layer_weight=0.1)
     )
     without = plain(Outputs(outputs.scores, outputs.embed, outputs.vectors), meta, no_views)
-    assert without.losses.attention is None
+    assert "attention" not in without.losses
     for fraction, share in ((0.0, 0.0), (0.225, 0.5), (1.0, 1.0)):
         outcome = casd(outputs, meta, no_views, fraction=fraction)
-        term = outcome.losses.attention
+        term = outcome.losses["attention"]
         assert term is not None and term > 0
         torch.testing.assert_close(outcome.total, without.total + share * term)
         for stage in outcome.labeling.stages:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from random_scenes import WORLDS
 from random_scenes import scenes as random_scenes
 
 from strategies import make_labeler_input, no_exemplars
+from tag2box import extend
 from tag2box.errors import UserError
-from tag2box.methods import BuiltInLabeler
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.methods.oim import Oim
 from tag2box.ops.boxes import iou
@@ -92,7 +91,7 @@ def test_without_reach_it_is_argmax(inputs: LabelerInput) -> None:
 
 
 def twins(fraction: float = 0.0) -> LabelerInput:
-    """A core, its neighbour, a translated copy of both, and a place that looks half alike; one high score."""
+    """A core, its neighbour, a translated copy of both, and a place that is half alike; one high score."""
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [50, 0, 60, 10], [51, 0, 61, 10], [80, 0, 90, 10]])
     vectors = torch.tensor([[1.0, 0], [1, 0.2], [1, 0], [1, 0.2], [1, 0.4]])
     probs = torch.tensor([[0.9], [0.1], [0.1], [0.2], [0.1]])
@@ -128,7 +127,7 @@ def test_nothing_is_differentiated() -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_vectors() -> None:
-    assert Oim in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "oim") is Oim
     assert Oim().requirements == Requirements(vectors=True)
     with pytest.raises(UserError, match="feature vectors"):
         Oim()(make_labeler_input((2,), [[1]]))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from random_scenes import WORLDS, scenes
 
 from conftest import golden_names, load_golden
 from strategies import make_labeler_input
-from tag2box.methods import BuiltInLabeler
+from tag2box import extend
 from tag2box.methods.pcl import Pcl, top_group
 from tag2box.ops.boxes import iou
 from tag2box.types import LabelerInput, Proposals, Requirements
@@ -134,5 +133,5 @@ def test_labels_weights_and_clusters_are_those_of_the_reference(name: str) -> No
 
 
 def test_it_is_known_by_name_and_needs_nothing_more() -> None:
-    assert Pcl in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "pcl") is Pcl
     assert Pcl().requirements == Requirements()

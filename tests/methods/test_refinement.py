@@ -16,7 +16,7 @@ from tag2box.methods.oicr import Oicr
 from tag2box.methods.oim import reweighted
 from tag2box.methods.pcl import Pcl, bag_loss
 from tag2box.methods.wscl import Contrast
-from tag2box.ops.refine import box_loss, refine_loss
+from tag2box.ops.losses import box_loss, refine_loss
 from tag2box.training.criterion import Criterion, Refine, teachers
 from tag2box.types import AugmentRois, BatchMeta, LabelerInput, Labeling, Outputs, StageScores
 

@@ -45,7 +45,7 @@ def test_the_better_half_of_each_photo_stays(sizes: tuple[int, ...], worth: list
     assert stays.tolist() == expected
 
 
-def test_all_looks_at_a_photo_keep_the_same() -> None:
+def test_all_views_of_a_photo_keep_the_same() -> None:
     boxes = torch.cat([APART, APART.flip(0)])  # the second look is not even asked
     stays = HALF(torch.tensor([0.1, 0.4, 0.3, 0.2] * 2), facts_of(boxes, (4, 4), views_per_image=2))
     assert stays.tolist() == [False, True, True, False] * 2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strategies import random_boxes
 from tag2box.methods.oim import reweighted
-from tag2box.ops.refine import assign
+from tag2box.ops.losses import assign
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 

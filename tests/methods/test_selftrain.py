@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tag2box.methods.mist import far_from_better
-from tag2box.ops.boxes import iou
-from tag2box.ops.nms import nms
+from tag2box.ops.boxes import iou, nms
 
 
 def seeds_with_loops(boxes: torch.Tensor, scores: list[float], share: float, apart: float) -> list[int]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from random_scenes import WORLDS
 
 from strategies import make_labeler_input, no_exemplars
-from tag2box.methods import BuiltInLabeler
+from tag2box import extend
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.slv import Slv, voted_boxes
 from tag2box.ops.boxes import iou
@@ -109,7 +108,7 @@ def test_one_confident_box_returns_that_box() -> None:
 
 
 @pytest.mark.parametrize("scores", [[1e-4, 1e-5, 0.0], [float("nan")] * 3, [0.0, 0.0, 0.0]])
-def test_where_nobody_is_sure_the_best_votes_alone(scores: list[float]) -> None:
+def test_if_no_score_is_high_enough_only_the_best_votes(scores: list[float]) -> None:
     pseudo_boxes = Slv()(one_class(BOXES, scores)).stages[-1].pseudo_boxes
     assert pseudo_boxes.placed(one_class(BOXES, scores).proposals).tolist() == [pytest.approx(BOXES[0])]
 
@@ -139,5 +138,5 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 def test_it_is_known_by_name_and_needs_scores_alone() -> None:
-    assert Slv in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "slv") is Slv
     assert Slv().requirements == Requirements()

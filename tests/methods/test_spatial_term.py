@@ -1,4 +1,4 @@
-"""WSDDN by itself, and its spatial regulariser as a term of the objective."""
+"""WSDDN on its own, and its spatial regularizer as a term of the criterion."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_the_term_matches_the_loop(sizes: tuple, tags: list, spatial: Spatial) -
     criterion = Criterion(labeler=Oicr(), contrast=OFF, spatial=spatial)
     out, without = run(criterion, inputs, outputs), run(replace(criterion, spatial=Spatial()), inputs, outputs)
     expected = loop_term(spatial, criterion.mil(outputs.scores, meta, 0.1).scores, outputs.vectors, inputs)
-    assert out.losses.spatial is not None and without.losses.spatial is None
-    assert out.losses.spatial.item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert "spatial" not in without.losses
+    assert out.losses["spatial"].item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
     assert out.total.item() == pytest.approx(without.total.item() + spatial.weight * expected, rel=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_without_stages_the_mil_head_learns_and_labels_are_there_to_be_seen(
     outputs = leaves(inputs, 0)
     out = run(criterion, inputs, outputs)
     out.total.backward()
-    assert (out.losses.refine.item(), out.losses.box.item()) == (0, 0)
+    assert (out.losses["refine"].item(), out.losses["box"].item()) == (0, 0)
     assert len(out.labeling.stages) == 1
     pairs = sum(sum(t) for t, size in zip(tags, sizes, strict=True) if size)
     assert len(out.labeling.stages[0].pseudo_boxes) >= pairs

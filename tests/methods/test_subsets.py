@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import box_sets, make_labeler_input, random_boxes
-from tag2box.methods.c_mil import continuation, greedy_subsets, shared_out, subset_means, subset_sizes, without_doubt
+from tag2box.methods.c_mil import (
+    continuation,
+    drop_uncertain,
+    greedy_subsets,
+    member_scores,
+    subset_means,
+    subset_sizes,
+)
 from tag2box.methods.oicr import argmax_pseudo_boxes
 from tag2box.ops.boxes import iou
-from tag2box.ops.refine import assign
+from tag2box.ops.losses import assign
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 THRESHOLDS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 1.0])
@@ -101,7 +108,7 @@ def test_means_and_shares_match_loops(subsets: list[int], columns: int) -> None:
     ids, own = torch.tensor(subsets, dtype=torch.long), torch.rand(len(subsets), columns)
     groups = [[r for r, s in enumerate(subsets) if s == i] for i in range(max(subsets, default=-1) + 1)]
     means, merged = subset_means(own, ids), torch.rand(len(groups), columns)
-    best, even = shared_out(merged, ids, own, "best"), shared_out(merged, ids, own, "all")
+    best, even = member_scores(merged, ids, own, "best"), member_scores(merged, ids, own, "all")
     assert subset_sizes(ids).tolist() == [len(group) for group in groups]
     assert means.shape == merged.shape and best.shape == even.shape == own.shape
     for i, group in enumerate(groups):
@@ -118,7 +125,7 @@ def test_means_and_shares_match_loops(subsets: list[int], columns: int) -> None:
 
 def test_the_first_of_equals_is_the_best() -> None:
     merged, own = torch.tensor([[0.7]]), torch.tensor([[0.2], [0.3], [0.3]])
-    assert shared_out(merged, torch.zeros(3, dtype=torch.long), own, "best").flatten().tolist() == pytest.approx(
+    assert member_scores(merged, torch.zeros(3, dtype=torch.long), own, "best").flatten().tolist() == pytest.approx(
         [0, 0.7, 0]
     )
 
@@ -126,7 +133,7 @@ def test_the_first_of_equals_is_the_best() -> None:
 def test_what_is_not_a_number_stays_visible() -> None:
     own = torch.full((2, 1), torch.nan)
     for to in ("best", "all"):
-        assert shared_out(own[:1], torch.tensor([0, 0]), own, to).isnan().all()  # type: ignore[arg-type]
+        assert member_scores(own[:1], torch.tensor([0, 0]), own, to).isnan().all()  # type: ignore[arg-type]
 
 
 def loop_judged(labels: PseudoLabels, boxes: torch.Tensor, classes: int, high: float, low: float) -> list[tuple]:
@@ -147,11 +154,11 @@ def loop_judged(labels: PseudoLabels, boxes: torch.Tensor, classes: int, high: f
     [((), []), ((0,), [[1]]), ((1,), [[1, 1]]), ((3,), [[0, 0]]), ((9, 0, 12), [[1, 0, 1], [1, 1, 1], [0, 1, 0]])],
 )
 @pytest.mark.parametrize(("high", "low"), [(1.0, 0.0), (0.8, 0.2), (0.5, 0.5)])
-def test_judging_without_doubt_matches_the_loop(sizes: tuple, tags: list, high: float, low: float) -> None:
+def test_dropping_the_uncertain_matches_the_loop(sizes: tuple, tags: list, high: float, low: float) -> None:
     inputs = make_labeler_input(sizes, tags)
     classes = inputs.tags.shape[1]
     labels = assign(inputs.proposals, argmax_pseudo_boxes(inputs, 0), classes)
-    got = without_doubt(labels, inputs.proposals, classes, positive_iou=high, negative_iou=low)
+    got = drop_uncertain(labels, inputs.proposals, classes, positive_iou=high, negative_iou=low)
     rows = list(zip(got.cls.tolist(), got.weight.tolist(), strict=True))
     assert rows == loop_judged(labels, inputs.proposals.boxes, classes, high, low)
 
@@ -165,5 +172,5 @@ def test_one_overlap_for_both_is_the_plain_assignment(seed: int) -> None:
         PseudoBoxes(torch.tensor([3, 8]), torch.tensor([1, 0]), torch.tensor([0.4, 1])),
     )
     labels = assign(proposals, pseudo_boxes, 2)
-    got = without_doubt(labels, proposals, 2, positive_iou=0.5, negative_iou=0.5)
+    got = drop_uncertain(labels, proposals, 2, positive_iou=0.5, negative_iou=0.5)
     assert torch.equal(got.cls, labels.cls) and torch.equal(got.weight, labels.weight)

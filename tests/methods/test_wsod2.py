@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from random_scenes import WORLDS
 from random_scenes import scenes as random_scenes
 
 from strategies import make_labeler_input
+from tag2box import extend
 from tag2box.errors import UserError
-from tag2box.methods import BuiltInLabeler
 from tag2box.methods.wsod2 import Wsod2
 from tag2box.ops.boxes import iou
 from tag2box.types import LabelerInput, Requirements, SideInfo
@@ -124,7 +123,7 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 
 
 def test_it_is_known_by_name_and_asks_for_evidence() -> None:
-    assert Wsod2 in get_args(BuiltInLabeler)
+    assert extend.find_part("labeler", "wsod2") is Wsod2
     assert Wsod2().requirements == Requirements(evidence=True)
     with pytest.raises(UserError, match="superpixels"):
         Wsod2()(make_labeler_input((2,), [[1]]))

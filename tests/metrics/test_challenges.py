@@ -4,10 +4,16 @@ from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
-from worlds import detections, objects, truth_of, worlds
 
 from tag2box.annotations import Detections
-from tag2box.metrics.challenges import FATES, challenges, challenges_by_company, in_company, object_fates
+from tag2box.metrics.challenges import (
+    OBJECT_OUTCOMES,
+    challenges,
+    challenges_by_instance_count,
+    is_multi_instance,
+    object_outcomes,
+)
+from worlds import detections, objects, truth_of, worlds
 
 LEFT, RIGHT = (0, 0, 20, 20), (20, 0, 40, 20)
 BIG = (0, 0, 40, 40)
@@ -65,14 +71,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_fate_of(case):
     own, boxes, expected = CASES[case]
-    assert object_fates(detections(boxes), objects(own)) == expected
+    assert object_outcomes(detections(boxes), objects(own)) == expected
 
 
 def test_of_equal_overlaps_the_better_score_decides():
     inside, across = (0, 0, 16, 40), (20, 0, 50, 40)  # IoU 640 / 1600 and 800 / 2000
     own = objects([(*BIG, 0, 0, 0)])
-    assert object_fates(detections([(*across, 0.8, 0), (*inside, 0.9, 0)]), own) == ("part",)
-    assert object_fates(detections([(*inside, 0.8, 0), (*across, 0.9, 0)]), own) == ("other",)
+    assert object_outcomes(detections([(*across, 0.8, 0), (*inside, 0.9, 0)]), own) == ("part",)
+    assert object_outcomes(detections([(*inside, 0.8, 0), (*across, 0.9, 0)]), own) == ("other",)
 
 
 def test_only_kept_detections_count():
@@ -95,7 +101,7 @@ def test_shares_sum_to_one_and_everything_is_missed_without_detections(world):
     if not counted:
         assert set(shares.values()) == {None}
         return
-    assert set(shares) == set(FATES)
+    assert set(shares) == set(OBJECT_OUTCOMES)
     assert sum(shares.values()) == pytest.approx(1)
     assert challenges(truth, dict.fromkeys(truth.ids, Detections.empty())).missed == 1
 
@@ -107,21 +113,21 @@ def test_shares_sum_to_one_and_everything_is_missed_without_detections(world):
         ([(*BIG, 0, 0, 0)], (False,)),
         ([(*LEFT, 0, 0, 0), (*RIGHT, 1, 0, 0)], (False, False)),  # of two classes
         ([(*LEFT, 0, 0, 0), (*RIGHT, 0, 0, 0), (*BIG, 1, 0, 0)], (True, True, False)),
-        ([(*LEFT, 0, 0, 0), (*RIGHT, 0, 1, 0), (*BIG, 0, 0, 1)], (False,)),  # difficult and crowds are no company
+        ([(*LEFT, 0, 0, 0), (*RIGHT, 0, 1, 0), (*BIG, 0, 0, 1)], (False,)),  # difficult objects and crowds do not count
     ],
 )
-def test_company(own, expected):
-    assert in_company(objects(own)) == expected
+def test_multi_instance(own, expected):
+    assert is_multi_instance(objects(own)) == expected
 
 
 @settings(max_examples=40, deadline=None)
 @given(worlds)
-def test_shares_by_company_add_up_to_the_whole(world):
+def test_shares_by_instance_count_add_up_to_the_whole(world):
     truth, found = world
-    company = [is_other for own in truth.objects for is_other in in_company(own)]
-    parts = [asdict(shares) for shares in challenges_by_company(truth, found)]
-    sizes = [company.count(False), company.count(True)]
-    for fate, whole in asdict(challenges(truth, found)).items():
-        sums = [(part[fate] or 0) * size for part, size in zip(parts, sizes, strict=True)]
-        assert sum(sums) == pytest.approx((whole or 0) * len(company))
+    several = [is_other for own in truth.objects for is_other in is_multi_instance(own)]
+    parts = [asdict(shares) for shares in challenges_by_instance_count(truth, found)]
+    sizes = [several.count(False), several.count(True)]
+    for outcome, whole in asdict(challenges(truth, found)).items():
+        sums = [(part[outcome] or 0) * size for part, size in zip(parts, sizes, strict=True)]
+        assert sum(sums) == pytest.approx((whole or 0) * len(several))
     assert [part["found"] is None for part in parts] == [size == 0 for size in sizes]

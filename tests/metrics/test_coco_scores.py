@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from worlds import detections, random_world, truth_of
 
 from tag2box.annotations import Detections, Truth
 from tag2box.formats.coco_boxes import read_coco
 from tag2box.formats.detection_files import read_detections
 from tag2box.metrics.coco_ap import CocoScores, coco_scores
+from worlds import detections, random_world, truth_of
 
 BOX = (10, 10, 30, 30)
 
@@ -24,7 +24,7 @@ BOX = (10, 10, 30, 30)
 def shared() -> Path:
     folder = Path(__file__).resolve().parents[3] / "shared" / "eval" / "cocoapi_fakebbox100"
     if not folder.is_dir():
-        pytest.skip("the official COCO example is not beside the repository (../shared/eval/cocoapi_fakebbox100)")
+        pytest.skip("the official COCO example (cocoapi_fakebbox100) is not on this machine")
     return folder
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from worlds import detections, truth_of, worlds
 
 from tag2box.metrics.voc_ap import corloc
 from tag2box.ops.boxes import iou
+from worlds import detections, truth_of, worlds
 
 BOX = (10, 10, 30, 30)
 HALF = (10, 10, 20, 30)

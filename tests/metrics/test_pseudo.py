@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from worlds import detections, truth_of, worlds
 
 from tag2box.metrics.challenges import PSEUDO_IOUS, pseudo_quality
 from tag2box.ops.boxes import iou
+from worlds import detections, truth_of, worlds
 
 BOX = (0, 0, 40, 40)
 

@@ -6,10 +6,11 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from worlds import detections, random_world, truth_of
 
 from tag2box.errors import UserError
-from tag2box.metrics.evaluation import METRICS, EvaluationResult, evaluate_detections, metrics_table
+from tag2box.extend import METRICS
+from tag2box.metrics.evaluation import EvaluationResult, evaluate_detections, metrics_table
+from worlds import detections, random_world, truth_of
 
 BOX = (0, 0, 40, 40)
 COCO_NAMES = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from worlds import detections, truth_of, worlds
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.metrics.voc_ap import (
@@ -21,6 +20,7 @@ from tag2box.metrics.voc_ap import (
     voc07,
     voc12,
 )
+from worlds import detections, truth_of, worlds
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BOX = (10, 10, 30, 30)

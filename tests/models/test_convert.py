@@ -9,9 +9,8 @@ import torch
 from fake_weights import Trap, foreign, lpips, random_weights, save, shrink
 from tag2box.errors import UserError
 from tag2box.models.weights import convert
-from tag2box.models.weights.architectures import PREPROCESS, checked, shapes_of
-from tag2box.models.weights.convert import KNOWN_FILES, KnownFile, Wishes
-from tag2box.models.weights.state_dict import digest, read_weight_file
+from tag2box.models.weights.convert import KNOWN_FILES, ConvertOptions, KnownFile
+from tag2box.models.weights.state_dict import PREPROCESS, checked, digest, read_weight_file, shapes_of
 from tag2box.models.weights.zoo import lite0_weights
 
 
@@ -21,7 +20,9 @@ def _narrow(monkeypatch):
 
 
 def converted(path, architecture=None, preprocess=None):
-    return convert.convert_weights(read_weight_file(path), Wishes(architecture=architecture, preprocess=preprocess))
+    return convert.convert_weights(
+        read_weight_file(path), ConvertOptions(architecture=architecture, preprocess=preprocess)
+    )
 
 
 def same(a, b):

@@ -128,7 +128,7 @@ def test_gradients_reach_the_tail_where_it_learns():
     assert all(p.grad is None for p in backbone.body.parameters())
 
 
-def test_training_mode_changes_nothing_and_dropout_needs_dice(backbone):
+def test_training_mode_changes_nothing_and_dropout_needs_an_rng(backbone):
     images = torch.rand(1, 3, 64, 64) * 255
     quiet = backbone.trunk(images)
     maps = 9 * torch.randn(3, 320, 7, 7)

@@ -1,4 +1,4 @@
-"""Concrete DropBlock: its equations, and a mask net that does not know a photo's company."""
+"""Concrete DropBlock: its equations, and a mask net whose output for a photo is independent of the batch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.models.drop_block import (
-    ConcreteDropBlock,
-    DropBlock,
-    MaskNet,
-    concrete_centres,
-    keep_mask,
-    rescaled_by_photo,
-)
+from tag2box.models.adversary import ConcreteDropBlock, MaskNet, concrete_centres, rescaled_by_photo
+from tag2box.models.drop_block import DropBlock, keep_mask
 from tag2box.models.rng import StepRng
 
 CHANNELS, SIDE = 4, 5
@@ -61,7 +55,7 @@ def test_no_number_breaks_the_gradient(rand: float):
 
 
 @given(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 2**31))
-def test_kept_cells_grow_photo_by_photo(counts: list[int], seed: int):
+def test_kept_cells_are_rescaled_per_photo(counts: list[int], seed: int):
     images = photos_of(*counts) if counts else torch.zeros(0, dtype=torch.long)
     mask = (torch.rand(len(images), 2, 3, generator=torch.Generator().manual_seed(seed)) > 0.4).float()
     result = rescaled_by_photo(mask, images)
@@ -80,7 +74,7 @@ def test_factors_survive_few_proposals(counts: tuple[int, ...]):
     assert made.factors(drawn, maps_of(len(images)), images).shape == (len(images), SIDE, SIDE)
 
 
-def test_a_photo_alone_is_what_it_is_in_company():
+def test_factors_of_a_photo_do_not_depend_on_the_batch():
     images, made = photos_of(3, 2), net(drop=1.0, block=2)
     maps, drawn = maps_of(5), made.draw(StepRng(0, 0), images, SIDE)
     together = made.factors(drawn, maps, images)
@@ -89,7 +83,7 @@ def test_a_photo_alone_is_what_it_is_in_company():
     assert bool((together == 0).any()) and bool((together > 1).any())
 
 
-def test_it_drops_where_the_net_wants_and_only_the_net_learns():
+def test_it_drops_cells_of_high_logits_and_only_the_net_learns():
     images, made = photos_of(200), net(drop=1.0, block=1)
     maps = maps_of(200).requires_grad_()
     drawn = made.draw(StepRng(0, 0), images, SIDE)
@@ -109,9 +103,9 @@ def test_nothing_is_dropped_at_a_rate_of_zero():
 
 def test_squares_are_those_of_drop_block():
     centres = (torch.rand(5, 7, 7) < 0.1).float()
-    grown = keep_mask(centres, 3)
+    mask = keep_mask(centres, 3)
     for r, y, x in centres.nonzero().tolist():
-        assert not grown[r, max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2].any()
+        assert not mask[r, max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2].any()
     assert keep_mask(torch.zeros(2, 3, 3), 3).all()
 
 

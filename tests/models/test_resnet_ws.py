@@ -14,8 +14,7 @@ from tag2box.models.detector import Detector, Heads
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms
 from tag2box.models.rng import StepRng, Stream
-from tag2box.models.weights.architectures import WS_BLOCKS, shapes_of
-from tag2box.models.weights.state_dict import load_into
+from tag2box.models.weights.state_dict import WS_BLOCKS, load_into, shapes_of
 from tag2box.ops.roi import roi_pool
 from tag2box.training import checkpoint
 from tag2box.training.criterion import Criterion
@@ -143,7 +142,7 @@ def test_a_batch_without_proposals_passes_through() -> None:
     assert backbone.neck(maps).shape == backbone.neck(maps, row_rng).shape == (0, NECK[1])
 
 
-def test_dropout_draws_from_dice_alone() -> None:
+def test_dropout_draws_from_the_row_rng_alone() -> None:
     backbone = ResNetWsBackbone(ResNetWs(dropout=0.5), width=WIDTH, neck=(200, 300)).train()
     nn.init.constant_(backbone.fc7.bias, 1.0)
     maps, images = torch.rand(3, CHANNELS, 7, 7), torch.tensor([0, 0, 1])

@@ -16,10 +16,9 @@ from safetensors.torch import save_file
 from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
 from tag2box.models import resnet_ws
-from tag2box.models.backbone import from_numbers, to_numbers
+from tag2box.models.backbone import Preprocess
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone, fixed_norms, load_resnet_ws
-from tag2box.models.weights.architectures import PREPROCESS, Weights
-from tag2box.models.weights.state_dict import load_into, read_state_dict
+from tag2box.models.weights.state_dict import PREPROCESS, Weights, load_into, read_state_dict
 from tag2box.models.weights.weight_cache import Origin, store
 
 WIDTH, NECK = 2, (3, 4)  # what fake_weights.shrink makes of the networks
@@ -65,7 +64,7 @@ def kept(name: str, *, neck: bool, pixels: str, statistics: bool = False, archit
 
 
 @pytest.mark.parametrize("statistics", [False, True])
-def test_a_stored_name_loads_everything_without_a_word(narrow: Path, statistics: bool) -> None:
+def test_a_stored_name_loads_everything_without_a_warning(narrow: Path, statistics: bool) -> None:
     tensors = kept("mine", neck=True, pixels="caffe", statistics=statistics)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -136,5 +135,5 @@ def test_the_pixels_travel_among_the_weights_to_a_machine_that_has_neither_name_
 
 
 def test_pixels_come_back_to_the_last_digit() -> None:
-    assert [from_numbers(to_numbers(known)) for known in PREPROCESS.values()] == list(PREPROCESS.values())
+    assert [Preprocess.from_tensor(known.to_tensor()) for known in PREPROCESS.values()] == list(PREPROCESS.values())
     assert small(preprocess="caffe").preprocess.order == "bgr"

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tag2box.models.rng import StepRng, Stream
 
-LUCK = StepRng(5, 7)
+RNG = StepRng(5, 7)
 IMAGES = st.lists(st.integers(0, 4), max_size=12).map(lambda images: torch.tensor(images, dtype=torch.long))
 
 
-def drawn(images: torch.Tensor, *, rng: StepRng = LUCK) -> torch.Tensor:
+def drawn(images: torch.Tensor, *, rng: StepRng = RNG) -> torch.Tensor:
     return rng.row_rng(Stream.NOISE, images).normal(2, 3)
 
 
@@ -23,7 +23,7 @@ def test_every_row_gets_numbers_of_its_own(images: list[int]) -> None:
 
 
 @given(IMAGES)
-def test_an_image_draws_the_same_alone_and_in_company_in_any_order(images: torch.Tensor) -> None:
+def test_an_image_draws_the_same_alone_and_in_a_batch_in_any_order(images: torch.Tensor) -> None:
     together = drawn(images)
     for image in images.unique().tolist():
         rows = (images == image).nonzero().flatten()
@@ -41,12 +41,12 @@ def test_seed_and_iteration_both_decide(other: StepRng) -> None:
     assert not torch.isin(drawn(images), drawn(images, rng=other)).any()
 
 
-def test_every_purpose_and_every_throw_is_another() -> None:
+def test_every_stream_and_every_draw_differs() -> None:
     images = torch.tensor([0, 0, 1])
-    throws = [StepRng(0, 0).row_rng(purpose, images).uniform(4) for purpose in Stream]
+    draws = [StepRng(0, 0).row_rng(stream, images).uniform(4) for stream in Stream]
     row_rng = StepRng(0, 0).row_rng(Stream.NECK, images)
-    throws += [row_rng.uniform(4), row_rng.uniform(4)]
-    assert torch.equal(throws[Stream.NECK], throws[-2])  # the first throw of fresh dice is always the same
-    del throws[-2]
-    assert len(torch.cat(throws).unique()) == torch.cat(throws).numel()
-    assert all(((t >= 0) & (t < 1)).all() for t in throws)
+    draws += [row_rng.uniform(4), row_rng.uniform(4)]
+    assert torch.equal(draws[Stream.NECK], draws[-2])  # the first draw of a new RNG is always the same
+    del draws[-2]
+    assert len(torch.cat(draws).unique()) == torch.cat(draws).numel()
+    assert all(((t >= 0) & (t < 1)).all() for t in draws)

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from tag2box.errors import UserError
 from tag2box.models import vgg16
-from tag2box.models.backbone import from_numbers, to_numbers
+from tag2box.models.backbone import Preprocess
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
-from tag2box.models.weights import architectures
-from tag2box.models.weights.architectures import PREPROCESS, Weights
-from tag2box.models.weights.state_dict import load_into, read_state_dict
+from tag2box.models.weights import state_dict
+from tag2box.models.weights.state_dict import PREPROCESS, Weights, load_into, read_state_dict
 from tag2box.models.weights.weight_cache import Origin, store
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
@@ -86,8 +85,8 @@ def test_the_neck_is_the_papers_size_and_drops_half():
 def narrow(tmp_path, monkeypatch) -> Path:
     """Few channels and a neck of 16 in networks and files, and a folder of stored weights."""
     blocks = ((4, 2), (5, 2), (6, 3), (7, 3), (8, 3))
-    monkeypatch.setattr(architectures, "VGG_BLOCKS", blocks)
-    monkeypatch.setattr(architectures, "VGG_NECK", 16)
+    monkeypatch.setattr(state_dict, "VGG_BLOCKS", blocks)
+    monkeypatch.setattr(state_dict, "VGG_NECK", 16)
     monkeypatch.setattr(vgg16, "VGG_BLOCKS", blocks)
     monkeypatch.setattr(Vgg16Backbone, "channels", 8)
     monkeypatch.setattr(vgg16, "Vgg16Backbone", functools.partial(Vgg16Backbone, vector_size=16))
@@ -111,7 +110,7 @@ def kept(name, backbone, *, neck, pixels):
     store(name, weights, Origin("a test", "none", "00"))
 
 
-def test_a_stored_name_loads_everything_without_a_word(narrow, donor):
+def test_a_stored_name_loads_everything_without_a_warning(narrow, donor):
     kept("mine", donor, neck=True, pixels="caffe")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -129,7 +128,7 @@ def test_a_state_dict_loads_fc6_and_fc7_and_leaves_the_classifier_out(narrow, do
 
 def test_convolutions_alone_load_with_a_warning_and_a_random_neck(narrow, donor):
     kept("convolutions", donor, neck=False, pixels="torchvision")
-    with pytest.warns(UserWarning, match="convolutions: holds .* but your photos to learn from") as said:
+    with pytest.warns(UserWarning, match="convolutions: holds .* learn from your photos alone") as said:
         built = Vgg16(weights="convolutions").build()
     assert len(said) == 1 and "\n" not in str(said[0].message)
     assert all(torch.equal(built.state_dict()[k], v) for k, v in tensors(donor, neck=False).items())
@@ -185,7 +184,7 @@ def test_the_pixels_travel_among_the_weights_to_a_machine_that_has_neither_name_
 
 def test_pixels_come_back_to_the_last_digit(small):
     for known in PREPROCESS.values():
-        assert from_numbers(to_numbers(known)) == known
+        assert Preprocess.from_tensor(known.to_tensor()) == known
     with torch.device("meta"):
         assert Vgg16(preprocess="caffe").build(pretrained=False).preprocess.order == "bgr"
         assert Vgg16().build(pretrained=False).preprocess.order == "rgb"

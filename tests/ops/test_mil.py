@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tag2box.ops.mil import image_scores, mil_loss, mil_partition, mil_scores, mil_view_scores
+from tag2box.ops.losses import image_scores, mil_loss, mil_partition, mil_scores, mil_view_scores
 
 
 def scores_with_loops(cls: list, det: list, sizes: tuple[int, ...]) -> list:

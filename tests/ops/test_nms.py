@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
-from tag2box.ops.boxes import iou
-from tag2box.ops.nms import class_nms, nms
+from tag2box.ops.boxes import class_nms, iou, nms
 
 
 def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tag2box.ops.boxes import at_least_single, unit_rows
+from tag2box.ops.losses import at_least_single, unit_rows
 
 
 @pytest.mark.parametrize(

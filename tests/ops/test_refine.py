@@ -10,7 +10,7 @@ from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
 from tag2box.methods.oicr import top_rows
 from tag2box.ops.boxes import encode, iou
-from tag2box.ops.refine import assign, box_loss, first_argmax, refine_loss
+from tag2box.ops.losses import assign, box_loss, first_argmax, refine_loss
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively

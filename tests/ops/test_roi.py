@@ -39,7 +39,7 @@ def pool_with_loops(features: Tensor, corners: Tensor, image_ids: Tensor, *, siz
 @pytest.mark.parametrize("name", ["roi_pool_01", "roi_pool_05"])
 @pytest.mark.parametrize("worth_compiling", [0, 1 << 60])
 def test_pool_equals_the_reference_forward_and_backward(name, worth_compiling, monkeypatch):
-    monkeypatch.setattr(window_max, "_WORTH_COMPILING", worth_compiling)
+    monkeypatch.setattr(window_max, "_MIN_COMPILED_WINDOWS", worth_compiling)
     golden = {key: torch.as_tensor(value) for key, value in np.load(GOLDEN / f"{name}.npz").items()}
     rois = golden["in_rois"]
     call = {"size": 7, "scale": float(golden["in_scale"])}
@@ -54,7 +54,7 @@ def test_pool_equals_the_reference_forward_and_backward(name, worth_compiling, m
 @pytest.mark.parametrize("pool", [roi_pool, roi_align])
 @pytest.mark.parametrize("worth_compiling", [0, 1 << 60])
 def test_no_boxes_give_no_maps_and_no_gradient(pool, worth_compiling, monkeypatch):
-    monkeypatch.setattr(window_max, "_WORTH_COMPILING", worth_compiling)
+    monkeypatch.setattr(window_max, "_MIN_COMPILED_WINDOWS", worth_compiling)
     features = torch.randn(2, 3, 5, 6, requires_grad=True)
     pooled = pool(features, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), size=7, scale=0.5)
     pooled.sum().backward()
@@ -128,7 +128,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     boxes = torch.tensor([[0, 0, 33, 30], [3, 4, 9, 29], [20, 1, 21, 2], [5, 5, 30, 30.0]])
     results = []
     for chunk in (1, 1 << 20):
-        monkeypatch.setattr(window_max, "_CHUNK", chunk)
+        monkeypatch.setattr(window_max, "_WINDOW_CHUNK", chunk)
         tracked = features.clone().requires_grad_()
         pooled = roi_pool(tracked, boxes, ids, size=3, scale=1.0)
         pooled.square().sum().backward()

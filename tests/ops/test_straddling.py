@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tag2box.ops.superpixels import straddling, superpixels
+from tag2box.ops.superpixels import iter_superpixels, straddling
 
 
 def straddling_with_loops(labels: np.ndarray, boxes: np.ndarray) -> list[float]:
@@ -102,7 +102,7 @@ def test_labels_of_any_whole_kind(kind: type) -> None:
 @given(worlds())
 def test_superpixels_share_the_photo_out(world: tuple[np.ndarray, np.ndarray]) -> None:
     labels, _ = world
-    found = list(superpixels(labels))
+    found = list(iter_superpixels(labels))
     assert len(found) == len(np.unique(labels))
     assert sum(int(s.inside.sum()) for s in found) == labels.size
     for s in found:  # none could be cut closer
@@ -110,5 +110,5 @@ def test_superpixels_share_the_photo_out(world: tuple[np.ndarray, np.ndarray]) -
 
 
 def test_a_photo_without_pixels_has_no_superpixels() -> None:
-    assert list(superpixels(np.zeros((0, 4), np.int64))) == []
+    assert list(iter_superpixels(np.zeros((0, 4), np.int64))) == []
     assert straddling(np.zeros((0, 4), np.int64), np.array([[0.0, 0, 1, 1]])).tolist() == [0.0]

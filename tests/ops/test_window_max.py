@@ -150,9 +150,11 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 def test_large_jobs_on_a_cpu_are_compiled_and_small_or_double_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(compiled, "find", lambda *args: called.append("find") or find_maxima_torch(*args))
-    monkeypatch.setattr(compiled, "spread", lambda *args: called.append("spread") or scatter_gradient_torch(*args))
-    monkeypatch.setattr(plain, "_WORTH_COMPILING", 6)
+    monkeypatch.setattr(compiled, "window_max_forward", lambda *args: called.append("find") or find_maxima_torch(*args))
+    monkeypatch.setattr(
+        compiled, "window_max_backward", lambda *args: called.append("spread") or scatter_gradient_torch(*args)
+    )
+    monkeypatch.setattr(plain, "_MIN_COMPILED_WINDOWS", 6)
     one = torch.ones(3, 1, dtype=torch.long)
     windows = Windows(one[:, 0] * 0, one * 0, one * 0, one, one)
     for channels, dtype, expected in ((1, torch.float32, []), (2, torch.float64, []), (2, torch.float32, ["find"])):

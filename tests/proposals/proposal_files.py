@@ -9,8 +9,8 @@ import numpy as np
 import scipy.io
 
 from tag2box.annotations import Photo
-from tag2box.proposals.importers.proposal_files import PROPOSAL_FORMATS, proposal_format
-from tag2box.proposals.importers.validate import Convention
+from tag2box.proposals.importers.proposal_files import proposal_format
+from tag2box.proposals.importers.validate import BoxConvention
 
 BOXES = {
     "000005": np.array([[0, 0, 100, 50], [10, 20, 30, 40]], np.float64),
@@ -60,10 +60,10 @@ def photos(names: Sequence[str] = tuple(BOXES), size: tuple[int, int] = (100, 50
 
 def everything(path: Path, form: str | None = None) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """All boxes of a file in our convention, and the scores, by id."""
-    chosen = PROPOSAL_FORMATS[proposal_format(path, form)]
-    listing = chosen.read(path)
+    _, chosen = proposal_format(path, form)
+    listing = chosen.open(path)
     rows = [listing.read(place) for place in range(len(listing.ids))]
-    return {name: (chosen.usual.corners(r.boxes), r.scores) for name, r in zip(listing.ids, rows, strict=True)}
+    return {name: (chosen.convention.corners(r.boxes), r.scores) for name, r in zip(listing.ids, rows, strict=True)}
 
 
 def assert_all(found: dict[str, tuple[np.ndarray, np.ndarray | None]], *, has_scores: bool) -> None:
@@ -76,7 +76,7 @@ def assert_all(found: dict[str, tuple[np.ndarray, np.ndarray | None]], *, has_sc
             np.testing.assert_array_equal(scores, SCORES[name])
 
 
-def in_convention(boxes: np.ndarray, convention: Convention) -> np.ndarray:
+def in_convention(boxes: np.ndarray, convention: BoxConvention) -> np.ndarray:
     """Boxes of ours as a file of some convention writes them, number by number."""
     rows = []
     for x1, y1, x2, y2 in boxes.tolist():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tag2box.annotations import Truth
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
-from tag2box.proposals.edge_boxes import EdgeBoxes, gradient, thinned
+from tag2box.proposals.edge_boxes import EdgeBoxes, color_gradient, thin_edges
 from tag2box.proposals.recall import measure_recall
 
 SMALL = EdgeBoxes(short_side=64, min_side=16, max_boxes=100)
@@ -80,7 +80,7 @@ def test_it_finds_the_things_of_generated_scenes() -> None:
 def test_the_direction_is_that_across_the_edge(vector: tuple[int, int], angle: float) -> None:
     y, x = np.mgrid[:32, :32]
     ramp = 128 + 3 * (vector[0] * x + vector[1] * y - 16 * sum(vector))
-    strength, normals = gradient(np.repeat(ramp.clip(0, 255).astype(np.uint8)[..., None], 3, 2), 0.0)
+    strength, normals = color_gradient(np.repeat(ramp.clip(0, 255).astype(np.uint8)[..., None], 3, 2), 0.0)
     assert strength.max() == 1.0 and strength.min() >= 0.0
     off = np.abs(normals[8:24, 8:24] / np.pi - angle)
     assert np.minimum(off, 1 - off).max() < 0.02
@@ -89,7 +89,7 @@ def test_the_direction_is_that_across_the_edge(vector: tuple[int, int], angle: f
 def test_colours_of_equal_brightness_have_an_edge_between_them() -> None:
     image = np.zeros((20, 20, 3), np.uint8)
     image[:, :10], image[:, 10:] = (0, 0, 200), (0, 104, 0)  # BGR; both have a lightness of about 38
-    strength, _ = gradient(image, 0.0)
+    strength, _ = color_gradient(image, 0.0)
     assert strength[:, 9:11].min() == 1.0 and strength[:, :8].max() == strength[:, 12:].max() == 0.0
 
 
@@ -109,7 +109,7 @@ def test_thinning_matches_one_written_with_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     strength = rng.random((7, 9)).astype(np.float32)
     normals = (rng.random((7, 9)) * math.pi).astype(np.float32)
-    thin = thinned(strength, normals)
+    thin = thin_edges(strength, normals)
     for y in range(7):
         for x in range(9):
             step = math.cos(normals[y, x]), math.sin(normals[y, x])

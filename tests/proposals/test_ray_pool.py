@@ -14,9 +14,9 @@ from corners import COUNTS, Seen, content, counts, make, paint
 
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
-from tag2box.proposals import ray_pool
-from tag2box.proposals.pool import LocalPool
-from tag2box.proposals.ray_pool import RayPool
+from tag2box.parallel import ray_pool
+from tag2box.parallel.pool import LocalPool
+from tag2box.parallel.ray_pool import RayPool
 from tag2box.proposals.store import ProposalStore
 
 ray = pytest.importorskip("ray")
@@ -114,7 +114,7 @@ def test_a_photo_that_ends_every_process_costs_only_itself_and_is_named(
     paint(photos[0].path.parent, "p3", 201)
     store = make(photos, tmp_path / "s", pool=RayPool(chunk=2))
     assert counts(store) == {f"p{n}": n for n in COUNTS if n != 3}
-    assert "p3.png: the process that searched it died, each time it was tried; perhaps out" in store.failed["p3"]
+    assert "p3.png: the process that searched it died on every attempt; perhaps out" in store.failed["p3"]
 
 
 def test_where_every_process_dies_it_is_the_cluster_that_is_told_of(
@@ -122,7 +122,7 @@ def test_where_every_process_dies_it_is_the_cluster_that_is_told_of(
 ) -> None:
     monkeypatch.setattr(ray_pool, "RETRIES", 0)
     pool = RayPool(chunk=1, workers=1)
-    with pytest.raises(UserError, match=r"^ray cluster .+: 3 photos in a row .+ the same command goes on$"):
+    with pytest.raises(UserError, match=r"^ray cluster .+: 3 photos in a row .+ rerun the same command to resume$"):
         answers(pool, ray_works.die, some(tmp_path, [13] * 5))
 
 
@@ -158,7 +158,7 @@ def test_a_mistake_of_ours_is_raised_as_it_is(tmp_path: Path) -> None:
         answers(RayPool(), ray_works.err, some(tmp_path, [9]))
 
 
-# ---------------------------------------------------------------- broken off
+# ---------------------------------------------------------------- interrupted
 
 
 def test_work_that_is_given_up_can_be_taken_up_again(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_after_ctrl_c_the_same_call_goes_on(photos: list[Photo], tmp_path: Path)
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="3 of 6 photos are done; the same command goes on"):
+    with pytest.raises(Interrupted, match="3 of 6 photos are done; rerun the same command to resume"):
         make(photos, tmp_path / "s", pool=RayPool(chunk=1), progress=Seen(3, interrupt))
     assert not ProposalStore.exists(tmp_path / "s")
     seen = Seen()

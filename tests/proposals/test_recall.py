@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import box_sets
 from tag2box.annotations import Objects, Truth
 from tag2box.proposals.base import Candidates
-from tag2box.proposals.recall import PhotoReach, Reach, ReachMeter, best_overlaps, measure_recall, misses
+from tag2box.proposals.recall import PhotoRecall, RecallCurves, RecallMeter, best_overlaps, find_misses, measure_recall
 
 EDGES = (0.01, 0.1)
 
@@ -48,7 +48,7 @@ def test_difficult_objects_and_crowds_do_not_count() -> None:
     )
     assert measure_recall([torch.zeros(0, 4)], _truth(marks)).objects == 1
     assert int(measure([(Candidates.unranked(boxes), marks)]).objects.sum()) == 1
-    assert [miss.row for miss in misses(Candidates.unranked(torch.zeros(0, 4)), marks)] == [2]
+    assert [miss.row for miss in find_misses(Candidates.unranked(torch.zeros(0, 4)), marks)] == [2]
 
 
 def test_images_must_match() -> None:
@@ -59,8 +59,10 @@ def test_images_must_match() -> None:
 # ---------------------------------------------------------------- against the number of boxes
 
 
-def measure(photos: list[tuple[Candidates, Objects]], classes: int = 3, budgets: tuple[int, ...] = (1, 2, 5)) -> Reach:
-    meter = ReachMeter(classes, EDGES, budgets=budgets)
+def measure(
+    photos: list[tuple[Candidates, Objects]], classes: int = 3, budgets: tuple[int, ...] = (1, 2, 5)
+) -> RecallCurves:
+    meter = RecallMeter(classes, EDGES, budgets=budgets)
     for candidates, objects in photos:
         meter.add(candidates, objects, (20, 20))
     return meter.result()
@@ -74,9 +76,9 @@ def test_a_meter_that_saw_nothing() -> None:
 
 @pytest.mark.parametrize("objects", [Objects.of([], []), Objects.of([[0, 0, 5, 5]], [1])])
 def test_photos_without_boxes_reach_nothing(objects: Objects) -> None:
-    meter = ReachMeter(3, EDGES)
+    meter = RecallMeter(3, EDGES)
     left = meter.add(Candidates.unranked(torch.zeros(0, 4)), objects, (20, 20))
-    assert left == PhotoReach(len(objects), float(len(objects)))
+    assert left == PhotoRecall(len(objects), float(len(objects)))
     assert int(meter.result().hits.sum()) == 0 and meter.result().boxes_per_photo().tolist() == [0.0] * 12
 
 
@@ -172,7 +174,7 @@ def test_more_boxes_never_reach_less_and_parts_add_up(given_photos: list[tuple[C
 
 
 def test_results_do_not_change_when_the_meter_goes_on() -> None:
-    meter = ReachMeter(1, EDGES)
+    meter = RecallMeter(1, EDGES)
     photo = Candidates.unranked(torch.tensor([[0.0, 0, 5, 5]])), Objects.of([[0, 0, 5, 5]], [0])
     meter.add(*photo, (20, 20))
     before = meter.result()
@@ -187,7 +189,7 @@ def test_results_do_not_change_when_the_meter_goes_on() -> None:
 def test_misses_name_the_best_box() -> None:
     objects = Objects.of([[0, 0, 10, 10], [10, 10, 20, 20], [0, 0, 4, 10]], [0, 1, 0])
     boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 4, 10], [9, 9, 10, 10]])
-    first, second = misses(Candidates.unranked(boxes), objects)
+    first, second = find_misses(Candidates.unranked(boxes), objects)
     assert (first.row, first.best, first.overlap) == (0, 0, pytest.approx(0.4))
     assert (second.row, second.overlap) == (1, 0.0)
 
@@ -195,8 +197,8 @@ def test_misses_name_the_best_box() -> None:
 @settings(deadline=None, max_examples=30)
 @given(photos())
 def test_misses_are_as_many_as_the_meter_counts(given_photos: list[tuple[Candidates, Objects]]) -> None:
-    meter = ReachMeter(3, EDGES)
+    meter = RecallMeter(3, EDGES)
     for candidates, objects in given_photos:
         left = meter.add(candidates, objects, (20, 20))
-        assert left.missed == len(misses(candidates, objects))
+        assert left.missed == len(find_misses(candidates, objects))
         assert left.shortfall >= 0.5 * left.missed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
 from tag2box.proposals.base import Candidates
-from tag2box.proposals.store import ProposalStore, write_store, writing
+from tag2box.proposals.store import ProposalStore, store_lock, write_store
 
 SOURCE = {"kind": "test", "level": 3}
 
@@ -126,7 +126,7 @@ def test_unknown_photos_and_other_sizes_are_told(tmp_path: Path) -> None:
         store.check([_photo("a", 80, 100)])
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- store_lock
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_photos_and_boxes_must_be_as_many(tmp_path: Path, counts: int) -> None:
 
 
 def test_two_do_not_write_at_once(tmp_path: Path) -> None:
-    with writing(tmp_path), pytest.raises(UserError, match="another process writes proposals here"):
+    with store_lock(tmp_path), pytest.raises(UserError, match="another process writes proposals here"):
         write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     assert ".lock" not in _content(tmp_path)
@@ -214,7 +214,7 @@ def test_a_damaged_index_is_told_in_a_line(tmp_path: Path, change: dict[str, obj
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, **change}))
-    with pytest.raises(UserError, match="anew") as caught:
+    with pytest.raises(UserError, match="again") as caught:
         ProposalStore.open(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -229,7 +229,7 @@ def test_what_is_no_index_is_told(tmp_path: Path, text: str) -> None:
 def test_a_store_of_the_format_before_says_what_to_do(tmp_path: Path) -> None:
     index = {"format": 1, "source": {}, "ids": ["a"], "counts": [0], "sizes": [[4, 4]]}
     (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="format 1, expected 2; remove the folder and make the proposals anew"):
+    with pytest.raises(UserError, match="format 1, expected 2; remove the folder and make the proposals again"):
         ProposalStore.open(tmp_path)
 
 
@@ -252,6 +252,6 @@ def test_damaged_rows_are_told_in_a_line(tmp_path: Path, file: str, damage) -> N
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
     rows = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(damage(rows))
-    with pytest.raises(UserError, match=rf"{file}: .+ anew") as caught:
+    with pytest.raises(UserError, match=rf"{file}: .+ again") as caught:
         ProposalStore.open(tmp_path)
     assert "\n" not in str(caught.value)

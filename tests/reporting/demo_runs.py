@@ -1,4 +1,4 @@
-"""Runs as training leaves them on disk, made up but lifelike: for the tests, and for looking at the page."""
+"""Synthetic run folders as training writes them, for the tests and for viewing the page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def events(name: str, truth: Truth, *, boxes: float, tau: bool, seed: int) -> li
         losses = {"mil": wave[0], "refine": 2 * wave[1], "box": 0.4 * wave[2], "contrast": wave[3] if tau else 0.0}
         losses["total"] = sum(losses.values())
         out.append({"event": "step", "time": 0.4 * iteration, "iteration": iteration, "losses": losses}
-                   | {"lr": 0.01, "seconds": 0.4 + chance.random() / 10})  # fmt: skip
+                   | {"lr": 0.01, "seconds": 0.4 * iteration})  # fmt: skip
         if iteration % 10 == 0:
             counts = [1 + (boxes - 1) * part + chance.gauss(0, 0.04) for _ in range(3)]
             taus = [0.4 + 0.3 * part + chance.gauss(0, 0.01) if tau else None for _ in range(3)]
@@ -126,7 +126,7 @@ def write_demo(folder: Path) -> ReportInputs:
         write_run(home, events(name, train, boxes=boxes, tau=name == "OD-WSCL", seed=seed), metrics(train, level))
         runs.append(read_run(home, test_detections=jitter(test, seed, 40 * (1 - level))))
     return ReportInputs(
-        title="Kitchen things from tags",
+        title="Kitchen objects from tags",
         runs=runs,
         commands=["tag2box train photos --out runs/OD-WSCL", "tag2box report runs/OICR+ runs/OD-WSCL"],
         train_photos=paint(train, folder / "train"),

@@ -1,4 +1,4 @@
-"""Charts are well-formed, complete, and hold together with nothing or nonsense in them."""
+"""Charts are well-formed and complete, also without data and with odd values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tag2box.reporting.charts import (
     spread_labels,
     stacked_bars,
 )
-from tag2box.reporting.curves import smooth, thin
+from tag2box.reporting.run_figures import smooth, thin
 
 NASTY = "<b>\"&'\x00\x07"
 
@@ -47,7 +47,7 @@ def test_line_chart_keeps_inside_its_frame(points: tuple[tuple[float, float], ..
         assert 12 <= float(dot.attrib["cy"]) <= 182
 
 
-def test_line_chart_says_its_numbers() -> None:
+def test_line_chart_has_its_numbers_in_tooltips() -> None:
     svg = line_chart([Line("OD", "run-0", ((10.0, 0.25), (20.0, 0.75)))], label="x", reference=Reference("true", 2.0))
     assert "OD, iteration 10: 0.25" in hints(svg)
     assert "OD: 0.75" in hints(svg)
@@ -79,13 +79,13 @@ def test_stacked_bars_fill_the_width(stacks: list[Stack]) -> None:
 
 
 @pytest.mark.parametrize("groups", [[], [Bars(NASTY, (None, math.nan), math.nan)], [Bars("cat", (0.5, 1.5), 0.2)]])
-def test_grouped_bars_have_a_bar_a_value(groups: list[Bars]) -> None:
+def test_grouped_bars_have_one_bar_per_value(groups: list[Bars]) -> None:
     root = ElementTree.fromstring(grouped_bars(groups, [Key("a", "run-1"), Key(NASTY, "run-0")], label="x"))
     assert len(list(root.iter("rect"))) == 2 * len(groups)
     assert all(float(bar.attrib["width"].rstrip("%")) <= 62 for bar in root.iter("rect"))
 
 
-def test_grouped_bars_say_their_numbers_and_mark_the_truth() -> None:
+def test_grouped_bars_have_tooltips_and_a_mark_of_the_truth() -> None:
     svg = grouped_bars([Bars("cat", (0.5, None), 0.25)], [Key("a", "run-1"), Key("b", "run-0")], label="x")
     assert hints(svg) == ["cat", "cat, a: 50.0", "cat, b: –", "cat, true number: 25.0"]  # noqa: RUF001
 

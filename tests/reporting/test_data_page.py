@@ -15,8 +15,7 @@ from test_report_page import read
 
 from tag2box.annotations import Objects, Photo, TaggedPhotos, Truth
 from tag2box.data.stats import count_dataset, count_objects, count_sizes, count_tags
-from tag2box.reporting import dataset_figures as object_figures
-from tag2box.reporting import dataset_figures as tag_figures
+from tag2box.reporting import dataset_figures
 from tag2box.reporting.charts import Key, Line
 from tag2box.reporting.dataset_page import DataInputs, build_data_page, write_data_page
 from tag2box.reporting.plots import (
@@ -31,7 +30,7 @@ from tag2box.reporting.plots import (
     share_bars,
     short,
 )
-from tag2box.reporting.sections import fill
+from tag2box.reporting.sections import render_page
 from tiny import tiny_photos
 
 NASTY = "<b>\"&'\x00\x07"
@@ -43,7 +42,7 @@ def hints(svg: str) -> list[str]:
 
 
 def words(inputs: DataInputs) -> str:
-    return fill("leaf.html.j2", build_data_page(inputs)).split("</style>")[1]
+    return render_page(build_data_page(inputs)).split("</style>")[1]
 
 
 def boxed(tagged: TaggedPhotos, per_tag: int = 2) -> Truth:
@@ -143,23 +142,22 @@ def test_a_matrix_has_a_cell_for_every_share(count: int) -> None:
 def test_the_reading_of_figure_1c_counts() -> None:
     known = Truth(("cat", "dog"), ("a", "b"), ((50, 50),) * 2,
                   (Objects.of([[0, 0, 5, 5]] * 3, [0, 0, 1]), Objects.of([[0, 0, 5, 5]], [0])))  # fmt: skip
-    figure = object_figures.missed_figure(count_objects(known))
+    figure = dataset_figures.missed_figure(count_objects(known))
     assert figure.reading == (
-        "One box for each class on a photo finds at most 3 of 4 objects: 1 (25.0 %) are left out; most of all "
-        "cat (33.3 %)."
+        "One box per class and photo finds at most 3 of 4 objects: 1 (25.0 %) are left out; most of all cat (33.3 %)."
     )
     assert {"cat, objects: 3", "dog, objects: 1"} <= set(hints(figure.charts[0]))
-    number = object_figures.objects_per_photo_figure(count_objects(known))
-    assert "1.33 times on average, and only once on 66.7 % of the photos" in number.reading
-    assert "cat comes in the largest numbers (1.5 a photo), dog in the smallest (1.0)" in number.reading
+    number = dataset_figures.objects_per_photo_figure(count_objects(known))
+    assert "has 1.33 objects there on average, and a single one on 66.7 % of the photos" in number.reading
+    assert "cat has the most (1.5 per photo), dog the fewest (1.0)" in number.reading
 
 
 def test_readings_when_nothing_is_missed() -> None:
     known = Truth(("cat",), ("a",), ((50, 50),), (Objects.of([[0, 0, 5, 5]], [0]),))
     counted = count_objects(known)
-    assert object_figures.missed_figure(counted).reading.endswith("every photo shows its classes once.")
-    assert object_figures.company_figure(counted).reading == "0.0 % of the objects touch another of their class."
-    assert object_figures.objects_per_photo_figure(counted).reading.endswith("only once on 100.0 % of the photos.")
+    assert dataset_figures.missed_figure(counted).reading.endswith("every photo shows its classes once.")
+    assert dataset_figures.neighbour_figure(counted).reading == "0.0 % of the objects touch another of their class."
+    assert dataset_figures.objects_per_photo_figure(counted).reading.endswith("a single one on 100.0 % of the photos.")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_readings_when_nothing_is_missed() -> None:
     [
         ([], "No photo has a tag."),
         ([[1, 0]], "The only class, a, is on 1 photo."),
-        ([[1, 1]], "All classes are on as many photos: 1."),
+        ([[1, 1]], "All classes are on the same number of photos: 1."),
         ([[1, 1]] * 9 + [[1, 0]], "Well balanced: from 9 photos (b) to 10 (a)."),
         ([[1, 1], [1, 0], [1, 0]], "a is on 3 photos, 3.0 times as many as b (1)."),
     ],
@@ -175,33 +173,36 @@ def test_readings_when_nothing_is_missed() -> None:
 def test_the_reading_of_the_balance(rows: list[list[int]], expected: str) -> None:
     photos = tuple(Photo(str(i), Path("x"), 4, 3) for i in range(len(rows)))
     tags = torch.tensor(rows, dtype=torch.bool).reshape(-1, 2)
-    assert tag_figures.balance_figure(count_tags(TaggedPhotos(("a", "b"), photos, tags))).reading == expected
+    assert dataset_figures.balance_figure(count_tags(TaggedPhotos(("a", "b"), photos, tags))).reading == expected
 
 
-def test_what_tags_cannot_teach_is_pointed_out() -> None:
+def test_tags_that_make_learning_hard_are_listed() -> None:
     rows = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     doubt = torch.tensor([[0, 0, 0, 0, 1]] * 3, dtype=torch.bool)
     photos = tuple(Photo(f"p{i}", Path("x"), 4, 3) for i in range(3))
     stats = count_tags(TaggedPhotos(("a", "b", "c", "d", "e"), photos, torch.tensor(rows, dtype=torch.bool), doubt))
-    twins, bound, unused, untagged, unsure = tag_figures.tag_warnings(stats)
+    twins, bound, unused, untagged, unsure = dataset_figures.tag_warnings(stats)
     assert twins.startswith("Never apart: a and b.")
     assert bound.startswith("Never without another class: c (with a) and c (with b).")
     assert unused == "No photo has these tags: d and e."
     assert untagged.startswith("1 photo without any tag: p2.")
-    assert unsure == "3 unsure tags, neither taught nor denied: e (3)."
+    assert unsure == "3 unsure tags, neither positive nor negative: e (3)."
 
 
 def test_the_reading_of_sizes_and_shapes() -> None:
     sizes = count_sizes([Photo(str(i), Path("x"), w, h) for i, (w, h) in enumerate([(40, 30), (40, 30), (10, 90)])])
     assert (
         "2 different sizes in 3 photos; the most frequent is 40 x 30 (66.7 %)"
-        in tag_figures.photo_size_figure(sizes).reading
+        in dataset_figures.photo_size_figure(sizes).reading
     )
-    assert "Short sides go from 10 to 30 pixels, half of them up to 30." in tag_figures.photo_size_figure(sizes).reading
-    shape = tag_figures.shape_figure(sizes)
-    assert shape.reading.startswith("66.7 % of the photos lie, 33.3 % stand upright and 0.0 % are square")
+    assert (
+        "Short sides range from 10 to 30 pixels, with a median of 30."
+        in dataset_figures.photo_size_figure(sizes).reading
+    )
+    shape = dataset_figures.shape_figure(sizes)
+    assert shape.reading.startswith("66.7 % of the photos are landscape, 33.3 % portrait and 0.0 % square")
     assert {"4:3: 2", "1:2: 1"} <= set(hints(shape.charts[0]))
-    assert tag_figures.photo_size_figure(count_sizes([])).reading == "There is no photo."
+    assert dataset_figures.photo_size_figure(count_sizes([])).reading == "There is no photo."
 
 
 # ---------------------------------------------------------------- the page
@@ -209,7 +210,7 @@ def test_the_reading_of_sizes_and_shapes() -> None:
 
 def test_nothing_at_all_has_a_page() -> None:
     none = TaggedPhotos((), (), torch.zeros(0, 0, dtype=torch.bool))
-    html = fill("leaf.html.j2", build_data_page(DataInputs("Nothing", none, count_dataset(none))))
+    html = render_page(build_data_page(DataInputs("Nothing", none, count_dataset(none))))
     assert set(read(html).sections) == {"tags", "photos", "counts"}
 
 

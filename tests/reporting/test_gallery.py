@@ -1,4 +1,4 @@
-"""Photos on the page: which are chosen, how they are embedded, where boxes go."""
+"""Photos on the page: which are chosen, how they are embedded, positions of boxes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from tag2box.annotations import Detections, Objects
-from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, evenly_spaced, pseudo_tile
-from tag2box.reporting.records import GalleryPhoto
+from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, pseudo_tile
+from tag2box.reporting.records import GalleryPhoto, evenly_spaced
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,11 @@ boxes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8), st.in
     lambda b: [float(b[0]), float(b[1]), float(b[0] + b[2]), float(b[1] + b[3])]
 )
 rows = st.lists(st.tuples(boxes, st.floats(0, 1, width=32), st.integers(0, 1)), max_size=6)
-things = st.lists(st.tuples(boxes, st.integers(0, 1)), max_size=5)
+objects = st.lists(st.tuples(boxes, st.integers(0, 1)), max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows, things)
+@given(rows, objects)
 def test_agrees_with_the_rule_written_with_loops(detected: Found, objects: list[tuple[list[float], int]]) -> None:
     verdict = match_boxes(found(detected), Objects.of([b for b, _ in objects], [c for _, c in objects]))
     free, right = set(range(len(objects))), [False] * len(detected)

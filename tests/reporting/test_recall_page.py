@@ -1,4 +1,4 @@
-"""The page about proposals: curves that end where the boxes do, sentences that follow the numbers, the worst drawn."""
+"""The page about proposals: curves end at the number of boxes, sentences follow the numbers, worst photos are drawn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from test_report_page import read
 from tag2box.annotations import Objects, TaggedPhotos
 from tag2box.data.stats import SIZE_EDGES
 from tag2box.proposals.base import Candidates
-from tag2box.proposals.recall import ReachMeter, misses
+from tag2box.proposals.recall import RecallMeter, find_misses
 from tag2box.reporting.recall_page import (
-    Lost,
+    PhotoMisses,
     RecallInputs,
     RecallSource,
     WorstPhoto,
     build_recall_page,
     write_recall_page,
 )
-from tag2box.reporting.sections import Leaf, fill
+from tag2box.reporting.sections import SectionPage, render_page
 from tiny import tiny_photos
 
 OBJECTS = Objects.of([[0, 0, 20, 20], [24, 4, 40, 24]], [0, 1])
@@ -33,18 +33,18 @@ SECTIONS = ["curves", "sources", "sizes", "classes"]
 
 
 def source(name: str, boxes: torch.Tensor, missing: tuple[str, ...] = (), photos: int = 2) -> RecallSource:
-    meter = ReachMeter(3, SIZE_EDGES)
+    meter = RecallMeter(3, SIZE_EDGES)
     for _ in range(photos):
         meter.add(Candidates.unranked(boxes), OBJECTS, (48, 40))
     return RecallSource(name, "made by hand", meter.result(), missing)
 
 
-def lost(boxes: torch.Tensor) -> Lost:
-    found = misses(Candidates.unranked(boxes), OBJECTS)
-    return Lost(found, tuple(None if miss.best is None else tuple(boxes[miss.best].tolist()) for miss in found))
+def lost(boxes: torch.Tensor) -> PhotoMisses:
+    found = find_misses(Candidates.unranked(boxes), OBJECTS)
+    return PhotoMisses(found, tuple(None if miss.best is None else tuple(boxes[miss.best].tolist()) for miss in found))
 
 
-def page(*sources: RecallSource, worst: tuple[WorstPhoto, ...] = ()) -> Leaf:
+def page(*sources: RecallSource, worst: tuple[WorstPhoto, ...] = ()) -> SectionPage:
     return build_recall_page(RecallInputs("Proposals", ("cat", "dog", "eel"), sources, worst))
 
 
@@ -53,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> TaggedPhotos:
     return tiny_photos(tmp_path_factory.mktemp("recall"), 4)
 
 
-def readings(leaf: Leaf, section: str) -> list[str]:
+def readings(leaf: SectionPage, section: str) -> list[str]:
     return [figure.reading for s in leaf.sections if s.id == section for figure in s.figures]
 
 
@@ -61,7 +61,7 @@ def test_no_boxes_at_all_have_a_page() -> None:
     leaf = page(source("none", torch.zeros(0, 4)))
     assert [section.id for section in leaf.sections] == SECTIONS
     assert readings(leaf, "curves")[0] == "All boxes: 0.0 % of the objects."
-    assert read(fill("leaf.html.j2", leaf)).sections == SECTIONS
+    assert read(render_page(leaf)).sections == SECTIONS
 
 
 def test_one_source_is_read_alone() -> None:
@@ -101,8 +101,8 @@ def test_a_line_ends_where_the_boxes_do() -> None:
     leaf = page(source("good", GOOD))
     chart = ElementTree.fromstring(leaf.sections[0].figures[0].charts[0])
     tips = [title.text for title in chart.iter("title")]
-    assert "all boxes, boxes a photo 1: 50" in tips
-    assert "all boxes, boxes a photo 3: 100" in tips
+    assert "all boxes, boxes per photo 1: 50" in tips
+    assert "all boxes, boxes per photo 3: 100" in tips
     assert not [tip for tip in tips if tip and "photo 5:" in tip]
 
 
@@ -116,8 +116,8 @@ def test_missing_photos_are_named() -> None:
 @pytest.mark.parametrize("sources", [1, 2])
 def test_the_worst_photos_show_object_and_best_box(photos: TaggedPhotos, tmp_path: Path, sources: int) -> None:
     kinds = [source("poor", POOR), source(NASTY, torch.zeros(0, 4))][:sources]
-    views_per_image = [lost(POOR), lost(torch.zeros(0, 4))][:sources]
-    worst = tuple(WorstPhoto(photo, OBJECTS, tuple(views_per_image)) for photo in photos.photos)
+    missed = [lost(POOR), lost(torch.zeros(0, 4))][:sources]
+    worst = tuple(WorstPhoto(photo, OBJECTS, tuple(missed)) for photo in photos.photos)
     out = tmp_path / "recall.html"
     write_recall_page(RecallInputs("Proposals", ("cat", "dog", "eel"), tuple(kinds), worst), out)
     html = out.read_text(encoding="utf-8")
@@ -141,8 +141,8 @@ def test_photos_that_are_gone_are_left_out(photos: TaggedPhotos, tmp_path: Path)
 
 def test_crowded_photos_have_no_labels(photos: TaggedPhotos) -> None:
     crowd = Objects.of([[4 * i, 0, 4 * i + 3, 3] for i in range(5)], [0] * 5)
-    found = misses(Candidates.unranked(POOR), crowd)
-    look = Lost(found, tuple(tuple(POOR[0].tolist()) for _ in found))
-    leaf = page(source("poor", POOR), worst=(WorstPhoto(photos.photos[0], crowd, (look,)),))
+    found = find_misses(Candidates.unranked(POOR), crowd)
+    misses = PhotoMisses(found, tuple(tuple(POOR[0].tolist()) for _ in found))
+    leaf = page(source("poor", POOR), worst=(WorstPhoto(photos.photos[0], crowd, (misses,)),))
     boxes = leaf.sections[-1].shelves[0].tiles[0].boxes
     assert len(boxes) == 10 and not any(box.label for box in boxes) and all(box.hint for box in boxes)

@@ -1,4 +1,4 @@
-"""The whole page: complete, self-contained, escaped, and honest about what is not there."""
+"""The whole report: complete, self-contained, escaped; sections without data are left out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from demo_runs import write_demo
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.errors import UserError
-from tag2box.reporting.charts import duration, format_number, listed, percent, plural, points
-from tag2box.reporting.page import build_page, name_runs, render, write_report
 from tag2box.reporting.records import (
     Challenges,
     ClassRecord,
@@ -25,14 +23,18 @@ from tag2box.reporting.records import (
     ReportInputs,
     RunRecord,
     StartInfo,
+    StepRecord,
 )
+from tag2box.reporting.report_page import build_report, name_runs, render_report, write_report
+from tag2box.reporting.run_figures import iteration_seconds
+from tag2box.reporting.tables import duration, format_number, listed, percent, plural, points
 
 SECTIONS = {"challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about", "repeat"}
 VOID = {"meta", "input", "br", "link", "img"}
 
 
 class Reader(HTMLParser):
-    """Collects ids and attributes, and holds the page to closing what it opens."""
+    """Collects ids and links, and checks that every element is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ class Reader(HTMLParser):
 
 def read(html: str) -> Reader:
     reader = Reader()
-    reader.loader(html)
+    reader.feed(html)
     assert reader.open == []
     return reader
 
@@ -72,13 +74,13 @@ def page(demo: ReportInputs, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_no_run_is_a_mistake_said_in_one_line() -> None:
+def test_no_run_is_an_error_in_one_line() -> None:
     with pytest.raises(UserError, match="no run given"):
-        build_page(ReportInputs(title="x", runs=[]))
+        build_report(ReportInputs(title="x", runs=[]))
 
 
 def test_a_bare_run_has_a_page_without_sections() -> None:
-    html = render(build_page(ReportInputs(title="Bare", runs=[RunRecord("only", Path("only"))])))
+    html = render_report(build_report(ReportInputs(title="Bare", runs=[RunRecord("only", Path("only"))])))
     assert read(html).sections == []
     assert "<h1>Bare</h1>" in html
     assert "only learned" in html
@@ -100,7 +102,7 @@ def test_the_headline_compares_the_runs(page: str) -> None:
     assert "Two detectors learned 3 classes (mug, plate and spoon) from 40 photos" in page
 
 
-def test_the_page_needs_nothing_but_itself(page: str) -> None:
+def test_the_page_is_self_contained(page: str) -> None:
     assert not re.search(r"https?://|//cdn|@import|@font-face", page)
     assert all(link.startswith("#") for link in read(page).links)
     assert all(url.startswith('"data:image/jpeg') for url in re.findall(r"url\(([^)]{0,30})", page))
@@ -118,14 +120,14 @@ def test_each_photo_is_embedded_once_however_often_shown(page: str) -> None:
 
 
 def test_one_run_compares_with_nothing(demo: ReportInputs) -> None:
-    html = render(build_page(replace(demo, runs=demo.runs[-1:])))
+    html = render_report(build_report(replace(demo, runs=demo.runs[-1:])))
     assert set(read(html).sections) == SECTIONS
     assert "difference" not in html.split("</style>")[1]
     assert "OD-WSCL learned 3 classes" in html
 
 
 def test_without_truth_detections_are_plain(demo: ReportInputs) -> None:
-    html = render(build_page(replace(demo, test_truth=None, train_truth=None))).split("</style>")[1]
+    html = render_report(build_report(replace(demo, test_truth=None, train_truth=None))).split("</style>")[1]
     assert "box plain" in html
     assert not re.search(r'class="box (right|wrong|missed|truth)', html)
     assert "show-truth" not in html
@@ -141,15 +143,15 @@ def test_without_truth_detections_are_plain(demo: ReportInputs) -> None:
     ],
 )
 def test_a_section_without_its_data_is_left_out(demo: ReportInputs, change: dict[str, object], gone: set[str]) -> None:
-    html = render(build_page(replace(demo, **change)))
+    html = render_report(build_report(replace(demo, **change)))
     reader = read(html)
     assert set(reader.sections) == SECTIONS - gone
     assert {link.removeprefix("#") for link in reader.links} == SECTIONS - gone
 
 
-def test_lost_photos_are_told_of(demo: ReportInputs, tmp_path: Path) -> None:
+def test_unreadable_photos_are_listed(demo: ReportInputs, tmp_path: Path) -> None:
     photos = dict(demo.test_photos) | {"test_000": tmp_path / "gone.jpg"}
-    html = render(build_page(replace(demo, test_photos=photos)))
+    html = render_report(build_report(replace(demo, test_photos=photos)))
     assert "could not be read: gone.jpg" in html
 
 
@@ -168,20 +170,54 @@ def test_names_with_html_in_them_are_text(tmp_path: Path, demo: ReportInputs) ->
         test_truth=Truth((evil,), (evil,), ((400, 300),), (Objects.of([[50, 50, 90, 90]], [0]),)),
         proposal_recall={evil: demo.proposal_recall["test"]},
     )
-    html = render(build_page(inputs))
+    html = render_report(build_report(inputs))
     assert "<script>alert" not in html
     assert html.count("<script>") == 1
     assert "&lt;script&gt;alert" in html
     assert set(read(html).sections) == {"challenges", "classes", "detections", "proposals", "about", "repeat"}
 
 
-def test_namesakes_are_told_apart_and_the_last_run_keeps_its_colour() -> None:
+def test_runs_of_one_name_get_their_folder_and_the_last_run_keeps_its_colour() -> None:
     runs = [RunRecord("a", Path("x")), RunRecord("b", Path("y")), RunRecord("a", Path("z"))]
     assert [(r.name, r.css) for r in name_runs(runs)] == [("a (x)", "run-1"), ("b", "run-2"), ("a (z)", "run-0")]
     assert len({r.css for r in name_runs([RunRecord(str(i), Path(str(i))) for i in range(6)])}) == 6
 
 
-def test_figures_read_well() -> None:
+@pytest.mark.parametrize(
+    ("steps", "seconds"),
+    [
+        ((), None),
+        ((StepRecord(10),), None),
+        ((StepRecord(10, seconds=4.0),), 0.4),
+        (tuple(StepRecord(i, seconds=0.4 * i) for i in range(10, 101, 10)), 0.4),
+        ((StepRecord(10, seconds=9.0), StepRecord(20, seconds=13.0), StepRecord(25, seconds=15.0)), 0.4),
+    ],
+)
+def test_time_per_iteration_is_a_difference_of_times_since_the_start(
+    steps: tuple[StepRecord, ...], seconds: float | None
+) -> None:
+    found = iteration_seconds(RunRecord("a", Path("a"), steps=steps))
+    assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_the_report_shows_seconds_per_iteration_not_since_the_start(page: str) -> None:
+    row = page.split("time per iteration (median)")[1].split("</tr>")[0]
+    assert re.findall(r"<td>([^<]*)</td>", row) == ["0.4 s"]  # of both runs
+
+
+def test_the_lede_states_the_seeds(demo: ReportInputs) -> None:
+    def lede(*seeds: int | None) -> str:
+        runs = [replace(run, start=replace(run.start, seed=seed)) for run, seed in zip(demo.runs, seeds, strict=False)]
+        return build_report(replace(demo, runs=runs)).opening.lede
+
+    assert lede(3).endswith("objects. Seed 3.")
+    assert lede(3, 3).endswith("Seed 3 for all runs.")
+    assert lede(3, 4).endswith("Seeds: OICR+ 3, OD-WSCL 4.")
+    assert lede(None, 4).endswith("Seeds: OD-WSCL 4.")
+    assert "eed" not in lede(None, None)
+
+
+def test_numbers_as_text() -> None:
     assert [percent(None), percent(float("nan")), percent(0.4132)] == ["–", "–", "41.3"]  # noqa: RUF001
     assert [points(0.5, 0.4), points(0.4, 0.5), points(0.4, 0.4), points(None, 0.1)] == [
         "+10.0",

@@ -1,4 +1,4 @@
-"""Reading run folders: whole, partial, cut short, resumed, damaged."""
+"""Reading run folders: whole, partial, truncated, resumed, damaged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_event_lands_in_its_place(tmp_path: Path) -> None:
             step(1, 2.0),
             {"event": "pseudo", "iteration": 1, "boxes_per_class": [1.5], "threshold": None, "per_class": {"a": 1.5}},
             {"event": "gallery", "iteration": 1, "photos": [photo]},
-            {"event": "unheard of", "iteration": 1},
+            {"event": "unknown kind", "iteration": 1},
             {"event": "end", "iteration": 1, "seconds": 3.5, "peak_memory_mb": 10},
         )
     )
@@ -56,7 +56,7 @@ def test_every_event_lands_in_its_place(tmp_path: Path) -> None:
     assert run.end.seconds == 3.5
 
 
-def test_a_resume_forgets_what_was_done_again(tmp_path: Path) -> None:
+def test_a_resume_drops_what_was_repeated(tmp_path: Path) -> None:
     end = {"event": "end", "iteration": 3, "seconds": 1.0}
     lines = (step(1, 1.0), step(2, 2.0), step(3, 3.0), end, {"event": "resume", "iteration": 1}, step(2, 20.0))
     run = read_run(written(tmp_path, *lines))
@@ -75,7 +75,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "words"),
     [
         ("{not json", "not a JSON event"),
         ([1, 2], '"event" name'),
@@ -84,11 +84,11 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
         ({"event": "gallery", "iteration": 1, "photos": [{"id": "a", "boxes": [[1, 2, 3, 4]]}]}, "differ in length"),
     ],
 )
-def test_a_damaged_line_is_named_with_its_number(tmp_path: Path, bad: object, said: str) -> None:
+def test_a_damaged_line_is_named_with_its_number(tmp_path: Path, bad: object, words: str) -> None:
     with pytest.raises(UserError) as caught:
         read_run(written(tmp_path, step(1, 1.0), bad, step(2, 1.0)))
     assert "events.jsonl:2: " in str(caught.value)
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

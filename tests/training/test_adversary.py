@@ -16,33 +16,34 @@ from tag2box.data.transforms import Resize
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
+from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.augment import Augment, rois_of
 from tag2box.models.detector import Heads
-from tag2box.models.drop_block import ConcreteDropBlock, DropBlock
+from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
 from tag2box.recipes import Config
 from tag2box.training import checkpoint
-from tag2box.training.batches import BatchSource, Loader, RoiMapBatches
+from tag2box.training.batches import BatchSource, FeatureBatches, Loader
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
-from tag2box.training.feature_cache import LiveRoiMaps
-from tag2box.training.grad_cache import Network
-from tag2box.training.loop import Plan, fit
-from tag2box.training.optim import AdversaryOptimizer, Schedule
-from tag2box.training.step import Step
+from tag2box.training.feature_cache import RoiMaps
+from tag2box.training.grad_cache import Layout, pack
+from tag2box.training.loop import Plan, Schedule, fit
+from tag2box.training.optim import AdversaryOptimizer
+from tag2box.training.step import Forward, Step
 from tag2box.types import Batch, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from together import together
 
-LUCK = StepRng(5, 2)
+RNG = StepRng(5, 2)
 SETTINGS = ConcreteDropBlock(hidden=4, block=2, drop=1.0, temperature=0.5, weight=0.25)
-OBJECTIVE = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
+CRITERION = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
 
 
 def make_step(**how: object) -> Step:
     detector = tiny_detector(3, frozen=False, heads=Heads(embed_dim=6)).double()
     adversary = SETTINGS.build(TinyBackbone.channels, 0).double()
-    return Step(detector, OBJECTIVE, adversary, Augment(), **how)  # type: ignore[arg-type]
+    return Step(detector, CRITERION, adversary, Augment(), **how)  # type: ignore[arg-type]
 
 
 def make_batch(sizes: tuple[int, ...] = (6, 0, 1, 5)) -> Batch:
@@ -63,10 +64,11 @@ def through_the_graph() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     step, batch = make_step(), make_batch()
     adversary = step.adversary
     assert adversary is not None
-    network = Network(step.detector, adversary, adversary, step.augment, OBJECTIVE.requirements, "fp32", LUCK)
+    forward = Forward(step, adversary, RNG)
     images = batch.proposals.image_ids()
-    rows = network.outputs(rois_of(step.detector, batch), adversary.draw(LUCK, images, TinyBackbone.map_size), images)
-    step.criterion(network.layout.outputs(rows), batch.meta(), no_views).total.backward()
+    rows = pack(forward.outputs(rois_of(step.detector, batch), forward.draw(images), images))
+    layout = Layout.of(step.detector, CRITERION.requirements)
+    step.criterion(layout.unpack(rows), batch.meta(), no_views).total.backward()
     return gradients(step.detector), gradients(adversary)
 
 
@@ -75,7 +77,7 @@ def no_views(rows: Tensor) -> None:  # type: ignore[misc]
 
 
 def share_of(batch: Batch, dist: DistContext) -> Batch:
-    mine = dist.share(len(batch.ids))
+    mine = dist.shard(len(batch.ids))
     spans = batch.proposals.spans()
     rows = slice(spans[mine.start].start, spans[mine.stop - 1].stop)
     photos = slice(mine.start, mine.stop)
@@ -96,10 +98,10 @@ def test_the_mask_net_receives_the_opposite_gradient(memory: str):
     of_detector, of_net = through_the_graph()
     assert any(bool(g.any()) for g in of_net.values())
     step = make_step(memory=memory)
-    stepped = step(make_batch(), LUCK)
+    stepped = step(make_batch(), RNG)
     assert_same(gradients(step.detector), of_detector)
     assert step.adversary is not None and gradients(step.adversary) == {}  # the first pass is the detector's alone
-    opposed = step.adversarial_step(make_batch(), LUCK)
+    opposed = step.adversarial_step(make_batch(), RNG)
     assert_same(gradients(step.adversary), of_net, -SETTINGS.weight)
     assert_same(gradients(step.detector), of_detector)  # untouched by the second
     assert opposed.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
@@ -111,8 +113,8 @@ def test_processes_together_leave_the_gradients_of_one(memory: str):
 
     def work(dist: DistContext) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         step, batch = make_step(memory=memory, dist=dist), share_of(make_batch(), dist)
-        step(batch, LUCK)
-        step.adversarial_step(batch, LUCK)
+        step(batch, RNG)
+        step.adversarial_step(batch, RNG)
         assert step.adversary is not None
         return gradients(step.detector), gradients(step.adversary)
 
@@ -124,22 +126,22 @@ def test_processes_together_leave_the_gradients_of_one(memory: str):
 @pytest.mark.parametrize("sizes", [(0,), (1,), (3,)])
 def test_few_proposals(sizes: tuple[int, ...]):
     step = make_step()
-    assert step(make_batch(sizes), LUCK).total.isfinite()
-    assert step.adversarial_step(make_batch(sizes), LUCK).total.isfinite()
+    assert step(make_batch(sizes), RNG).total.isfinite()
+    assert step.adversarial_step(make_batch(sizes), RNG).total.isfinite()
 
 
 def test_plain_drop_block_has_no_rival():
-    assert replace(make_step(), regularise=DropBlock()).adversary is None
+    assert replace(make_step(), regularizer=DropBlock()).adversary is None
 
 
 def test_the_rival_learns_uphill_and_faster_where_the_detector_slows_down():
     step = make_step()
     assert step.adversary is not None
     adversary = AdversaryOptimizer.of(step.adversary)
-    step.adversarial_step(make_batch(), LUCK)
+    step.adversarial_step(make_batch(), RNG)
     before = {name: p.detach().clone() for name, p in step.adversary.named_parameters()}
     grads = gradients(step.adversary)
-    adversary.learn(cuts=1)
+    adversary.step(cuts=1)
     rate = SETTINGS.lr * SETTINGS.lr_growth
     for name, p in step.adversary.named_parameters():
         decay = 0.0 if name.endswith("bias") else SETTINGS.weight_decay
@@ -183,14 +185,14 @@ class Breaking:
 PLAN = Plan(iterations=6, checkpoint_every=2, log_every=2, gallery=1, schedule=Schedule(warmup=1, steps=(0.5,)))
 
 
-def world(folder: Path) -> tuple[Step, RoiMapBatches]:
+def world(folder: Path) -> tuple[Step, FeatureBatches]:
     photos = tiny_photos(folder, 4)
     store = tiny_store(folder, photos.photos)
     detector = tiny_detector(3, heads=Heads(embed_dim=6))
     adversary = replace(SETTINGS, lr=0.5).build(TinyBackbone.channels, 0)
-    live = LiveRoiMaps(detector.backbone, photos.photos, store)
-    source = RoiMapBatches(photos, store, Loader(batch_size=2, resize=Resize(scales=(48,)), workers=0), 0, live)
-    return Step(detector, OBJECTIVE, adversary, Augment()), source
+    live = RoiMaps(detector.backbone, photos.photos, store)
+    source = FeatureBatches(photos, store, Loader(batch_size=2, resize=Resize(scales=(48,)), workers=0), 0, live)
+    return Step(detector, CRITERION, adversary, Augment()), source
 
 
 def tensors(run: Path) -> dict[str, Tensor]:

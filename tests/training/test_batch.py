@@ -12,12 +12,29 @@ from PIL import Image
 
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.transforms import View
-from tag2box.training.batches import Sample, batch_slots, collate, draw_rows, epoch_order, grouped_order, load_sample
+from tag2box.training.batches import (
+    ImageBatches,
+    Loader,
+    Sample,
+    SampledView,
+    batch_slots,
+    collate,
+    draw_rows,
+    epoch_order,
+    grouped_order,
+)
 from tag2box.types import SideInfo
 
 
 def _boxes(count: int) -> torch.Tensor:
     return torch.arange(count * 4, dtype=torch.float32).reshape(count, 4)
+
+
+def load_sample(
+    photos: TaggedPhotos, source: Fixed, index: int, view: View, *, max_proposals=None, seed=(0,)
+) -> Sample:
+    """A photo as the batch source reads it."""
+    return ImageBatches(photos, source, Loader(), 0).sample(SampledView(index, view, tuple(seed)), max_proposals)
 
 
 class Fixed:
@@ -160,5 +177,5 @@ def test_a_batch_of_photos_without_any_proposal() -> None:
 
 
 def test_a_sample_has_no_room_for_truth() -> None:
-    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure", "clues"}
+    assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure", "side_info"}
     assert set(SideInfo.__slots__) == {"counts", "evidence", "objectness"}

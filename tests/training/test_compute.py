@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box.commands.train import train
+from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.training import dist as compute
 from tag2box.training.dist import Compute
@@ -13,11 +13,11 @@ from tiny_world import small_config, small_data, small_network, story, weights
 
 
 @pytest.mark.parametrize(
-    ("asked", "keeps_maps", "memory"),
+    ("asked", "has_cached_maps", "memory"),
     [(None, True, "plain"), (None, False, "exact"), ("plain", False, "plain"), ("exact", True, "exact")],
 )
-def test_memory_is_as_asked_or_by_the_rule(asked: str | None, keeps_maps: bool, memory: str) -> None:
-    assert Compute(memory=asked).memory_for(keeps_maps=keeps_maps) == memory  # type: ignore[arg-type]
+def test_memory_is_as_asked_or_by_the_rule(asked: str | None, has_cached_maps: bool, memory: str) -> None:
+    assert Compute(memory=asked).memory_for(has_cached_maps=has_cached_maps) == memory  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has what others lack")
@@ -42,7 +42,7 @@ def test_what_a_machine_cannot_do_is_refused_before_anything_is_written(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would choose the GPU")
 def test_without_a_gpu_the_cpu_is_the_place() -> None:
-    assert Compute().place() == Compute(device="cpu").place() == torch.device("cpu")
+    assert Compute().torch_device() == Compute(device="cpu").torch_device() == torch.device("cpu")
 
 
 def test_bf16_trains_to_the_result_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

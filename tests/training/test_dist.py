@@ -14,17 +14,17 @@ from together import together
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_shares_are_runs_that_cover_everything_once_and_evenly(count: int, size: int) -> None:
-    shares = [DistContext(rank, size).share(count) for rank in range(size)]
+    shares = [DistContext(rank, size).shard(count) for rank in range(size)]
     assert [i for share in shares for i in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_alone_nothing_is_exchanged() -> None:
     rows = torch.randn(3, 2, requires_grad=True)
-    assert torch.equal(SINGLE_PROCESS.gather(rows), rows) and not SINGLE_PROCESS.gather(rows).requires_grad
+    assert torch.equal(SINGLE_PROCESS.all_gather(rows), rows) and not SINGLE_PROCESS.all_gather(rows).requires_grad
     assert SINGLE_PROCESS.all_gather_object("x") == ["x"]
     assert SINGLE_PROCESS.is_main and not SINGLE_PROCESS.any(False)
-    SINGLE_PROCESS.wait()
+    SINGLE_PROCESS.barrier()
     with SINGLE_PROCESS.main_process_first():
         pass
 
@@ -33,14 +33,14 @@ def test_rows_are_gathered_in_order_whoever_has_none() -> None:
     def work(dist: DistContext) -> torch.Tensor:
         count = (0, 3, 0, 1)[dist.rank]
         width = 2 if count else 0  # one that has no rows need not know how wide they are
-        return dist.gather(torch.full((count, width), float(dist.rank)))
+        return dist.all_gather(torch.full((count, width), float(dist.rank)))
 
     for gathered in together(4, work):
         assert gathered.tolist() == [[1, 1], [1, 1], [1, 1], [3, 3]]
 
 
 def test_nobody_has_rows() -> None:
-    assert [tuple(x.shape) for x in together(2, lambda dist: dist.gather(torch.zeros(0, 5)))] == [(0, 5)] * 2
+    assert [tuple(x.shape) for x in together(2, lambda dist: dist.all_gather(torch.zeros(0, 5)))] == [(0, 5)] * 2
 
 
 def test_gradients_are_summed_and_missing_ones_are_zero_or_stay_missing() -> None:

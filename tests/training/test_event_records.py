@@ -13,26 +13,26 @@ from tag2box.methods.slv import Slv
 from tag2box.models.augment import Augment
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
-from tag2box.training.batches import Loader, RoiMapBatches
+from tag2box.training.batches import FeatureBatches, Loader
 from tag2box.training.criterion import Criterion, LossOutput
 from tag2box.training.events import gallery_event, pseudo_event, step_event
-from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.training.feature_cache import RoiMaps
 from tag2box.training.step import Step
-from tag2box.types import Labeling, Losses, PseudoBoxes, PseudoLabels
+from tag2box.types import Labeling, PseudoBoxes, PseudoLabels
 from tiny import tiny_detector, tiny_photos, tiny_store
 
-LUCK = StepRng(0, 1)
+RNG = StepRng(0, 1)
 
 
 def world(
     folder: Path, counts: tuple[int, ...] = (5, 0, 7, 1), criterion: Criterion | None = None
-) -> tuple[Step, RoiMapBatches]:
+) -> tuple[Step, FeatureBatches]:
     photos = tiny_photos(folder, len(counts))
     store = tiny_store(folder, photos.photos, counts=counts)
     detector = tiny_detector(len(photos.classes))
-    live = LiveRoiMaps(detector.backbone, photos.photos, store)
+    live = RoiMaps(detector.backbone, photos.photos, store)
     loader = Loader(batch_size=4, resize=Resize(scales=(32,), flip=1.0), max_proposals=3)
-    return Step(detector, criterion or Criterion(), DropBlock(), Augment()), RoiMapBatches(
+    return Step(detector, criterion or Criterion(), DropBlock(), Augment()), FeatureBatches(
         photos, store, loader, 0, live
     )
 
@@ -40,7 +40,7 @@ def world(
 def outcome_of(labeling: Labeling, tags: torch.Tensor) -> LossOutput:
     """A batch of which only labels and tags matter."""
     zero = torch.zeros(())
-    return LossOutput(zero, Losses(zero, zero, zero, zero), labeling, tags)
+    return LossOutput(zero, dict.fromkeys(("mil", "refine", "box", "contrast"), zero), labeling, tags)
 
 
 def stage(classes: list[int]) -> PseudoLabels:
@@ -52,7 +52,7 @@ def stage(classes: list[int]) -> PseudoLabels:
 
 def test_a_step_event_holds_all_losses_and_their_weighted_sum(tmp_path: Path) -> None:
     step, source = world(tmp_path)
-    outcome = step(source.batch(0), LUCK)
+    outcome = step(source.batch(0), RNG)
     event = step_event(7, outcome, 0.01, 2.5)
     losses = event["losses"]
     assert isinstance(losses, dict)
@@ -102,7 +102,7 @@ def test_argmax_finds_one_box_a_pair() -> None:
 @pytest.mark.parametrize("criterion", [Criterion(), Criterion(labeler=Oicr())])
 def test_the_gallery_shows_proposals_of_the_photos_in_their_own_pixels(tmp_path: Path, criterion: Criterion) -> None:
     step, source = world(tmp_path, criterion=criterion)
-    event = gallery_event(9, step, source, LUCK, 4)
+    event = gallery_event(9, step, source, RNG, 4)
     photos = event["photos"]
     assert isinstance(photos, list)
     assert event["iteration"] == 9
@@ -119,10 +119,10 @@ def test_the_gallery_shows_proposals_of_the_photos_in_their_own_pixels(tmp_path:
 
 def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path) -> None:
     step, source = world(tmp_path)
-    photos = gallery_event(1, step, source, LUCK, 4)["photos"]
+    photos = gallery_event(1, step, source, RNG, 4)["photos"]
     assert isinstance(photos, list)
     preview_batch = source.preview_batch(4)
-    pseudo_boxes = step(preview_batch, LUCK).labeling.stages[-1].pseudo_boxes
+    pseudo_boxes = step(preview_batch, RNG).labeling.stages[-1].pseudo_boxes
     for span, photo in zip(preview_batch.proposals.spans(), photos, strict=True):
         own = source.photo_boxes(photo["id"]).tolist()
         mine = [
@@ -136,10 +136,10 @@ def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path
 
 def test_boxes_that_are_no_proposals_are_shown_in_the_photos_own_pixels(tmp_path: Path) -> None:
     step, source = world(tmp_path, criterion=Criterion(labeler=Slv(threshold=0.8)))
-    photos = gallery_event(1, step, source, LUCK, 4)["photos"]
+    photos = gallery_event(1, step, source, RNG, 4)["photos"]
     assert isinstance(photos, list)
     preview_batch = source.preview_batch(4)
-    pseudo_boxes = step(preview_batch, LUCK).labeling.stages[-1].pseudo_boxes
+    pseudo_boxes = step(preview_batch, RNG).labeling.stages[-1].pseudo_boxes
     assert pseudo_boxes.boxes is not None
     sizes = [(photo.width, photo.height) for photo in source.photos.photos]
     for (width, height), span, photo in zip(sizes, preview_batch.proposals.spans(), photos, strict=True):
@@ -154,7 +154,7 @@ def test_boxes_that_are_no_proposals_are_shown_in_the_photos_own_pixels(tmp_path
 def test_looking_leaves_no_gradient_and_no_change(tmp_path: Path) -> None:
     step, source = world(tmp_path)
     before = [p.clone() for p in step.detector.parameters()]
-    gallery_event(1, step, source, LUCK, 2)
+    gallery_event(1, step, source, RNG, 2)
     assert all(p.grad is None for p in step.detector.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, step.detector.parameters(), strict=True))
 
@@ -162,17 +162,17 @@ def test_looking_leaves_no_gradient_and_no_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 99])
 def test_the_gallery_has_as_many_photos_as_asked_and_there_are(tmp_path: Path, count: int) -> None:
     step, source = world(tmp_path)
-    photos = gallery_event(1, step, source, LUCK, count)["photos"]
+    photos = gallery_event(1, step, source, RNG, count)["photos"]
     assert isinstance(photos, list)
     assert len(photos) == min(count, 4)
 
 
 def test_photos_without_proposals_show_nothing(tmp_path: Path) -> None:
     step, source = world(tmp_path, counts=(0, 0))
-    photos = gallery_event(1, step, source, LUCK, 2)["photos"]
+    photos = gallery_event(1, step, source, RNG, 2)["photos"]
     assert isinstance(photos, list)
     assert [photo["boxes"] for photo in photos] == [[], []]
-    outcome = step(source.batch(0), LUCK)
+    outcome = step(source.batch(0), RNG)
     event = step_event(1, outcome, 0.1, 0.0)
     json.dumps([event, pseudo_event(1, outcome, source.classes)], allow_nan=False)
     assert outcome.total.item() == 0.0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tag2box import settings
-from tag2box.commands.requirements import check_attention
+from tag2box.cli.train import check_attention
 from tag2box.data.transforms import Resize
 from tag2box.errors import UserError
 from tag2box.methods.casd import Attention
@@ -23,16 +23,16 @@ from tag2box.models.detector import Detector, Heads
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
 from tag2box.recipes import Config
-from tag2box.training.batches import BatchSampler, ImageBatches, Loader, RoiMapBatches, TrunkBatches
+from tag2box.training.batches import BatchSampler, FeatureBatches, ImageBatches, Loader
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
-from tag2box.training.feature_cache import LiveRoiMaps, LiveTrunks
+from tag2box.training.feature_cache import RoiMaps, TrunkMaps
 from tag2box.training.step import Step
 from tag2box.types import Batch, BatchMeta, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from together import together
 
-LUCK = StepRng(5, 2)
+RNG = StepRng(5, 2)
 RESIZE = Resize(scales=(40, 48), flip=0.5)
 CASD = Criterion(
     labeler=Oicr(),
@@ -55,11 +55,11 @@ def sources(folder: Path, loader: Loader, dist: DistContext) -> dict[str, BatchS
     photos = tiny_photos(folder, 5)
     store = tiny_store(folder, photos.photos, counts=[6, 0, 6, 1, 6])
     backbone: Backbone = tiny_detector(3).backbone
-    live, trunks = LiveRoiMaps(backbone, photos.photos, store), LiveTrunks(backbone, photos.photos)
+    live, trunks = RoiMaps(backbone, photos.photos, store), TrunkMaps(backbone, photos.photos)
     return {
         "photos": ImageBatches(photos, store, loader, 0, dist=dist),
-        "maps": RoiMapBatches(photos, store, loader, 0, live, dist=dist),
-        "trunks": TrunkBatches(photos, store, loader, 0, trunks, dist=dist),
+        "maps": FeatureBatches(photos, store, loader, 0, live, dist=dist),
+        "trunks": FeatureBatches(photos, store, loader, 0, trunks, dist=dist),
     }
 
 
@@ -69,7 +69,7 @@ def test_looks_are_different_views_of_the_same_proposals(tmp_path: Path, kind: s
     loader = Loader(batch_size=3, views_per_image=views_per_image, resize=RESIZE, max_proposals=4, workers=0)
     source = sources(tmp_path, loader, DistContext())[kind]
     for iteration in range(4):
-        batch, turns = source.batch(iteration), source.turns(iteration)  # type: ignore[attr-defined]
+        batch, turns = source.batch(iteration), source.sampled(iteration)  # type: ignore[attr-defined]
         assert len(turns) == len(batch.ids) == 3 * views_per_image and batch.views_per_image == views_per_image
         assert (batch.flipped is None) == (views_per_image == 1)
         for first in range(0, len(turns), views_per_image):
@@ -100,8 +100,8 @@ def test_one_look_is_the_view_that_was_always_drawn(tmp_path: Path) -> None:
         for n in (1, 4)
     )
     for iteration in range(3):
-        assert four.turns(iteration)[::4] == one.turns(iteration)
-        assert [turn.view for turn in one.turns(iteration)] == [RESIZE.view(*t.draw) for t in one.turns(iteration)]
+        assert four.sampled(iteration)[::4] == one.sampled(iteration)
+        assert [turn.view for turn in one.sampled(iteration)] == [RESIZE.view(*t.draw) for t in one.sampled(iteration)]
 
 
 @pytest.mark.parametrize("kind", ["photos", "maps", "trunks"])
@@ -122,12 +122,12 @@ def test_processes_share_photos_not_looks(tmp_path: Path, kind: str) -> None:
     [
         (["loader.views_per_image=2"], "1 view"),
         (["loader.views_per_image=3", "loader.resize.flip=0.5"], "2 view"),
-        (["loader.views_per_image=0"], "looks"),
+        (["loader.views_per_image=0"], "views_per_image"),
     ],
 )
 def test_more_looks_than_views_are_refused_in_a_line(overrides: list[str], word: str) -> None:
     one_view = ["loader.resize.scales=[480]", "loader.resize.flip=0"]
-    with pytest.raises(UserError, match="looks") as error:
+    with pytest.raises(UserError, match="views_per_image") as error:
         settings.load(Config, [], [*one_view, *overrides])
     assert word in str(error.value) and "\n" not in str(error.value)
 
@@ -184,10 +184,10 @@ def by_finite_differences(loss: Callable[[], float], weights: Tensor, index: int
 @pytest.mark.parametrize(("sizes", "views_per_image"), [((0,), 2), ((1,), 1), ((5, 0, 7), 2)])
 def test_photo_by_photo_and_at_once_are_the_same(sizes: tuple[int, ...], views_per_image: int) -> None:
     plain, exact = make_step(), make_step(memory="exact")
-    first, second = (step(looks_of(sizes, views_per_image), LUCK) for step in (plain, exact))
-    assert first.losses.attention is not None and second.losses.attention is not None
+    first, second = (step(looks_of(sizes, views_per_image), RNG) for step in (plain, exact))
+    assert "attention" in first.losses and "attention" in second.losses
     assert first.total.item() == pytest.approx(second.total.item(), rel=1e-12)
-    assert first.losses.attention.item() == pytest.approx(second.losses.attention.item(), rel=1e-12)
+    assert first.losses["attention"].item() == pytest.approx(second.losses["attention"].item(), rel=1e-12)
     mine, wanted = gradients(exact), gradients(plain)
     assert mine.keys() == wanted.keys()
     for name, grad in wanted.items():
@@ -198,18 +198,18 @@ def test_the_gradient_is_that_of_the_loss_and_the_term_reaches_the_layers() -> N
     """Heads learn nothing of it, and their gradient is that of the loss."""
     step = make_step()
     batch = looks_of((5, 7), 2)
-    term = step(batch, LUCK).losses.attention
+    term = step(batch, RNG).losses["attention"]
     assert term is not None and term > 0
     taught = gradients(step)
     plain = replace(step, criterion=replace(CASD, attention=Attention()))
-    plain(batch, LUCK)
+    plain(batch, RNG)
     assert not torch.equal(taught["backbone.conv.weight"], gradients(plain)["backbone.conv.weight"])
     assert torch.equal(taught["refine.0.cls.weight"], gradients(plain)["refine.0.cls.weight"])
     weights = plain.detector.refine[0].cls.weight  # type: ignore[union-attr]
     wanted = gradients(plain)["refine.0.cls.weight"].flatten()[3].item()
 
     def loss() -> float:
-        return plain.look(batch, LUCK).total.item()
+        return plain.preview(batch, RNG).total.item()
 
     assert by_finite_differences(loss, weights, 3) == pytest.approx(wanted, rel=1e-4, abs=1e-8)  # type: ignore[arg-type]
 
@@ -218,12 +218,12 @@ def test_the_gradient_is_that_of_the_loss_and_the_term_reaches_the_layers() -> N
 def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
     """Three processes and four looks at two photos: looks at a photo may even be in different hands."""
     batch, alone = looks_of((5, 7), 2), make_step()
-    alone(batch, LUCK)
+    alone(batch, RNG)
     wanted = gradients(alone)
 
     def work(dist: DistContext) -> dict[str, Tensor]:
         step = make_step(memory=memory, dist=dist)
-        mine, spans = dist.share(len(batch.ids)), batch.proposals.spans()
+        mine, spans = dist.shard(len(batch.ids)), batch.proposals.spans()
         photos, rows = slice(mine.start, mine.stop), slice(spans[mine.start].start, spans[mine.stop - 1].stop)
         assert batch.images is not None and batch.flipped is not None
         own = Batch(
@@ -234,7 +234,7 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
             views_per_image=2,
             flipped=batch.flipped[photos],
         )
-        step(own, LUCK)
+        step(own, RNG)
         return gradients(step)
 
     for grads in together(3, work):

@@ -10,14 +10,14 @@ import torch
 
 from tag2box.data.images import read_photo
 from tag2box.data.transforms import View
-from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps, at_a_time
+from tag2box.training.feature_cache import FeatureCache, RoiMaps, trunk_batch
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
 
-def live_world(folder: Path) -> LiveRoiMaps:
+def live_world(folder: Path) -> RoiMaps:
     """Three photos, the second without proposals."""
     photos = tiny_photos(folder, 3).photos
-    return LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=(4, 0, 1)))
+    return RoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=(4, 0, 1)))
 
 
 def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -41,7 +41,7 @@ def test_one_reading_serves_all_views(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: tuple[View, ...], frozen: bool
 ) -> None:
     live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=frozen).backbone)
-    apart = [[live.maps(index, view) for view in views] for index in range(3)]
+    apart = [[live.get(index, view) for view in views] for index in range(3)]
     read = read_counted(monkeypatch)
     for index, expected in enumerate(apart):
         together = list(live.passes(index, views))
@@ -76,7 +76,7 @@ def test_views_that_a_longest_side_makes_alike_share_a_pass_through_the_trunk(
 ) -> None:
     live = live_world(tmp_path)
     views = [View(short, flip, 50) for short in (44, 60) for flip in (False, True)]  # 42 x 50 pixels, all of them
-    apart = [live.maps(0, view) for view in views]
+    apart = [live.get(0, view) for view in views]
     computed: list[torch.Size] = []
     trunk = TinyBackbone.trunk
 
@@ -91,14 +91,14 @@ def test_views_that_a_longest_side_makes_alike_share_a_pass_through_the_trunk(
 
 @pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 2)])
 def test_a_scale_and_its_mirror_image_share_a_batch_where_that_pays(device: str, count: int) -> None:
-    assert at_a_time(torch.device(device)) == count
+    assert trunk_batch(torch.device(device)) == count
 
 
 def test_kept_passes_never_touch_the_photos(tmp_path: Path) -> None:
     live = live_world(tmp_path)
-    cached = CachedRoiMaps(live, tmp_path / "maps")
-    cached.make(SEVERAL)
-    expected = [live.maps(0, view) for view in SEVERAL]
+    cached = FeatureCache(live, tmp_path / "maps")
+    cached.build(SEVERAL)
+    expected = [live.get(0, view) for view in SEVERAL]
     for photo in live.photos:
         photo.path.unlink()
     for mine, own in zip(cached.passes(0, SEVERAL), expected, strict=True):

@@ -19,7 +19,7 @@ from tag2box.errors import UserError
 from tag2box.io import locked
 from tag2box.models.lite0 import Lite0
 from tag2box.progress import Bar, silent
-from tag2box.training.feature_cache import CachedRoiMaps, LiveRoiMaps
+from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.types import Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
@@ -34,20 +34,20 @@ class OtherPooling(TinyBackbone):
         return super().roi_map_key() + " other pooling"
 
 
-def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> LiveRoiMaps:
+def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> RoiMaps:
     photos = tiny_photos(folder, len(counts)).photos
-    return LiveRoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
+    return RoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
 
 
 def kept_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.f16")}
 
 
-def name_of(live: LiveRoiMaps, folder: Path, view: View = VIEW) -> str:
+def name_of(live: RoiMaps, folder: Path, view: View = VIEW) -> str:
     """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
     before = kept_files(folder)
-    cached = CachedRoiMaps(live, folder)
-    cached.maps(0, view)
+    cached = FeatureCache(live, folder)
+    cached.get(0, view)
     cached.close()
     (name,) = kept_files(folder) - before or {NOTHING_NEW}
     return name
@@ -63,10 +63,10 @@ def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view:
         boxes_in_view(view, live.store.boxes(photo.id), size),
     )
     expected = live.backbone.roi_maps(live.backbone.trunk(image[None]), Proposals(boxes, (4,)))
-    maps = live.maps(0, view)
+    maps = live.get(0, view)
     assert torch.equal(maps, expected.half().float())  # as they would be kept
     learning = tiny_detector(3, frozen=False).backbone
-    assert torch.equal(replace(live, backbone=learning).maps(0, view), expected)  # never kept: no need to round
+    assert torch.equal(replace(live, backbone=learning).get(0, view), expected)  # never kept: no need to round
     assert not maps.requires_grad
 
 
@@ -76,9 +76,9 @@ def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: 
     live = live_world(tmp_path)
     if network == "lite0":
         live = replace(live, backbone=Lite0(pool_size=4).build(pretrained=False))
-    cached = CachedRoiMaps(live, tmp_path / "maps")
+    cached = FeatureCache(live, tmp_path / "maps")
     for index in (2, 0, 1, 0):
-        kept, fresh = cached.maps(index, view), live.maps(index, view)
+        kept, fresh = cached.get(index, view), live.get(index, view)
         assert (kept.dtype, kept.stride()) == (torch.float32, fresh.stride())
         assert torch.equal(kept, fresh)
     cached.close()
@@ -87,48 +87,48 @@ def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: 
 @pytest.mark.parametrize("counts", [(0,), (0, 0), (1,), (0, 3)])
 def test_photos_without_proposals_have_no_maps(tmp_path: Path, counts: tuple[int, ...]) -> None:
     live = live_world(tmp_path, counts)
-    cached = CachedRoiMaps(live, tmp_path / "maps")
+    cached = FeatureCache(live, tmp_path / "maps")
     for index, count in enumerate(counts):
-        assert cached.maps(index, VIEW).shape == (count, TinyBackbone.channels, 3, 3)
+        assert cached.get(index, VIEW).shape == (count, TinyBackbone.channels, 3, 3)
 
 
 def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    expected = CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
+    expected = FeatureCache(live, tmp_path / "maps").get(0, VIEW)
 
-    def refuse(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
+    def refuse(self: RoiMaps, index: int, view: View) -> torch.Tensor:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(LiveRoiMaps, "maps", refuse)
-    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), expected)
+    monkeypatch.setattr(RoiMaps, "get", refuse)
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), expected)
 
 
 @pytest.mark.parametrize("keep", [0, 7, -2])
 def test_a_cut_file_is_made_anew(tmp_path: Path, keep: int) -> None:
     live = live_world(tmp_path)
-    expected = CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW)
+    expected = FeatureCache(live, tmp_path / "maps").get(2, VIEW)
     (path,) = (tmp_path / "maps").glob("*.f16")
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
-    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(2, VIEW), expected)
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(2, VIEW), expected)
     assert path.read_bytes() == whole
 
 
 def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    original = LiveRoiMaps.maps
+    original = RoiMaps.get
 
-    def broken(self: LiveRoiMaps, index: int, view: View) -> torch.Tensor:
+    def broken(self: RoiMaps, index: int, view: View) -> torch.Tensor:
         if index == 2:
             raise KeyboardInterrupt
         return original(self, index, view)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveRoiMaps, "maps", broken)
+        patch.setattr(RoiMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
-            CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW)
+            FeatureCache(live, tmp_path / "maps").get(0, VIEW)
     assert list((tmp_path / "maps").iterdir()) == []
-    assert torch.equal(CachedRoiMaps(live, tmp_path / "maps").maps(0, VIEW), live.maps(0, VIEW).half().float())
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW).half().float())
 
 
 def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
 
 
 def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    monkeypatch.setattr(lock, "LOCK_POLL_SECONDS", 0.01)
     live, told = live_world(tmp_path), []
     name = name_of(live, tmp_path / "maps")
     made = (tmp_path / "maps" / name).read_bytes()
@@ -154,23 +154,23 @@ def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest
         with silent(title, total, done) as bar:
             yield bar
 
-    second = CachedRoiMaps(live, tmp_path / "maps")
+    second = FeatureCache(live, tmp_path / "maps")
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "maps" / f"{Path(name).stem}.lock", "makes maps"):
-            waiting = pool.submit(second.make, [VIEW], progress)
+            waiting = pool.submit(second.build, [VIEW], progress)
             while not told:
                 assert not waiting.done()
                 time.sleep(0.01)
             (tmp_path / "maps" / name).write_bytes(made)
         waiting.result()
-    assert told == ["RoI maps at 32: another process makes them; waiting"]
-    assert torch.equal(second.maps(0, VIEW), live.maps(0, VIEW))
+    assert told == ["RoI maps at 32: another process builds them; waiting"]
+    assert torch.equal(second.get(0, VIEW), live.get(0, VIEW))
 
 
 def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     assert len(name_of(live, tmp_path / "maps")) == len("0" * 24 + ".f16")
-    again = LiveRoiMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
+    again = RoiMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
     assert name_of(again, tmp_path / "maps") == NOTHING_NEW
 
 
@@ -228,14 +228,14 @@ def test_the_poolings_of_lite0_have_recipes_of_their_own() -> None:
 def test_maps_of_a_network_that_learns_are_never_kept(tmp_path: Path) -> None:
     live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=False).backbone)
     with pytest.raises(ValueError, match="frozen"):
-        CachedRoiMaps(live, tmp_path / "maps")
+        FeatureCache(live, tmp_path / "maps")
 
 
 def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     live.photos[1].path.unlink()
     with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
-        CachedRoiMaps(live, tmp_path / "maps")
+        FeatureCache(live, tmp_path / "maps")
 
 
 def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
@@ -250,12 +250,12 @@ def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
         told.append(f"{title} of {total}")
         yield Counting()
 
-    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
-    cached.make([View(32, flip=True)], progress)
-    assert told == ["RoI maps at 32 mirrored of 3", "photo", "photo", "photo"]
+    cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
+    cached.build([View(32, flip=True)], progress)
+    assert told == ["RoI maps at 32 flipped of 3", "photo", "photo", "photo"]
     first = list(told)
-    cached.make([View(32, flip=True)], progress)
-    cached.maps(2, View(32, flip=True))
+    cached.build([View(32, flip=True)], progress)
+    cached.get(2, View(32, flip=True))
     assert told == first
 
 
@@ -264,12 +264,12 @@ def test_closing_gives_the_files_back_and_reading_opens_them_again(tmp_path: Pat
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    cached = CachedRoiMaps(live_world(tmp_path), tmp_path / "maps")
+    cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
     at_first = opened()
-    before = cached.maps(0, VIEW)
-    cached.maps(0, View(None))
+    before = cached.get(0, VIEW)
+    cached.get(0, View(None))
     assert opened() == at_first + 2
     cached.close()
     assert opened() == at_first
-    assert torch.equal(cached.maps(0, VIEW), before)
+    assert torch.equal(cached.get(0, VIEW), before)
     cached.close()

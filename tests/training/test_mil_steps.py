@@ -79,5 +79,5 @@ def test_photo_by_photo_and_over_processes_gradients_are_those_of_all_at_once(na
 def test_without_stages_there_are_labels_to_look_at_and_no_loss_on_them() -> None:
     outcome, grads = learn("wsddn", batch())
     assert len(outcome.labeling.stages) == 1 and len(outcome.labeling.stages[0].pseudo_boxes) == 5
-    assert list(outcome.losses.named()) == ["mil", "refine", "box", "contrast", "spatial"]
+    assert list(outcome.losses) == ["mil", "refine", "box", "contrast", "spatial"]
     assert not any(name.startswith("refine") for name in grads)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tag2box.training.optim import Adam, Schedule, Sgd, scale_momentum, set_lr
+from tag2box.training.loop import Schedule
+from tag2box.training.optim import Adam, Sgd, scale_momentum, set_lr
 from tiny import tiny_detector
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tag2box.training.grad_cache import scale_of, unscale
+from tag2box.training.grad_cache import loss_scale, unscale
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tag2box.training.grad_cache import scale_of, unscale
     ],
 )
 def test_the_scale_brings_the_largest_gradient_near_one(grads: list[torch.Tensor], scale: float) -> None:
-    assert scale_of(grads) == scale
+    assert loss_scale(grads) == scale
     largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
     assert largest in (0.0, torch.inf) or 0.5 <= largest * scale < 1
 

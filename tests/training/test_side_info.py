@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.data.side_info import NO_SIDE_INFO, SideInfoLoader
 from tag2box.data.transforms import Resize
-from tag2box.training.batches import ImageBatches, Loader, RoiMapBatches, TrunkBatches
+from tag2box.training.batches import FeatureBatches, ImageBatches, Loader
 from tag2box.training.dist import DistContext
-from tag2box.training.feature_cache import LiveRoiMaps, LiveTrunks
-from tag2box.types import BatchMeta, SideInfo
+from tag2box.training.feature_cache import RoiMaps, TrunkMaps
+from tag2box.types import NO_SIDE_INFO, BatchMeta, SideInfo, SideInfoLoader
 from tiny import tiny_detector, tiny_photos, tiny_store
 
 FEED = Loader(batch_size=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
@@ -22,7 +21,7 @@ COUNTS = (6, 0, 9, 1, 6)
 KINDS = ("pixels", "maps", "trunks")
 
 
-def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | RoiMapBatches | TrunkBatches:
+def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | FeatureBatches | FeatureBatches:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     numbers = torch.arange(photos.tags.numel()).reshape(photos.tags.shape)
@@ -36,8 +35,8 @@ def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | 
     if kind == "pixels":
         return ImageBatches(photos, store, loader, 0, side_info=side_info)
     if kind == "maps":
-        return RoiMapBatches(photos, store, loader, 0, LiveRoiMaps(backbone, photos.photos, store), side_info=side_info)
-    return TrunkBatches(photos, store, loader, 0, LiveTrunks(backbone, photos.photos), side_info=side_info)
+        return FeatureBatches(photos, store, loader, 0, RoiMaps(backbone, photos.photos, store), side_info=side_info)
+    return FeatureBatches(photos, store, loader, 0, TrunkMaps(backbone, photos.photos), side_info=side_info)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,8 +95,8 @@ def test_what_nothing_asks_for_is_not_there(tmp_path: Path, kind: str) -> None:
 def test_shares_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: int) -> None:
     """Also where processes outnumber photos, and some have none."""
     source = source_of(kind, tmp_path)
-    whole = source.batch(1).facts()
-    shares = [replace(source, dist=DistContext(rank, size)).batch(1).facts() for rank in range(size)]
+    whole = source.batch(1).meta()
+    shares = [replace(source, dist=DistContext(rank, size)).batch(1).meta() for rank in range(size)]
     joined = BatchMeta.joined(shares)
     for name in SideInfo.__slots__:
         assert torch.equal(getattr(joined.side_info, name), getattr(whole.side_info, name))

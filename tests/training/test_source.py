@@ -14,13 +14,13 @@ from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.transforms import Resize, view_size
 from tag2box.training.batches import (
     BatchSource,
+    FeatureBatches,
     ImageBatches,
     Loader,
-    RoiMapBatches,
     evenly_spaced_indices,
     preview_view,
 )
-from tag2box.training.feature_cache import LiveRoiMaps
+from tag2box.training.feature_cache import RoiMaps
 from tag2box.types import Batch
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
@@ -29,12 +29,12 @@ COUNTS = (6, 0, 9, 1, 6)
 PAD = (127.5, 102.0, 76.5)
 
 
-def sources(folder: Path, loader: Loader | None = None, seed: int = 0) -> tuple[ImageBatches, RoiMapBatches]:
+def sources(folder: Path, loader: Loader | None = None, seed: int = 0) -> tuple[ImageBatches, FeatureBatches]:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     wanted = loader or Loader(batch_size=3, resize=RESIZE)
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos.photos, store)
-    return ImageBatches(photos, store, wanted, seed, PAD), RoiMapBatches(photos, store, wanted, seed, live)
+    live = RoiMaps(tiny_detector(3).backbone, photos.photos, store)
+    return ImageBatches(photos, store, wanted, seed, PAD), FeatureBatches(photos, store, wanted, seed, live)
 
 
 def pixels_of(batch: Batch) -> Tensor:
@@ -152,8 +152,8 @@ def test_names_and_boxes_of_the_photos_come_through(tmp_path: Path, kind: int) -
 def test_photos_without_proposals_alone_make_a_batch(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 2)
     store = tiny_store(tmp_path, photos.photos, counts=(0, 0))
-    live = LiveRoiMaps(tiny_detector(3).backbone, photos.photos, store)
-    batch = RoiMapBatches(photos, store, Loader(batch_size=2, resize=RESIZE), 0, live).batch(0)
+    live = RoiMaps(tiny_detector(3).backbone, photos.photos, store)
+    batch = FeatureBatches(photos, store, Loader(batch_size=2, resize=RESIZE), 0, live).batch(0)
     assert batch.proposals.sizes == (0, 0)
     assert batch.maps is not None
     assert batch.maps.shape == (0, TinyBackbone.channels, 3, 3)
@@ -197,20 +197,20 @@ class Nothing:
 
 def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
     plain, grouped = (crowd(48, Loader(batch_size=4, resize=RESIZE, group_aspect=on)) for on in (False, True))
-    turns = [[turn for i in range(24) for turn in source.turns(i)] for source in (plain, grouped)]
+    turns = [[turn for i in range(24) for turn in source.sampled(i)] for source in (plain, grouped)]
     assert set(turns[0]) == set(turns[1]) and turns[0] != turns[1]  # the same photos in the same views
     mixed = [
-        sum(len({t.index % 3 == 0 for t in source.turns(i)}) == 2 for i in range(24)) for source in (plain, grouped)
+        sum(len({t.index % 3 == 0 for t in source.sampled(i)}) == 2 for i in range(24)) for source in (plain, grouped)
     ]
     assert mixed[0] > 12 and mixed[1] == 0  # 16 tall and 32 wide photos fill their batches
-    assert grouped.turns(7) == crowd(48, grouped.loader).turns(7)  # a resumed run
+    assert grouped.sampled(7) == crowd(48, grouped.loader).sampled(7)  # a resumed run
 
 
 def test_the_largest_batch_is_never_underestimated(tmp_path: Path) -> None:
     source = sources(tmp_path, Loader(batch_size=4, resize=RESIZE))[0]
-    assert max(pixels_of(source.batch(i)).nbytes for i in range(20)) <= source.most_bytes()
+    assert max(pixels_of(source.batch(i)).nbytes for i in range(20)) <= source.max_bytes()
     one = replace(source, loader=Loader(batch_size=5, resize=Resize(scales=(40,), flip=0.0)))
-    assert pixels_of(one.batch(0)).nbytes == one.most_bytes()
+    assert pixels_of(one.batch(0)).nbytes == one.max_bytes()
 
 
 @pytest.mark.parametrize(("scales", "middle"), [((32,), 32), ((40, 24, 32), 32), ((24, 40), 40)])
@@ -227,7 +227,7 @@ def numbered(count: int) -> TaggedPhotos:
 
 @given(st.integers(1, 60), st.integers(0, 80))
 def test_spread_takes_distinct_photos_at_even_distances(total: int, count: int) -> None:
-    rows = evenly_spaced_indices(numbered(total), count)
+    rows = evenly_spaced_indices(total, count)
     assert len(rows) == min(total, count)
     assert len(set(rows)) == len(rows)
     gaps = [b - a for a, b in pairwise(rows)]

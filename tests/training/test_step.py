@@ -1,4 +1,4 @@
-"""One batch, three ways: at once, photo by photo, over processes. All must give the gradients of the graph itself."""
+"""One batch, three ways: plain, recomputed photo by photo, over processes. All give the gradients of one graph."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
-from tag2box.models.augment import Augment, Chosen, rois_of
+from tag2box.models.augment import Augment, rois_of
 from tag2box.models.detector import Detector, Heads
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
-from tag2box.ops.mil import mil_partition
+from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
-from tag2box.training.grad_cache import Network
-from tag2box.training.step import Step
+from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies
+from tag2box.training.step import Forward, Step, plain_step
 from tag2box.types import AugmentedRois, Batch, Proposals
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
-LUCK = StepRng(11, 4)
+RNG = StepRng(11, 4)
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,22 @@ def gradients(detector: Detector) -> dict[str, Tensor]:
 
 
 def through_the_graph(world: World) -> tuple[float, dict[str, Tensor]]:
-    """The twin: no leaves, no parts; one graph from the photos to the loss."""
+    """The twin: outputs packed into one matrix, one graph from the photos to the loss, a bare ``backward()``."""
     step, batch = world.step(), world.batch()
-    detector = step.detector
-    network = Network(detector, step.regularise, detector, step.augment, step.criterion.requirements, "fp32", LUCK)
+    detector, forward = step.detector, Forward(step, step.detector, RNG)
+    layout = Layout.of(detector, step.criterion.requirements)
     images, sizes = batch.proposals.image_ids(), batch.proposals.sizes
     rois = rois_of(detector, batch)
-    drawn = step.regularise.draw(LUCK, images, detector.backbone.map_size)
-    rows = network.outputs(rois, drawn, images)
+    rows = pack(forward.outputs(rois, forward.draw(images), images))
 
-    def views(chosen: Tensor) -> AugmentedRois:
-        masks = step.augment.masks(LUCK, images[chosen], detector.backbone.map_size)
-        partition = mil_partition(network.layout.outputs(rows.detach()).scores.mil_det, sizes)[images[chosen]]
-        copies = network.views(rois[chosen], partition, Chosen(chosen, images[chosen], masks))
-        return network.layout.views(copies, step.augment.kinds)
+    def augment_rois(chosen: Tensor) -> AugmentedRois:
+        partition = mil_partition(layout.unpack(rows.detach()).scores.mil_det, sizes)[images[chosen]]
+        copies = forward.augmented(rois[chosen], partition, forward.chosen(chosen, images[chosen]))
+        return layout.unpack_copies(pack_copies(copies), step.augment.kinds)
 
-    outputs = network.layout.outputs(rows)
-    outcome = step.criterion(outputs, batch.meta(), views)
-    outcome.total.backward()
-    return outcome.total.item(), gradients(detector)
+    loss = step.criterion(layout.unpack(rows), batch.meta(), augment_rois)
+    loss.total.backward()
+    return loss.total.item(), gradients(detector)
 
 
 def assert_same(mine: dict[str, Tensor], wanted: dict[str, Tensor], rtol: float) -> None:
@@ -123,10 +120,37 @@ def test_a_step_leaves_the_gradients_of_the_graph(name: str, memory: str) -> Non
     world = WORLDS[name]
     total, wanted = through_the_graph(world)
     step = world.step(memory=memory)
-    outcome = step(world.batch(), LUCK)
+    outcome = step(world.batch(), RNG)
     assert outcome.total.item() == pytest.approx(total, rel=1e-12)
     assert_same(gradients(step.detector), wanted, 1e-10)
     assert not outcome.total.requires_grad
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_exact_step_equals_the_plain_one_to_the_bit(name: str) -> None:
+    """With the stored graph of the whole batch, packing and gathering change no bit; in single precision, too."""
+    for dtype in (torch.float64, torch.float32):
+        results = []
+        for function in (plain_step, exact_step):
+            step, batch = WORLDS[name].step(), WORLDS[name].batch()
+            step.detector.to(dtype)
+            batch = converted(batch, dtype)
+            loss = function(step, step.detector, batch, RNG, 0.5)
+            results.append((loss, gradients(step.detector)))
+        (plain, plain_grads), (exact, exact_grads) = results
+        assert torch.equal(plain.total, exact.total)
+        assert plain_grads.keys() == exact_grads.keys()
+        assert all(torch.equal(plain_grads[key], exact_grads[key]) for key in plain_grads)
+
+
+def converted(batch: Batch, dtype: torch.dtype) -> Batch:
+    return replace(
+        batch,
+        proposals=Proposals(batch.proposals.boxes.to(dtype), batch.proposals.sizes),
+        images=None if batch.images is None else batch.images.to(dtype),
+        maps=None if batch.maps is None else batch.maps.to(dtype),
+        trunks=None if batch.trunks is None else tuple(trunk.to(dtype) for trunk in batch.trunks),
+    )
 
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
@@ -139,7 +163,7 @@ def test_processes_together_leave_the_gradients_of_one(name: str, count: int, me
 
     def work(dist: DistContext) -> tuple[float, dict[str, Tensor]]:
         step, batch = world.step(memory=memory, dist=dist), world.batch()
-        outcome = step(share_of(batch, dist), LUCK)
+        outcome = step(share_of(batch, dist), RNG)
         return outcome.total.item(), gradients(step.detector)
 
     done = together(count, work)
@@ -149,7 +173,7 @@ def test_processes_together_leave_the_gradients_of_one(name: str, count: int, me
 
 
 def share_of(batch: Batch, dist: DistContext) -> Batch:
-    mine = [batch.photo(i) for i in dist.share(len(batch.ids))]
+    mine = [batch.photo(i) for i in dist.shard(len(batch.ids))]
     if not mine:
         return replace(Batch.empty(batch.tags.shape[1]), proposals=Proposals(torch.zeros(0, 4).double(), ()))
     meta = [photo.meta().proposals for photo in mine]
@@ -166,16 +190,16 @@ def share_of(batch: Batch, dist: DistContext) -> Batch:
 def test_a_photo_draws_the_same_whoever_runs_it_but_not_in_the_next_iteration() -> None:
     world = WORLDS["many"]
     step = world.step()
-    totals = [step(world.batch(), rng).total.item() for rng in (LUCK, LUCK, StepRng(11, 5))]
+    totals = [step(world.batch(), rng).total.item() for rng in (RNG, RNG, StepRng(11, 5))]
     assert totals[0] == totals[1] != totals[2]
 
 
 def test_looking_changes_no_gradient_and_sees_what_the_step_sees() -> None:
     world = WORLDS["many"]
     step = world.step()
-    looked = step.look(world.batch(), LUCK)
+    looked = step.preview(world.batch(), RNG)
     assert gradients(step.detector) == {}
-    stepped = step(world.batch(), LUCK)
+    stepped = step(world.batch(), RNG)
     assert looked.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
     assert torch.equal(looked.labeling.stages[-1].pseudo_boxes.rows, stepped.labeling.stages[-1].pseudo_boxes.rows)
 
@@ -190,7 +214,7 @@ def test_half_precision_stays_near_and_its_losses_are_single() -> None:
         batch = world.batch()
         assert batch.images is not None
         boxes = Proposals(batch.proposals.boxes.float(), batch.proposals.sizes)
-        outcome = step(replace(batch, images=batch.images.float(), proposals=boxes), LUCK)
+        outcome = step(replace(batch, images=batch.images.float(), proposals=boxes), RNG)
         assert outcome.total.dtype == torch.float32
         grads.append(torch.cat([g.flatten() for g in gradients(step.detector).values()]))
     assert torch.nn.functional.cosine_similarity(grads[0], grads[1], dim=0) > 0.98

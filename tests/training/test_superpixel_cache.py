@@ -53,13 +53,13 @@ def test_it_is_made_once_and_again_where_anything_changed(tmp_path: Path, monkey
     photos, maps = tiny_photos(tmp_path, 2).photos, tmp_path / "maps"
     store = tiny_store(tmp_path, photos)
     seen: list[str] = []
-    weigh = module._weigh
+    weigh = module._score
 
-    def counted(superpixels: Superpixels, order: module._Order) -> module._Weighed:
+    def counted(superpixels: Superpixels, order: module._Job) -> module._Scores:
         seen.append(order.photo.id)
         return weigh(superpixels, order)
 
-    monkeypatch.setattr(module, "_weigh", counted)
+    monkeypatch.setattr(module, "_score", counted)
     build_superpixel_cache(photos, store, CUT, maps)
     build_superpixel_cache(photos, store, CUT, maps)
     assert seen == ["photo0", "photo1"] and len(list(maps.iterdir())) == 1
@@ -92,13 +92,13 @@ def test_what_crosses_to_other_processes_survives(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     store = tiny_store(tmp_path, photos)
     made = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
-    order = module._Order(photos[0], store.boxes("photo0").numpy())
-    again, work, crossed = pickle.loads(pickle.dumps((made, partial(module._weigh, CUT), order)))  # noqa: S301 - ours
+    order = module._Job(photos[0], store.boxes("photo0").numpy())
+    again, work, crossed = pickle.loads(pickle.dumps((made, partial(module._score, CUT), order)))  # noqa: S301 - ours
     assert isinstance(again, SuperpixelCache) and again("photo0").tolist() == made("photo0").tolist()
     assert pickle.loads(pickle.dumps(work(crossed))).values.tolist() == made("photo0").tolist()  # noqa: S301
 
 
 def test_a_photo_that_ends_its_process_is_named(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos
-    lost = module._lost(module._Order(photos[0], np.zeros((0, 4), np.float32)), 11)
+    lost = module._lost(module._Job(photos[0], np.zeros((0, 4), np.float32)), 11)
     assert lost.values is None and "photo0.jpg" in lost.problem and "signal 11" in lost.problem

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tag2box.commands.train import train
+from tag2box.cli.train import train
 from tag2box.data.transforms import Resize, view_size
 from tag2box.models.detector import Detector
 from tag2box.recipes import Config
-from tag2box.training.batches import ImageBatches, Loader, RoiMapBatches, TrunkBatches, preview_view
+from tag2box.training.batches import FeatureBatches, ImageBatches, Loader, preview_view
 from tag2box.training.dist import DistContext
-from tag2box.training.feature_cache import CachedTrunks, LiveTrunks
+from tag2box.training.feature_cache import FeatureCache, TrunkMaps
 from tag2box.types import Batch, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 from tiny_world import one_worker, same, small_config, small_data, story, weights
@@ -41,11 +41,11 @@ class TailBackbone(TinyBackbone):
         return (self.conv, self.tail)
 
 
-def source_of(folder: Path, loader: Loader | None = None, seed: int = 0) -> TrunkBatches:
+def source_of(folder: Path, loader: Loader | None = None, seed: int = 0) -> FeatureBatches:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
-    live = LiveTrunks(tiny_detector(3).backbone, photos.photos)
-    return TrunkBatches(photos, store, loader or Loader(batch_size=3, resize=RESIZE), seed, live)
+    live = TrunkMaps(tiny_detector(3).backbone, photos.photos)
+    return FeatureBatches(photos, store, loader or Loader(batch_size=3, resize=RESIZE), seed, live)
 
 
 def parts(batch: Batch) -> list[object]:
@@ -69,10 +69,10 @@ def test_photos_boxes_and_tags_are_those_of_the_other_sources(tmp_path: Path, ba
 
 def test_each_photo_brings_its_own_map(tmp_path: Path) -> None:
     source = source_of(tmp_path, Loader(batch_size=5, resize=RESIZE))
-    batch, numbers = source.batch(0), [turn.index for turn in source.turns(0)]
+    batch, numbers = source.batch(0), [turn.index for turn in source.sampled(0)]
     assert batch.trunks is not None
-    for trunk, turn in zip(batch.trunks, source.turns(0), strict=True):
-        assert torch.equal(trunk, source.trunks.trunk(turn.index, turn.view))
+    for trunk, turn in zip(batch.trunks, source.sampled(0), strict=True):
+        assert torch.equal(trunk, source.features.get(turn.index, turn.view))
     assert sorted(numbers) == [0, 1, 2, 3, 4] and len({trunk.shape for trunk in batch.trunks}) > 1
 
 
@@ -127,7 +127,7 @@ def tail_detector(config: Config, num_classes: int, *, pretrained: bool) -> Dete
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tag2box.commands.train.build_detector", tail_detector)
+    monkeypatch.setattr("tag2box.runs.build_detector", tail_detector)
     one_worker(monkeypatch)
     small_data(tmp_path)
     return tmp_path
@@ -153,26 +153,26 @@ def test_the_way_a_batch_is_made_follows_what_is_frozen_and_the_budget(
     used: list[tuple[str, ...]] = []
 
     def note(step: object, source: object, *rest: object, **more: object) -> None:
-        kind = type(source.trunks) if isinstance(source, TrunkBatches) else None
+        kind = type(source.features) if isinstance(source, FeatureBatches) else None
         used.append((type(source).__name__, kind.__name__ if kind else ""))
 
-    monkeypatch.setattr("tag2box.commands.train.fit", note)
+    monkeypatch.setattr("tag2box.training.loop.fit", note)
     shared = (f"data.proposals={small / 'proposals'}",)
     for name, frozen in (("frozen", True), ("learns", False)):
         monkeypatch.setattr(
-            "tag2box.commands.train.build_detector", lambda config, n, *, pretrained, f=frozen: tiny_detector(n, f)
+            "tag2box.runs.build_detector", lambda config, n, *, pretrained, f=frozen: tiny_detector(n, f)
         )
         train(small_config(small, *shared), small / name)
         train(small_config(small, *shared, "feature_cache_gb=0"), small / f"{name}-0")
-    monkeypatch.setattr("tag2box.commands.train.build_detector", tail_detector)
+    monkeypatch.setattr("tag2box.runs.build_detector", tail_detector)
     train(small_config(small, *shared), small / "tail")
     roomless = "feature_cache_gb=1e-7"  # a hundred bytes
     train(small_config(small, *shared, roomless), small / "tail-0")
     assert used == [
-        (RoiMapBatches.__name__, ""),
-        (TrunkBatches.__name__, LiveTrunks.__name__),
+        (FeatureBatches.__name__, FeatureCache.__name__),
+        (FeatureBatches.__name__, TrunkMaps.__name__),
         (ImageBatches.__name__, ""),
         (ImageBatches.__name__, ""),
-        (TrunkBatches.__name__, CachedTrunks.__name__),
-        (TrunkBatches.__name__, LiveTrunks.__name__),
+        (FeatureBatches.__name__, FeatureCache.__name__),
+        (FeatureBatches.__name__, TrunkMaps.__name__),
     ]

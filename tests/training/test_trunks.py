@@ -17,7 +17,7 @@ from tag2box.errors import UserError
 from tag2box.models.backbone import Backbone
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.progress import Bar
-from tag2box.training.feature_cache import CachedTrunks, LiveTrunks, trunk_bytes
+from tag2box.training.feature_cache import FeatureCache, TrunkMaps
 from tiny import TinyBackbone, tiny_detector, tiny_photos
 
 VIEW = View(32, flip=False, long_max=64)
@@ -31,25 +31,25 @@ class OtherPixels(TinyBackbone):
     preprocess = replace(TinyBackbone.preprocess, order="bgr")
 
 
-def live_world(folder: Path, count: int = 3, backbone: Backbone | None = None) -> LiveTrunks:
-    return LiveTrunks(backbone or tiny_detector(3).backbone, tiny_photos(folder, count).photos)
+def live_world(folder: Path, count: int = 3, backbone: Backbone | None = None) -> TrunkMaps:
+    return TrunkMaps(backbone or tiny_detector(3).backbone, tiny_photos(folder, count).photos)
 
 
 def kept_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.f16")}
 
 
-def name_of(live: LiveTrunks, folder: Path, view: View = VIEW) -> str:
+def name_of(live: TrunkMaps, folder: Path, view: View = VIEW) -> str:
     """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
     before = kept_files(folder)
-    cached = CachedTrunks(live, folder)
-    cached.make([view])
+    cached = FeatureCache(live, folder)
+    cached.build([view])
     cached.close()
     (name,) = kept_files(folder) - before or {NOTHING_NEW}
     return name
 
 
-def refuse(self: LiveTrunks, index: int, view: View) -> Tensor:
+def refuse(self: TrunkMaps, index: int, view: View) -> Tensor:
     raise AssertionError("computed again")
 
 
@@ -59,7 +59,7 @@ def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Pat
     photo = live.photos[1]
     image = render_view(view, read_photo(photo.path).float(), (photo.height, photo.width))
     (expected,) = live.backbone.trunk(image[None]).detach()
-    trunk = live.trunk(1, view)
+    trunk = live.get(1, view)
     assert trunk.dtype == torch.float32 and not trunk.requires_grad
     assert torch.equal(trunk, expected.half().float())
     assert trunk.shape[1:] == (-(-image.shape[1] // 4), -(-image.shape[2] // 4))  # nothing is padded
@@ -68,12 +68,12 @@ def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Pat
 @pytest.mark.parametrize("view", VIEWS)
 def test_kept_trunks_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
-    cached = CachedTrunks(live, tmp_path / "maps")
+    cached = FeatureCache(live, tmp_path / "maps")
     for index in (2, 0, 1, 0):
-        kept, fresh = cached.trunk(index, view), live.trunk(index, view)
+        kept, fresh = cached.get(index, view), live.get(index, view)
         assert torch.equal(kept, fresh)
         assert (kept.dtype, kept.stride()) == (fresh.dtype, fresh.stride())
-    assert len({live.trunk(index, view).shape for index in range(3)}) > 1  # of different sizes in one file
+    assert len({live.get(index, view).shape for index in range(3)}) > 1  # of different sizes in one file
     cached.close()
 
 
@@ -84,26 +84,26 @@ def test_the_trunk_of_vgg16_is_kept_to_the_bit_where_it_is_frozen(tmp_path: Path
         f"classifier.{n}.{kind}" for n in (0, 3) for kind in ("weight", "bias")
     ]
     live = live_world(tmp_path, 1, backbone)
-    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(0, VIEW), live.trunk(0, VIEW))
-    assert live.trunk(0, VIEW).shape == (512, 4, 4)  # 32 x 38 pixels
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW))
+    assert live.get(0, VIEW).shape == (512, 4, 4)  # 32 x 38 pixels
     learning = Vgg16Backbone(Vgg16(), vector_size=4)
     assert not learning.frozen_trunk
-    with pytest.raises(ValueError, match="frozen trunk"):
-        CachedTrunks(replace(live, backbone=learning), tmp_path / "maps")
+    with pytest.raises(ValueError, match="frozen network"):
+        FeatureCache(replace(live, backbone=learning), tmp_path / "maps")
 
 
 def test_no_photos_make_an_empty_file(tmp_path: Path) -> None:
-    cached = CachedTrunks(replace(live_world(tmp_path), photos=()), tmp_path / "maps")
-    cached.make(VIEWS)
+    cached = FeatureCache(replace(live_world(tmp_path), photos=()), tmp_path / "maps")
+    cached.build(VIEWS)
     assert len(kept_files(tmp_path / "maps")) == len(VIEWS)
     cached.close()
 
 
 def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    expected = CachedTrunks(live, tmp_path / "maps").trunk(1, VIEW)
-    monkeypatch.setattr(LiveTrunks, "trunk", refuse)
-    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(1, VIEW), expected)
+    expected = FeatureCache(live, tmp_path / "maps").get(1, VIEW)
+    monkeypatch.setattr(TrunkMaps, "get", refuse)
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(1, VIEW), expected)
 
 
 BROKEN = {
@@ -123,39 +123,39 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_file_is_made_anew(tmp_path: Path, how: str) -> None:
     live = live_world(tmp_path)
-    CachedTrunks(live, tmp_path / "maps").make([VIEW])
+    FeatureCache(live, tmp_path / "maps").build([VIEW])
     (path,) = (tmp_path / "maps").glob("*.f16")
     whole = path.read_bytes()
     path.write_bytes(BROKEN[how](whole))
-    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(2, VIEW), live.trunk(2, VIEW))
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(2, VIEW), live.get(2, VIEW))
     assert path.read_bytes() == whole
 
 
 def test_a_file_cut_while_it_is_in_use_is_told_in_a_line(tmp_path: Path) -> None:
-    cached = CachedTrunks(live_world(tmp_path), tmp_path / "maps")
-    cached.make([VIEW])
+    cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
+    cached.build([VIEW])
     (path,) = (tmp_path / "maps").glob("*.f16")
     os.truncate(path, path.stat().st_size - 2)
-    with pytest.raises(UserError, match=r"\.f16: cut short while it was in use; start again"):
-        cached.trunk(2, VIEW)
+    with pytest.raises(UserError, match=r"\.f16: truncated while it was in use; rerun"):
+        cached.get(2, VIEW)
     cached.close()
 
 
 def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
-    original = LiveTrunks.trunk
+    original = TrunkMaps.get
 
-    def broken(self: LiveTrunks, index: int, view: View) -> Tensor:
+    def broken(self: TrunkMaps, index: int, view: View) -> Tensor:
         if index == 2:
             raise KeyboardInterrupt
         return original(self, index, view)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveTrunks, "trunk", broken)
+        patch.setattr(TrunkMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
-            CachedTrunks(live, tmp_path / "maps").make([VIEW])
+            FeatureCache(live, tmp_path / "maps").build([VIEW])
     assert list((tmp_path / "maps").iterdir()) == []
-    assert torch.equal(CachedTrunks(live, tmp_path / "maps").trunk(0, VIEW), live.trunk(0, VIEW))
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW))
 
 
 def test_what_trunks_depend_on_gives_another_name(tmp_path: Path) -> None:
@@ -192,15 +192,15 @@ def test_what_they_do_not_depend_on_does_not(tmp_path: Path) -> None:
 
 def test_trunks_that_learn_are_never_kept(tmp_path: Path) -> None:
     live = live_world(tmp_path, backbone=tiny_detector(3, frozen=False).backbone)
-    with pytest.raises(ValueError, match="frozen trunk"):
-        CachedTrunks(live, tmp_path / "maps")
+    with pytest.raises(ValueError, match="frozen network"):
+        FeatureCache(live, tmp_path / "maps")
 
 
 def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     live.photos[1].path.unlink()
     with pytest.raises(UserError, match=r"photo1\.jpg: no such photo"):
-        CachedTrunks(live, tmp_path / "maps")
+        FeatureCache(live, tmp_path / "maps")
 
 
 def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
@@ -215,11 +215,11 @@ def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
         told.append(f"{title} of {total}")
         yield Counting()
 
-    cached = CachedTrunks(live_world(tmp_path), tmp_path / "maps")
+    cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
     for _ in range(2):
-        cached.make([View(32, flip=True), View(None)], progress)
+        cached.build([View(32, flip=True), View(None)], progress)
     photos = ["photo"] * 3
-    assert told == ["trunk maps at 32 mirrored of 3", *photos, "trunk maps at full size of 3", *photos]
+    assert told == ["trunk maps at 32 flipped of 3", *photos, "trunk maps at full size of 3", *photos]
     cached.close()
 
 
@@ -236,9 +236,9 @@ def test_the_disk_that_trunks_take_is_never_underestimated(
     tmp_path: Path, backbone: Backbone, views: Sequence[View]
 ) -> None:
     live = live_world(tmp_path, 5, backbone)
-    CachedTrunks(live, tmp_path / "maps").make(views)
+    FeatureCache(live, tmp_path / "maps").build(views)
     head = 8 * (2 + 4 * 5)
     taken = sum(path.stat().st_size - head for path in (tmp_path / "maps").glob("*.f16"))
-    told = trunk_bytes(backbone, live.photos, views)
+    told = live.cache_bytes(views)
     assert taken <= told
     assert type(backbone) is Halving or taken == told

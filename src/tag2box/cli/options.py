@@ -1,78 +1,114 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the objects they stand for."""
 
-from __future__ import annotations
-
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console, RenderableType
 
-from tag2box.errors import UserError
+from tag2box import DataSource, UserError, extend
+from tag2box.formats.datasets import class_names
+from tag2box.parallel.pool import Pool
 
-if TYPE_CHECKING:
-    from tag2box.formats.listing import DataSource
-    from tag2box.proposals.pool import Pool
 
-DataPath = Annotated[
+def print_rich(renderable: RenderableType) -> None:
+    """Print a table on standard output."""
+    Console().print(renderable)
+
+
+# ---------------------------------------------------------------- a dataset
+
+DataArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="DATA",
-        help="CSV of tags, COCO JSON, VOC folder, tree of class folders, or a folder of photos.",
+        metavar="DATA", help="CSV of tags, COCO JSON, VOC or YOLO folder, tree of class folders, or a folder of photos."
     ),
 ]
-PhotosFolder = Annotated[
-    Optional[Path],  # noqa: UP045 - typer reads it
-    typer.Option("--photos", help="Folder the photos are in, where it is not that of DATA."),
+PhotosOption = Annotated[Path | None, typer.Option("--photos", help="Folder of the photos, if DATA does not name it.")]
+SplitOption = Annotated[
+    str | None,
+    typer.Option("--split", help="A named split, such as an image list of a VOC folder, or a text file of ids."),
 ]
-Split = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--split", help="Image list: a name in ImageSets/Main of a VOC folder, or any text file of ids."),
+ClassesOption = Annotated[
+    str | None,
+    typer.Option("--classes", help="Comma-separated names, or a text file with one per line; default: all in DATA."),
 ]
-Classes = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--classes", help="Comma-separated names, or a text file with one a line; default: all there are."),
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="a.b=c", help="Override a setting, e.g. plan.iterations=500; repeatable.")
 ]
 
 
-class Where(StrEnum):
-    """What does the work on photos."""
-
-    here = "here"
-    ray = "ray"
-
-
-On = Annotated[
-    Where,
+DataFormatOption = Annotated[
+    str | None,
     typer.Option(
-        "--on", help="Where photos are worked on; all nodes of a Ray cluster must find them under the same path."
+        "--data-format",
+        metavar="NAME",
+        help=f"{', '.join(extend.DATASET_FORMATS)}, or `package.module:Name` of your own; default: recognised.",
     ),
 ]
-Address = Annotated[
-    Optional[str],  # noqa: UP045
+
+
+def data_source(
+    path: Path, photos: Path | None, split: str | None, classes: str | None, form: str | None = None
+) -> DataSource:
+    """The dataset that the options of a command name."""
+    names = class_names(classes) if classes else None
+    return DataSource(path=path, photos=photos, split=split, classes=names, format=form)
+
+
+# ---------------------------------------------------------------- where photos are processed
+
+OnOption = Annotated[
+    Literal["here", "ray"],
+    typer.Option("--on", help="This machine, or a Ray cluster whose nodes all see the photos under the same path."),
+]
+AddressOption = Annotated[
+    str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the Ray cluster; default: that of RAY_ADDRESS, else one is started here and stopped in the end.",
+        help="Ray cluster; default: RAY_ADDRESS, else a local one is started and stopped at the end.",
     ),
 ]
 
 
-def pool(on: Where, address: str | None, *, workers: int | None = None, chunk: int) -> Pool | None:
-    """The cluster a command line names, for tasks of ``chunk`` photos; None is this machine."""
-    if on is Where.here:
+def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: int) -> Pool | None:
+    """The Ray cluster that --on and --address name, for tasks of ``chunk`` photos; None is this machine."""
+    if on == "here":
         if address is not None:
             raise UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
         return None
-    from tag2box.proposals.ray_pool import RayPool, check_ray
+    from tag2box.parallel.ray_pool import RayPool, check_ray  # Ray is optional
 
     check_ray(address)
     return RayPool(address, workers, chunk)
 
 
-def data_source(path: Path, photos: Path | None, split: str | None, classes: str | None) -> DataSource:
-    """The dataset a command line names."""
-    from tag2box.formats.datasets import class_names
-    from tag2box.formats.listing import DataSource
+# ---------------------------------------------------------------- the data of a study
 
-    return DataSource(path=path, photos=photos, split=split, classes=class_names(classes) if classes else None)
+TestOption = Annotated[
+    Path | None,
+    typer.Option("--test", metavar="DATA", help="Dataset to evaluate on, if it is not a split of the same one."),
+]
+TestPhotosOption = Annotated[Path | None, typer.Option("--test-photos", help="Folder of its photos.")]
+TestSplitOption = Annotated[str | None, typer.Option("--test-split", help="Image list to evaluate on.")]
+ProposalsOption = Annotated[
+    Path | None,
+    typer.Option("--proposals", metavar="STORE", help="Imported proposals of the training photos, e.g. MCG."),
+]
+TestProposalsOption = Annotated[
+    Path | None,
+    typer.Option("--test-proposals", metavar="STORE", help="Imported proposals of the test photos."),
+]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", help="Base settings; default: scenes for generated scenes, else photos."),
+]
+
+
+def seed_list(text: str | None) -> tuple[int, ...]:
+    """The seeds of --seeds; empty for the default of the study."""
+    words = (text or "").replace(",", " ").split()
+    if not all(word.isdecimal() for word in words):
+        raise UserError(f"--seeds {text}: expected whole numbers separated by commas, such as 0,1,2")
+    return tuple(int(word) for word in words)

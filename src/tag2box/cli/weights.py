@@ -1,69 +1,149 @@
-"""``tag2box weights``: pretrained weights, listed, fetched and converted."""
+"""``tag2box weights``: list pretrained weights, fetch them, or convert a weight file."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
+from rich import table, text
 
-app = typer.Typer(
-    help="Pretrained weights: list them, get one, or convert a file of your own.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+from tag2box import TerminalProgress, UserError
+from tag2box.cli import options
+from tag2box.models.weights import convert, state_dict, weight_cache, zoo
+
+_NO_LICENCE = "not stated in the file; see its publisher"
 
 
-@app.command("list", epilog="Example: `tag2box weights list`")
-def list_weights() -> None:
-    """Show the weights tag2box knows, how each comes, and which are here and verify."""
-    from rich.console import Console
+@dataclass(frozen=True, slots=True)
+class WeightsRow:
+    """One line of ``tag2box weights list``."""
 
-    from tag2box.commands import weights as command
-    from tag2box.models.weights.weight_cache import weights_folder
+    name: str
+    architecture: str
+    holds: str
+    licence: str
+    size: str
+    comes: str
+    here: str  # "verified", "in the package", "not here" or "refused"
+    problem: str = ""  # why it was refused, in one line
 
-    rows = command.list_weights()
-    Console().print(command.table(rows))
-    typer.echo(f"stored in {weights_folder()}")
+
+def list_weights() -> list[WeightsRow]:
+    """The zoo, then other stored weights; every stored file is verified."""
+    others = [name for name in weight_cache.stored_names() if name not in zoo.ZOO]
+    return [_row(name) for name in (*zoo.ZOO, *others)]
+
+
+def _row(name: str) -> WeightsRow:
+    path, entry = weight_cache.weights_folder() / f"{name}.safetensors", zoo.ZOO.get(name)
+    size = f"{path.stat().st_size / 2**20:.0f} MB" if path.exists() else f"{entry.megabytes if entry else 0} MB"
+    provenance, here, problem = None, "not here", ""
+    if path.exists():
+        try:
+            provenance, here = weight_cache.verify(path), "verified"
+        except UserError as error:
+            here, problem = "refused", str(error)
+    elif name == "lite0" and _has_lite0_package():
+        here = "in the package"
+    if entry is not None:
+        licence = provenance.licence if provenance else entry.licence
+        return WeightsRow(name, entry.architecture, entry.holds, licence, size, entry.source, here, problem)
+    if provenance is not None:
+        return WeightsRow(name, provenance.architecture, "", provenance.licence, size, provenance.source, here)
+    return WeightsRow(name, "unknown", "", "unknown", size, "unknown", here, problem)
+
+
+def _has_lite0_package() -> bool:
+    try:
+        return zoo.lite0_file().is_file()
+    except UserError:
+        return False
+
+
+def weights_table(rows: list[WeightsRow]) -> table.Table:
+    """The rows as a table for a terminal."""
+    sheet = table.Table(
+        "name", "architecture", "holds", "licence", "size", "from", "here", show_edge=False, pad_edge=False
+    )
+    for column in (0, 1, 4, 6):
+        sheet.columns[column].no_wrap = True
+    styles = {"refused": "bold red", "not here": "dim"}
+    for row in rows:
+        cells = (row.name, row.architecture, row.holds, row.licence, row.size, row.comes)
+        words = (text.Text(cell, overflow="fold") for cell in cells)
+        sheet.add_row(*words, text.Text(row.here, styles.get(row.here, "green")))
+    return sheet
+
+
+def list_command() -> None:
+    """List known weights, their source, and whether they verify.
+
+    Example: `tag2box weights list`
+    """
+    rows = list_weights()
+    options.print_rich(weights_table(rows))
+    typer.echo(f"stored in {weight_cache.weights_folder()}")
     problems = [row.problem for row in rows if row.problem]
     for problem in problems:
         typer.echo(f"tag2box: {problem}", err=True)
     raise typer.Exit(int(bool(problems)))
 
 
-@app.command(epilog="Example: `tag2box weights get vgg16-conv`")
-def get(
-    name: Annotated[str, typer.Argument(help="One of `tag2box weights list`.")],
+def get_command(
+    name: Annotated[str, typer.Argument(help="A name of `tag2box weights list`.")],
     file: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads it
-        typer.Option(help="The original file, where you have it already; its checksum is verified."),
+        Path | None, typer.Option(help="The original file, if you have it already; its checksum is verified.")
     ] = None,
 ) -> None:
-    """Store weights for later use: from a pip package or a file; a published address is tried last."""
-    from tag2box.commands import weights as command
-    from tag2box.progress import TerminalProgress
+    """Store weights for later use: from a pip package or a file; a published URL is tried last.
 
-    got = command.get(name, file=file, progress=TerminalProgress())
+    Example: `tag2box weights get vgg16-conv`
+    """
+    got = zoo.get_weights(name, file=file, progress=TerminalProgress())
     typer.echo(f"{name}: {'stored' if got.fresh else 'here already, verified'} ({got.provenance.source})")
 
 
-@app.command(epilog="Example: `tag2box weights convert VGG_ILSVRC_16_layers.pkl --name vgg16-caffe`")
-def convert(
+@dataclass(frozen=True, slots=True)
+class ConvertedWeights:
+    """A stored weight file, and how it was recognised."""
+
+    provenance: weight_cache.Provenance
+    path: Path
+    notes: tuple[str, ...]
+
+
+def convert_file(
+    file: Path, *, architecture: str | None = None, preprocess: str | None = None, name: str | None = None
+) -> ConvertedWeights:
+    """Recognise, check and store a weight file; ``name`` defaults to its architecture."""
+    raw = state_dict.read_weight_file(file)
+    conversion = convert.convert_weights(raw, convert.ConvertOptions(architecture=architecture, preprocess=preprocess))
+    weights, known = conversion.weights, convert.KNOWN_FILES.get(raw.sha256[:8])
+    of_caffe = weights.architecture.startswith("vgg16") and weights.preprocess == state_dict.PREPROCESS["caffe"]
+    chosen = name or (f"{weights.architecture}-caffe" if of_caffe else weights.architecture)
+    source = f"{known.title if known else 'your file'} ({file.name})"
+    origin = weight_cache.Origin(source, known.licence if known else _NO_LICENCE, raw.sha256)
+    return ConvertedWeights(
+        weight_cache.store(chosen, weights, origin), weight_cache.stored_path(chosen), conversion.notes
+    )
+
+
+def convert_command(
     file: Annotated[Path, typer.Argument(help="State dict (.pth, .safetensors), or Caffe2/Detectron pickle (.pkl).")],
     architecture: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--as", help="vgg16, vgg16-conv, r50-ws, r101-ws or lite0; default: recognised."),
     ] = None,
     preprocess: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="torchvision or caffe: the pixels it was trained on, where the file does not tell."),
+        str | None, typer.Option(help="torchvision or caffe: the pixels it was trained on, if the file does not say.")
     ] = None,
-    name: Annotated[Optional[str], typer.Option(help="To store it under; default: its architecture.")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Option(help="Name to store it under; default: its architecture.")] = None,
 ) -> None:
-    """Recognise and check a weight file, and store it with its preprocessing, provenance and checksum."""
-    from tag2box.commands import weights as command
+    """Recognise and check a weight file, and store it with its preprocessing, provenance and checksum.
 
-    done = command.convert(file, architecture=architecture, preprocess=preprocess, name=name)
+    Example: `tag2box weights convert VGG_ILSVRC_16_layers.pkl --name vgg16-caffe`
+    """
+    done = convert_file(file, architecture=architecture, preprocess=preprocess, name=name)
     for note in done.notes:
         typer.echo(note)
     typer.echo(f"stored: {done.path}")

@@ -1,1 +1,1 @@
-"""Photos, tags and (for evaluation only) boxes, read from the formats people have."""
+"""Photos: decoding, views, side information, dataset checks and statistics, and generated scenes."""

@@ -1,31 +1,37 @@
-"""What a check of a dataset finds: kinds of trouble, how grave each is, and what to do about it."""
-
-from __future__ import annotations
+"""Dataset check: decode every photo, compare tags, classes and boxes, and report findings with severity and advice."""
 
 import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from tag2box.annotations import Objects
 from tag2box.data.images import photo_size, read_photo
-from tag2box.errors import UserError
-from tag2box.formats.datasets import dataset_format, everything, has_boxes, list_dataset, list_photos, read_truth
+from tag2box.errors import UserError, printable
+from tag2box.formats import datasets
 from tag2box.formats.folders import photo_files
-from tag2box.formats.listing import DataSource, Fault, Listing, PhotoEntry, is_regular_file, missing_photo, printable
+from tag2box.formats.listing import DataSource, Fault, Listing, PhotoEntry, is_regular_file, missing_photo
+from tag2box.progress import Bar, Progress, silent
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""An error: a command would refuse the dataset, or learn what is wrong. A note: nothing need be done."""
+"""error: a command would refuse the dataset, or train on wrong labels; note: nothing needs to be done."""
 
 FIRST = 4
-"""So many different names of each kind are kept, however often it occurs."""
+"""Number of different names kept per kind of finding."""
+
+_SMALLEST = 32  # pixels
+_LONGEST = 5  # times as long as wide
+_LARGEST = 100_000_000  # pixels
+_TAIL = 4096  # bytes; if contents differ, the tails nearly always do
+_AHEAD = 512  # photos submitted to the threads at a time, to bound memory
+_FEW = 5  # photos of a class
+_SLACK = 1.0  # pixels by which a box may leave the photo: rounding, and counting from 0 or 1, are no errors
 
 ADVICE: dict[str, tuple[Severity, str]] = {
     "missing photo": ("error", "put the file there, or remove its row"),
@@ -40,52 +46,52 @@ ADVICE: dict[str, tuple[Severity, str]] = {
     "unknown class": ("error", "correct the spelling, or add the class"),
     "no tags at all": ("error", "tag some photos: nothing can be learned"),
     "same photo, other tags": ("error", "keep one, with the right tags"),
-    "same photo twice": ("warning", "keep one; across train and test, figures flatter"),
-    "very small photo": ("warning", "take it out: no object is found in so few pixels"),
-    "very long photo": ("warning", "crop it: resized, it loses its content"),
+    "same photo twice": ("warning", "keep one; across train and test, scores are inflated"),
+    "very small photo": ("warning", "remove it: no object is found in so few pixels"),
+    "very long photo": ("warning", "crop it: resizing loses its content"),
     "very large photo": ("warning", "scale it down: decoding takes memory and time"),
     "size differs from the photo's": ("warning", "boxes belong to another size or rotation (EXIF)"),
-    "box outside the photo": ("warning", "correct it: it is compared as it stands"),
+    "box outside the photo": ("warning", "correct it: it is evaluated as it is"),
     "box without area": ("warning", "correct it: it can never be found"),
     "class without a photo": ("warning", "check its spelling, or leave it out"),
     "class with few photos": ("warning", "add photos: fewer than 5 teach little"),
-    "class in every photo": ("warning", "add photos without it: nothing tells it from its surroundings"),
-    "classes always together": ("warning", "cannot be told apart: add photos of one alone"),
+    "class in every photo": ("warning", "add photos without it: nothing separates it from its background"),
+    "classes always together": ("warning", "cannot be distinguished: add photos of one alone"),
     "classes spelled alike": ("warning", "one class or two? Spell one class in one way"),
     "class name with a comma": ("warning", "separate tags with ; or |"),
-    "photo without tags": ("note", "right where it shows none of the classes"),
+    "photo without tags": ("note", "right if it shows none of the classes"),
     "photo no row names": ("note", "not used"),
     "photos without tags only": ("note", "a plain folder can be detected in, not trained from"),
 }
-"""Every kind of finding."""
+"""Every kind of finding, with its severity and advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of trouble: how often, where first, and what to do."""
+    """One kind of problem: how often it occurs, where first, and what to do."""
 
     kind: str
     severity: Severity
     count: int
     names: tuple[str, ...]  # the first few
-    lines: tuple[str, ...]  # what a strict reader would have said of them, if it would have said anything
+    lines: tuple[str, ...]  # error lines of a strict reader, if it would have raised any
     advice: str
 
 
 class Tally:
-    """Counts faults and findings by kind in bounded memory: of each kind, the first few names are kept."""
+    """Counts of faults and findings by kind, in bounded memory: the first few names per kind are kept."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._names: dict[str, list[str]] = {}
         self._lines: dict[str, list[str]] = {}
-        self._told: set[int] = set()
+        self._seen: set[int] = set()
 
-    def complain(self, fault: Fault) -> None:
-        """Count a reader's fault, once, though several readings meet it."""
+    def on_fault(self, fault: Fault) -> None:
+        """Count a fault, once even if several readers report it."""
         digest = hash(fault.line)
-        if digest not in self._told:
-            self._told.add(digest)
+        if digest not in self._seen:
+            self._seen.add(digest)
             self.add(fault.kind, fault.subject, fault.line)
 
     def add(self, kind: str, name: str, line: str = "") -> None:
@@ -98,7 +104,7 @@ class Tally:
             lines.extend([printable(line)] if line else [])
 
     def findings(self) -> tuple[Finding, ...]:
-        """All kinds met, the gravest first, in the order of ``ADVICE``."""
+        """All findings, errors first, in the order of ``ADVICE``."""
         found = []
         for kind, (severity, advice) in ADVICE.items():
             if kind in self._counts:
@@ -107,32 +113,28 @@ class Tally:
         return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-_SMALLEST = 32  # pixels
-_LONGEST = 5  # times as long as wide
-_LARGEST = 100_000_000  # pixels
-_TAIL = 4096  # bytes; tails differ where contents do, nearly always
-_AHEAD = 512  # photos handed to the threads at a time: memory stays flat
+# ---------------------------------------------------------------- photo files
 
 
 @dataclass(frozen=True, slots=True)
 class PhotoCheck:
-    """What a photo on disk turned out to be."""
+    """The result of decoding a listed photo."""
 
     entry: PhotoEntry
     bytes: int = 0
-    size: tuple[int, int] | None = None  # None: it cannot be used
+    size: tuple[int, int] | None = None  # None: unusable
     fault: Fault | None = None
 
 
 def check_photos(listing: Listing) -> Iterator[PhotoCheck]:
-    """Decode every photo, reduced, several at a time; in order."""
+    """Decode every photo at reduced size, in threads; results are in order."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(listing.entries), _AHEAD):
             yield from pool.map(partial(check_photo, listing.folder), listing.entries[start : start + _AHEAD])
 
 
 def check_photo(folder: Path, entry: PhotoEntry) -> PhotoCheck:
-    """Decode one photo: a header may be whole while the rest is cut short."""
+    """Decode one photo: a truncated file may have a valid header."""
     path = folder / entry.file
     if not is_regular_file(path):
         return PhotoCheck(entry, fault=missing_photo(folder, entry))
@@ -147,7 +149,7 @@ def check_photo(folder: Path, entry: PhotoEntry) -> PhotoCheck:
 
 
 def odd_size(size: tuple[int, int]) -> str | None:
-    """The kind of finding a photo's size is, if any."""
+    """The kind of finding of an unusual photo size, if any."""
     short, long = sorted(size)
     if short < _SMALLEST:
         return "very small photo"
@@ -156,21 +158,21 @@ def odd_size(size: tuple[int, int]) -> str | None:
     return "very large photo" if short * long > _LARGEST else None
 
 
-def same_content(folder: Path, views_per_image: Iterable[PhotoCheck]) -> Iterator[tuple[PhotoCheck, ...]]:
-    """Groups of photos that are the same to the byte. Files are read only where sizes agree, whole where ends do."""
-    by_length = _groups([tuple(views_per_image)], lambda check_photo: check_photo.bytes)
-    by_tail = _groups(by_length, lambda check_photo: _digest(folder / check_photo.entry.file, _TAIL))
-    yield from _groups(by_tail, lambda check_photo: _digest(folder / check_photo.entry.file))
+def same_content(folder: Path, checks: Iterable[PhotoCheck]) -> Iterator[tuple[PhotoCheck, ...]]:
+    """Groups of identical files. Files are read only if their sizes agree, and in full only if their ends do."""
+    by_length = _groups([tuple(checks)], lambda check: check.bytes)
+    by_tail = _groups(by_length, lambda check: _digest(folder / check.entry.file, _TAIL))
+    yield from _groups(by_tail, lambda check: _digest(folder / check.entry.file))
 
 
 def _groups(
     groups: Iterable[Sequence[PhotoCheck]], key: Callable[[PhotoCheck], Hashable]
 ) -> Iterator[tuple[PhotoCheck, ...]]:
-    """Groups cut up by a key; those of one are dropped."""
+    """Groups divided by a key; groups of one are dropped."""
     for group in groups:
         parts: defaultdict[Hashable, list[PhotoCheck]] = defaultdict(list)
-        for check_photo in group:
-            parts[key(check_photo)].append(check_photo)
+        for check in group:
+            parts[key(check)].append(check)
         yield from (tuple(part) for part in parts.values() if len(part) > 1)
 
 
@@ -183,91 +185,63 @@ def _digest(path: Path, tail: int | None = None) -> bytes:
         return hashlib.blake2b(file.read(tail)).digest()
 
 
-_FEW = 5  # photos of a class
-_SLACK = 1.0  # pixels a box may reach out: rounding, and counting from 0 or 1, are no mistakes
-
-
-class CheckStep(Protocol):
-    """Told of every photo done."""
-
-    def advance(self) -> None:
-        """One more."""
-        ...
-
-
-class CheckProgress(Protocol):
-    """Opens a progress bar, such as those of ``engine.progress``."""
-
-    def __call__(self, title: str, total: int) -> AbstractContextManager[CheckStep]:
-        """The bar, for the length of a with block."""
-        ...
-
-
-class _Nobody:
-    def advance(self) -> None:
-        """Nobody watches."""
-
-
-@contextmanager
-def silent_check(title: str, total: int) -> Iterator[CheckStep]:
-    """No progress bar."""
-    yield _Nobody()
+# ---------------------------------------------------------------- whole datasets
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A dataset in short, and what is wrong with it."""
+    """Summary of a dataset, and its findings."""
 
     what: str
-    photos: int  # named, whether they are there or not
+    photos: int  # listed, whether they exist or not
     classes: tuple[str, ...]
     findings: tuple[Finding, ...]
 
 
 def check_dataset(source: DataSource) -> tuple[Finding, ...]:
-    """What is wrong with a dataset, the gravest first. Of a VOC folder without a split, all images are looked at."""
+    """The findings of a dataset, errors first. Without a split, all photos of a VOC or YOLO folder are checked."""
     return survey(source).findings
 
 
-def survey(source: DataSource, watch: CheckProgress = silent_check) -> Survey:
-    """Look at everything a dataset names; what cannot be read at all is a ``UserError``, as everywhere."""
-    source = everything(source)
-    form, tally = dataset_format(source), Tally()
-    listing = (list_dataset if form.has_tags else list_photos)(source, tally.complain)
-    with watch("checking photos", len(listing.entries)) as bar:
-        views_per_image = tuple(_each(listing, tally, bar))
-    _repeated(listing, views_per_image, tally)
+def survey(source: DataSource, progress: Progress = silent) -> Survey:
+    """Check everything that a dataset names; a dataset that cannot be read at all raises a ``UserError``."""
+    source = datasets.everything(source)
+    form, tally = datasets.dataset_format(source), Tally()
+    listing = (datasets.list_dataset if form.has_tags else datasets.list_photos)(source, tally.on_fault)
+    with progress("checking photos", len(listing.entries)) as bar:
+        checks = tuple(_check_each(listing, tally, bar))
+    _repeated(listing, checks, tally)
     if form.has_tags:
         _tags(listing, tally)
     else:
         tally.add("photos without tags only", str(source.path))
     if source.split is None or form.names_splits:
         _unnamed(listing, tally)
-    if has_boxes(source):
-        _boxes(source, {look.entry.id: look.size for look in views_per_image if look.size is not None}, tally)
+    if datasets.has_boxes(source):
+        _boxes(source, {check.entry.id: check.size for check in checks if check.size is not None}, tally)
     return Survey(form.what, len(listing.entries), listing.classes, tally.findings())
 
 
 # ---------------------------------------------------------------- photos
 
 
-def _each(listing: Listing, tally: Tally, bar: CheckStep) -> Iterator[PhotoCheck]:
-    """Look at every photo and tell what is wrong with it alone."""
-    for look in check_photos(listing):
-        kind = odd_size(look.size) if look.size is not None else None
-        if look.fault is not None:
-            tally.complain(look.fault)
-        elif kind is not None and look.size is not None:
-            tally.add(kind, f"{look.entry.file} ({look.size[0]}x{look.size[1]})")
+def _check_each(listing: Listing, tally: Tally, bar: Bar) -> Iterator[PhotoCheck]:
+    """Decode every photo and report findings that concern it alone."""
+    for check in check_photos(listing):
+        kind = odd_size(check.size) if check.size is not None else None
+        if check.fault is not None:
+            tally.on_fault(check.fault)
+        elif kind is not None and check.size is not None:
+            tally.add(kind, f"{check.entry.file} ({check.size[0]}x{check.size[1]})")
         bar.advance()
-        yield look
+        yield check
 
 
-def _repeated(listing: Listing, views_per_image: Iterable[PhotoCheck], tally: Tally) -> None:
-    for group in same_content(listing.folder, (look for look in views_per_image if look.size is not None)):
-        is_same = len({(frozenset(look.entry.tags), frozenset(look.entry.unsure)) for look in group}) == 1
+def _repeated(listing: Listing, checks: Iterable[PhotoCheck], tally: Tally) -> None:
+    for group in same_content(listing.folder, (check for check in checks if check.size is not None)):
+        is_same = len({(frozenset(check.entry.tags), frozenset(check.entry.unsure)) for check in group}) == 1
         kind = "same photo twice" if is_same else "same photo, other tags"
-        tally.add(kind, " = ".join(look.entry.file for look in group[:3]) + (" = ..." if len(group) > 3 else ""))
+        tally.add(kind, " = ".join(check.entry.file for check in group[:3]) + (" = ..." if len(group) > 3 else ""))
 
 
 def _unnamed(listing: Listing, tally: Tally) -> None:
@@ -320,12 +294,12 @@ def _alike(rows: Mapping[str, Sequence[int]], tally: Tally) -> None:
 
 
 def _boxes(source: DataSource, sizes: Mapping[str, tuple[int, int]], tally: Tally) -> None:
-    """Boxes against the photos as they are on disk, upright."""
-    truth = read_truth(source, tally.complain)
-    for name, said, objects in zip(truth.ids, truth.sizes, truth.objects, strict=True):
-        size = sizes.get(name, said)
-        if size != said:
-            line = f"{name} ({said[0]}x{said[1]}, photo {size[0]}x{size[1]})"
+    """Compare boxes with the upright sizes of the photos on disk."""
+    truth = datasets.read_truth(source, tally.on_fault)
+    for name, annotated, objects in zip(truth.ids, truth.sizes, truth.objects, strict=True):
+        size = sizes.get(name, annotated)
+        if size != annotated:
+            line = f"{name} ({annotated[0]}x{annotated[1]}, photo {size[0]}x{size[1]})"
             tally.add("size differs from the photo's", line)
         _boxes_of(name, size, objects, tally)
 

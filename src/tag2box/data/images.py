@@ -1,6 +1,4 @@
-"""Photos on disk, read as the eye sees them: upright, eight bits a channel, RGB, and no larger than is of use."""
-
-from __future__ import annotations
+"""Photo decoding: any common file to upright 8-bit RGB, reduced while decoding if only a smaller view is needed."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -12,11 +10,8 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import BmpImagePlugin, GifImagePlugin, Image, TiffImagePlugin, WebPImagePlugin
-from PIL.Image import Transpose
+from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 
 from tag2box.annotations import Photo
@@ -24,33 +19,33 @@ from tag2box.data.transforms import View, render_view, view_size
 from tag2box.errors import UserError
 
 MAX_PIXELS = 2**29 // 3
-"""What half a gigabyte of RGB holds: no photo is decoded to more."""
+"""Largest decoded photo: half a gigabyte of RGB."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
-# By their first bytes, not by Image.open: that refuses or warns of large photos before they can be reduced, unless one
-# changes a global of Pillow's, and admits formats whose readers start other programs.
+# Chosen by the first bytes instead of Image.open, which refuses large photos before they can be reduced (unless a
+# global of Pillow is changed) and admits formats whose readers start other programs.
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _READERS: dict[tuple[bytes, ...], type[ImageFile]] = {
-    (b"\xff\xd8\xff",): JpegImageFile,  # of an MPO, the first frame
-    (b"\x89PNG\r\n\x1a\n",): PngImageFile,
+    (b"\xff\xd8\xff",): JpegImagePlugin.JpegImageFile,  # of an MPO, the first frame
+    (b"\x89PNG\r\n\x1a\n",): PngImagePlugin.PngImageFile,
     (b"RIFF",): WebPImagePlugin.WebPImageFile,
     (b"BM",): BmpImagePlugin.BmpImageFile,
     (b"GIF87a", b"GIF89a"): GifImagePlugin.GifImageFile,
     _TIFF: TiffImagePlugin.TiffImageFile,
 }
-# What Pillow raises on files that are not (whole) images; SyntaxError is how it reports a broken PNG chunk.
+# What Pillow raises on files that are not (whole) images; SyntaxError reports a broken PNG chunk.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, MemoryError, struct.error, Image.DecompressionBombError)
 _BROKEN_EXIF = (*_UNREADABLE, LookupError, TypeError, AttributeError, ArithmeticError)
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
 _ON_THEIR_SIDE = frozenset({5, 6, 7, 8})  # these swap width and height
 
@@ -59,8 +54,8 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
     """Decode a photo of any colour mode to upright 8-bit RGB; transparent pixels show white.
 
     Args:
-        at_least: (width, height) wanted of the upright photo. A much larger one may then come reduced by a power of
-            two, to twice that size or more, so that what resizes it still decides how it looks.
+        at_least: (width, height) needed of the upright photo. A much larger photo is then reduced by a power of two, to
+            at least twice that size, so that the resize that follows still determines the result.
     """
     with _opened(path) as (image, turn):
         factor = 1 if at_least is None else reduction(_upright(image.size, turn), at_least)
@@ -79,13 +74,13 @@ def photo_size(path: Path) -> tuple[int, int]:
 
 
 def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
-    """The largest power of two that leaves both sides of a photo at least twice as long as wanted; 1 if none does."""
+    """The largest power of two that leaves both sides of a photo at least twice as long as needed; 1 if none does."""
     room = min(side // (2 * max(1, wanted)) for side, wanted in zip(size, at_least, strict=True))
     return 1 << (room.bit_length() - 1) if room else 1
 
 
 def find_photos(places: Sequence[Path]) -> tuple[Photo, ...]:
-    """The photos among files and folders, folders searched to their depths, in the order of their names."""
+    """The photos among files and folders; folders are searched recursively, in the order of names."""
     files: list[Path] = []
     for place in places:
         inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES) if place.is_dir() else [place]
@@ -97,7 +92,7 @@ def find_photos(places: Sequence[Path]) -> tuple[Photo, ...]:
 
 
 def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
-    """The shortest of stem, path without suffix and whole path that tells all photos apart: their ids everywhere."""
+    """Photo ids: the shortest of stem, path without suffix and whole path that is different for all photos."""
     whole = [path.as_posix() for path in paths]
     candidates = ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in paths], whole)
     return next((names for names in candidates if len(set(names)) == len(names)), whole)
@@ -105,7 +100,7 @@ def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ImageFile, int]]:
-    """A photo with its header read, and its EXIF orientation; all that can be wrong becomes a line for the user."""
+    """A photo with its header read, and its EXIF orientation; every decoding error becomes a ``UserError``."""
     if not path.is_file():
         raise UserError(f"{path}: no such photo; check the name and the photos folder")
     if path.stat().st_size == 0:
@@ -133,11 +128,11 @@ def _reader(path: Path, start: bytes) -> type[ImageFile]:
 
 
 def _decodes_by_rows(image: ImageFile, file: BinaryIO) -> bool:
-    """Whether memory grows with the reduced photo only: a JPEG whose one scan holds all components.
+    """Whether memory grows with the reduced photo only: a JPEG whose single scan has all components.
 
-    Of progressive ones, and of those with a scan a component, libjpeg holds every coefficient.
+    For progressive JPEGs, and those with one scan per component, libjpeg keeps every coefficient in memory.
     """
-    if not isinstance(image, JpegImageFile) or "progressive" in image.info:
+    if not isinstance(image, JpegImagePlugin.JpegImageFile) or "progressive" in image.info:
         return False
     header = 2 * image.layers + 6  # of the scan; Pillow has just read past it
     file.seek(-header, 1)
@@ -152,20 +147,20 @@ def _refuse_above(path: Path, size: tuple[int, int]) -> None:
 
 
 def _orientation(image: ImageFile, file: BinaryIO) -> int:
-    """How the photo must be turned, 1 to 8. Broken EXIF says nothing: viewers show such photos as they are."""
+    """The EXIF orientation, 1 to 8. Broken EXIF is ignored, as in viewers."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        return 1  # Pillow turns these itself, and gives the upright size
+        return 1  # Pillow rotates these itself, and gives the upright size
     try:
-        if isinstance(image, PngImageFile) and "exif" not in image.info:
+        if isinstance(image, PngImagePlugin.PngImageFile) and "exif" not in image.info:
             image.info["exif"] = _late_exif(file)
-        turn = Image.Image.getexif(image).get(_ORIENTATION, 1)  # PngImageFile's own would decode the photo first
+        turn = Image.Image.getexif(image).get(_ORIENTATION, 1)  # the PNG class's own decodes the photo first
     except _BROKEN_EXIF:
         return 1
     return turn if turn in _TURNS else 1
 
 
 def _late_exif(file: BinaryIO) -> bytes | None:
-    """The EXIF chunk of a PNG, wherever it stands."""
+    """The EXIF chunk of a PNG, at any position."""
     before = file.tell()
     try:
         file.seek(8)
@@ -184,8 +179,8 @@ def _upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
 
 
 def _draft(image: ImageFile, factor: int) -> int:
-    """Let the decoder reduce the photo, if it can; gives the part of ``factor`` it will take on."""
-    if factor == 1 or not isinstance(image, JpegImageFile):
+    """Reduce in the decoder if possible; returns the part of ``factor`` that it covers."""
+    if factor == 1 or not isinstance(image, JpegImagePlugin.JpegImageFile):
         return 1
     part = min(factor, 8)
     image.draft(None, (image.size[0] // part, image.size[1] // part))
@@ -193,7 +188,7 @@ def _draft(image: ImageFile, factor: int) -> int:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode to RGB. Pillow itself would clip 16-bit greys to white, and drop alpha onto hidden colours."""
+    """Any Pillow mode to RGB. Pillow itself would clip 16-bit greys to white, and reveal colours hidden by alpha."""
     image.load()
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image, dtype=np.float32), image.mode)).convert("RGB")
@@ -204,7 +199,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
-    """Deep greys as bytes: integers of 8 or 16 bits, whatever holds them, and floats up to 1 or up to 255."""
+    """Greys as bytes: integers of 8 or 16 bits in any type, and floats up to 1 or up to 255."""
     brightest = np.nanmax(grey, initial=0)
     scale = 1.0
     if mode == "F" and brightest <= 1:
@@ -216,26 +211,26 @@ def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """A photo that has been read, to be seen in several views."""
+    """A decoded photo, from which several views can be rendered."""
 
     photo: Photo
-    pixels: UInt8[Tensor, "3 H W"]  # of the photo, or of a smaller copy that serves all its views
+    pixels: UInt8[Tensor, "3 H W"]  # of the photo, or of a reduced copy that suffices for its views
 
-    def seen(self, view: View) -> Float[Tensor, "3 h w"]:
+    def render(self, view: View) -> Float[Tensor, "3 h w"]:
         """The photo in a view, RGB from 0 to 255."""
         return render_view(view, self.pixels.float(), (self.photo.height, self.photo.width))
 
 
 def load_view(photo: Photo, view: View) -> Float[Tensor, "3 h w"]:
-    """A photo in a view, RGB from 0 to 255. Its boxes come by ``place(view, boxes, (photo.height, photo.width))``."""
-    return load_image(photo, [view]).seen(view)
+    """A photo in a view, RGB from 0 to 255; ``boxes_in_view`` gives its boxes there."""
+    return load_image(photo, [view]).render(view)
 
 
 def load_image(photo: Photo, views: Sequence[View]) -> DecodedImage:
-    """Read a photo, once for all the views it will be seen in.
+    """Decode a photo once for several views.
 
-    A photo much larger than the largest view is reduced while it is read, so that memory follows the views. Where its
-    sides do not divide evenly, that moves things by half a pixel of this view at most.
+    A photo much larger than the largest view is reduced while it is decoded, so that memory depends on the views. If
+    its sides do not divide evenly, objects shift by at most half a pixel of that view.
     """
     sizes = [view_size(view, (photo.height, photo.width)) for view in views]
     wanted = (max(width for _, width in sizes), max(height for height, _ in sizes))
@@ -245,6 +240,6 @@ def load_image(photo: Photo, views: Sequence[View]) -> DecodedImage:
         found = "x".join(map(str, photo_size(photo.path)))
         raise UserError(
             f"{photo.path}: {found} pixels, expected {photo.width}x{photo.height}; "
-            "correct the size its dataset gives, or read the dataset anew"
+            "correct the size its dataset gives, or read the dataset again"
         )
     return DecodedImage(photo, pixels)

@@ -1,6 +1,4 @@
-"""Drawing for generated scenes: a sprite canvas with smooth edges, paints, and backgrounds."""
-
-from __future__ import annotations
+"""Drawing primitives of generated scenes: anti-aliased sprites, paints, backgrounds and clutter."""
 
 import colorsys
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 from numpy import ndarray
 
-SUPERSAMPLE = 2  # sprites are drawn this many times larger than shown, then averaged down
+SUPERSAMPLE = 2  # sprites are drawn this many times larger, then averaged down
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates
 
 ColourRgb = tuple[float, float, float]
@@ -23,18 +21,18 @@ Paint = ColourRgb | Picture
 
 @dataclass(frozen=True, slots=True)
 class Sprite:
-    """One drawn thing: its colours, and how far each pixel is covered."""
+    """A drawn object: its colours and its coverage of each pixel."""
 
     rgb: Picture
     alpha: Mask
 
 
 class Canvas:
-    """A sprite being drawn. Things are drawn in the square from -1 to 1, y down, whatever their size and pose."""
+    """A sprite being drawn, in coordinates from -1 to 1 (y down) that are independent of its size and pose."""
 
     def __init__(self, size: float, *, turn: float = 0.0, stretch: float = 1.0, mirror: bool = False) -> None:
-        self.shown = int(np.ceil(size * 1.5 * max(stretch, 1 / stretch))) + 4
-        side = self.shown * SUPERSAMPLE
+        self.size = int(np.ceil(size * 1.5 * max(stretch, 1 / stretch))) + 4
+        side = self.size * SUPERSAMPLE
         self.unit = size * SUPERSAMPLE / 2  # pixels in one unit
         self.centre = side / 2
         cos, sin = np.cos(turn), np.sin(turn)
@@ -59,10 +57,10 @@ class Canvas:
         self._blend(mask, cv2.boundingRect(at >> _SHIFT), paint, margin=thick + 2)
 
     def sprite(self) -> Sprite:
-        """The finished drawing at its shown size, with a darker rim that rounds it off."""
+        """The finished sprite at its final size, with a darker rim that makes it look round."""
         soft = cv2.GaussianBlur(self.alpha, (0, 0), 0.045 * 2 * self.unit)
         rgb = self.rgb * np.clip(0.35 + 0.75 * soft, 0, 1)[..., None]
-        size = (self.shown, self.shown)
+        size = (self.size, self.size)
         alpha = cv2.resize(self.alpha, size, interpolation=cv2.INTER_AREA)
         covered = cv2.resize(rgb * self.alpha[..., None], size, interpolation=cv2.INTER_AREA)
         return Sprite(covered / np.maximum(alpha, 1e-3)[..., None], alpha)
@@ -72,7 +70,7 @@ class Canvas:
         return np.asarray(np.round(at * (1 << _SHIFT)), np.int32)
 
     def _blend(self, mask: ndarray, rect: Sequence[int], paint: Paint, *, margin: int) -> None:
-        """Lay paint over the canvas through a mask, inside a rectangle only: most marks are small."""
+        """Blend paint into the canvas through a mask, within a rectangle only: most marks are small."""
         x, y, w, h = rect
         rows, cols = slice(max(0, y - margin), y + h + margin), slice(max(0, x - margin), x + w + margin)
         cover = mask[rows, cols].astype(np.float32) / 255
@@ -98,14 +96,14 @@ def hsv(hue: float, saturation: float, value: float) -> ColourRgb:
 
 
 def mix(a: ColourRgb, b: ColourRgb, share: float) -> ColourRgb:
-    """A colour between two: ``share`` of the second."""
+    """Linear mixture of two colours: ``share`` of the second."""
     x, y = np.array(a), np.array(b)
     r, g, b_ = (x + share * (y - x)).tolist()
     return (r, g, b_)
 
 
 def noise(rng: np.random.Generator, shape: tuple[int, int], *, coarse: int, octaves: int) -> Mask:
-    """Smooth noise within 0 and 1: random grids of doubling fineness and halving strength."""
+    """Smooth noise from 0 to 1: random grids of doubling frequency and halving amplitude."""
     height, width = shape
     total = np.zeros(shape, np.float32)
     for octave in range(octaves):
@@ -117,7 +115,7 @@ def noise(rng: np.random.Generator, shape: tuple[int, int], *, coarse: int, octa
 
 
 def textured(rng: np.random.Generator, side: int, colour: ColourRgb) -> Picture:
-    """Body paint: the colour, with stripes, checks, dots, noise or nothing, lit from above."""
+    """Body paint: a colour with stripes, checks, dots, noise or no pattern, lit from above."""
     ys, xs = np.mgrid[0:side, 0:side].astype(np.float32) / np.float32(side)
     light = np.float32(0.3) * (np.float32(0.5) - (xs * np.float32(rng.uniform(-0.5, 1)) + ys) / np.float32(1.5))
     value = 1 + np.float32(rng.uniform(0.05, 0.16)) * _pattern(rng, xs, ys) + light
@@ -125,7 +123,7 @@ def textured(rng: np.random.Generator, side: int, colour: ColourRgb) -> Picture:
 
 
 def _pattern(rng: np.random.Generator, xs: Mask, ys: Mask) -> Mask:
-    """Lighter and darker, within -1 and 1."""
+    """A random pattern of brightness, from -1 to 1."""
     kind = str(rng.choice(["plain", "stripes", "checks", "dots", "noise"]))
     angle, pitch = rng.uniform(0, np.pi), np.float32(rng.uniform(10, 22) * 2 * np.pi)
     if kind == "plain":
@@ -140,7 +138,7 @@ def _pattern(rng: np.random.Generator, xs: Mask, ys: Mask) -> Mask:
 
 
 def background(rng: np.random.Generator, shape: tuple[int, int]) -> Picture:
-    """A backdrop: two or three colours mixed by noise, bands, patches, planks or a horizon."""
+    """A background: three colours mixed by noise, bands, patches, planks or a horizon."""
     base, value = rng.random(), rng.uniform(0.35, 0.85)
     colours = [
         np.array(
@@ -175,7 +173,7 @@ def _bands(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
 
 
 def _patches(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
-    """The nearest of some random points gives its shade."""
+    """Voronoi cells of random points, each with its own shade."""
     ys, xs = np.mgrid[0 : shape[0], 0 : shape[1]].astype(np.float32)
     points = rng.random((int(rng.integers(5, 14)), 2)) * np.array(shape)
     distance = (ys[..., None] - points[:, 0]) ** 2 + (xs[..., None] - points[:, 1]) ** 2
@@ -193,8 +191,8 @@ def _planks(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
 _SHARES = (_cloud, _horizon, _bands, _patches, _planks)
 
 
-def strew(rng: np.random.Generator, picture: Picture, count: int) -> Picture:
-    """Clutter: lines, triangles and blobs that belong to no class, drawn over a backdrop."""
+def add_clutter(rng: np.random.Generator, picture: Picture, count: int) -> Picture:
+    """The picture with lines, triangles and blobs of no class drawn over it."""
     canvas = (picture * 255).astype(np.uint8)
     height, width = canvas.shape[:2]
     for _ in range(count):

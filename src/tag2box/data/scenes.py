@@ -1,11 +1,10 @@
-"""Generated photos: a dataset that needs no download, with dials for what makes weak supervision hard."""
+"""Generated scenes: a dataset without a download, with settings for the difficulties of weak supervision."""
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,8 +16,8 @@ from PIL import Image
 from pydantic import Field
 
 from tag2box.annotations import Objects, Truth
-from tag2box.data.scene_art import Picture, Sprite, background, strew
-from tag2box.data.scene_objects import OBJECTS_DRAWN, draw_object
+from tag2box.data.scene_art import Picture, Sprite, add_clutter, background
+from tag2box.data.scene_objects import OBJECT_CLASSES, draw_object
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import write_coco_truth
 from tag2box.formats.csv_tags import write_tags
@@ -26,8 +25,8 @@ from tag2box.io import read_json, replacing, write_json, write_text
 
 Split = Literal["train", "test"]
 Share = Annotated[float, Field(ge=0, le=1)]
-_DRAWING = 1  # raise when the same settings would give other pictures: folders of the old drawing are then noticed
-_VISIBLE = 0.6  # of a thing's pixels; whatever would hide more of an earlier one is not placed
+_DRAWING = 1  # version; raise it if the same settings give other pictures, so that old folders are refused
+_VISIBLE = 0.6  # smallest visible share of an object; a new object that would hide more is not placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +39,37 @@ class DrawnScene:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenes:
-    """Settings of a generated dataset; every photo is a function of them, its split and its number."""
+    """Settings of a generated dataset; every photo depends on them, its split and its number only."""
 
     kind: Literal["scenes"] = "scenes"
     seed: Annotated[int, Field(ge=0)] = 0
     train: Annotated[int, Field(ge=1)] = 300
-    """Photos to learn from."""
+    """Number of training photos."""
     test: Annotated[int, Field(ge=0)] = 100
     width: Annotated[int, Field(ge=64)] = 224
     height: Annotated[int, Field(ge=64)] = 192
-    classes: tuple[str, ...] = OBJECTS_DRAWN
+    classes: tuple[str, ...] = OBJECT_CLASSES
     most_classes: Annotated[int, Field(ge=1)] = 3
-    """A photo shows one to this many classes."""
+    """Largest number of classes per photo."""
     most_instances: Annotated[int, Field(ge=1)] = 4
-    """A class in a photo shows one to this many things."""
+    """Largest number of objects per class and photo."""
     smallest: Annotated[float, Field(ge=12)] = 40.0
-    """Length of the smallest thing, in pixels."""
+    """Length of the smallest object, in pixels."""
     largest: Annotated[float, Field(ge=12)] = 96.0
     part: Share = 0.7
-    """Part domination: the share of things whose small, telling mark stands out loudly from the body."""
+    """Part domination: share of objects whose discriminative part stands out from the body."""
     touch: Share = 0.5
-    """Grouped instances: the chance that a further thing of a class is set against an earlier one."""
+    """Grouped instances: probability that a further object of a class touches an earlier one."""
     crowd: Share = 0.6
-    """Missing instances: the chance of each further thing of a class up to ``most_instances``."""
+    """Missing instances: probability of each further object of a class, up to ``most_instances``."""
     clutter: Share = 0.4
-    """How much of no class lies about."""
+    """Amount of background clutter."""
 
     def draw(self, split: Split, index: int) -> DrawnScene:
         """Draw one photo."""
         rng = np.random.default_rng([self.seed, zlib.crc32(split.encode()), index])
         backdrop = background(rng, (self.height, self.width))
-        stage = _Stage(strew(rng, backdrop, int(rng.poisson(14 * self.clutter))))
+        stage = _Stage(add_clutter(rng, backdrop, int(rng.poisson(14 * self.clutter))))
         count = int(rng.integers(1, min(self.most_classes, len(self.classes)) + 1))
         for label in rng.permutation(len(self.classes))[:count].tolist():
             for nth in range(1 + int(rng.binomial(self.most_instances - 1, self.crowd))):
@@ -80,13 +79,13 @@ class Scenes:
     def write(self, out: Path, *, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Write ``out/{train,test}/{photos/*.jpg, tags.csv, truth.json}`` and ``classes.txt``.
 
-        A complete folder of the same settings is left alone, an interrupted one is finished; a folder of other
-        settings, or with anything else in it, is an error. ``truth.json`` (COCO) is for evaluation only.
+        A complete folder of the same settings is left unchanged, an interrupted one is completed; a folder of other
+        settings, or with other files in it, is an error. ``truth.json`` (COCO) is for evaluation only.
         """
         self._check()
         if self._is_complete(out):
             return
-        write_json(out / "scenes.json", self._card(is_complete=False))
+        write_json(out / "scenes.json", self._manifest(is_complete=False))
         write_text(out / "classes.txt", "".join(f"{name}\n" for name in self.classes))
         done = 0
         splits: tuple[tuple[Split, int], ...] = (("train", self.train), ("test", self.test))
@@ -100,19 +99,19 @@ class Scenes:
                 if on_progress:
                     on_progress(done, self.train + self.test)
             self._write_labels(out / split, split, drawn)
-        write_json(out / "scenes.json", self._card(is_complete=True))
+        write_json(out / "scenes.json", self._manifest(is_complete=True))
 
     def _check(self) -> None:
-        unknown = [name for name in self.classes if name not in OBJECTS_DRAWN]
+        unknown = [name for name in self.classes if name not in OBJECT_CLASSES]
         if unknown or not self.classes:
             raise UserError(
-                f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {', '.join(OBJECTS_DRAWN)}"
+                f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {', '.join(OBJECT_CLASSES)}"
             )
         if self.smallest > self.largest:
             raise UserError(f"scenes: smallest: {self.smallest} is above largest ({self.largest}); swap them")
 
     def _add(self, rng: np.random.Generator, stage: _Stage, label: int, *, is_touching: bool) -> None:
-        """Draw a thing and place it; in a full photo it may find no room, unless it is the first."""
+        """Draw an object and place it; if the photo is full, it is dropped, unless it is the first."""
         size = float(np.exp(rng.uniform(np.log(self.smallest), np.log(self.largest))))
         size = min(size, 0.55 * min(self.width, self.height))
         mean = stage.picture.mean((0, 1)).tolist()
@@ -132,38 +131,40 @@ class Scenes:
         truth = Truth(self.classes, ids, ((self.width, self.height),) * len(names), tuple(drawn))
         write_coco_truth(folder / "truth.json", truth, dict(zip(ids, names, strict=True)))
 
-    def _card(self, *, is_complete: bool) -> dict[str, object]:
-        """What ``scenes.json`` says of a folder."""
-        settings = {**dataclasses.asdict(self), "classes": list(self.classes)}
+    def _manifest(self, *, is_complete: bool) -> dict[str, object]:
+        """The content of ``scenes.json``."""
+        settings = {**asdict(self), "classes": list(self.classes)}
         return {"drawing": _DRAWING, "complete": is_complete, "settings": settings}
 
     def _is_complete(self, out: Path) -> bool:
-        """Whether the folder is this dataset, whole."""
+        """Whether the folder is this dataset, complete."""
         if not (out / "scenes.json").exists():
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UserError(f"{out}: holds other files; give an empty or new folder for the generated scenes")
             return False
-        card = read_json(out / "scenes.json", "the settings of generated scenes")
-        whole = self._card(is_complete=True)
-        if not isinstance(card, dict) or {**card, "complete": True} != whole:
-            raise UserError(f"{out / 'scenes.json'}: {_difference(card, whole)}; remove the folder or choose another")
+        manifest = read_json(out / "scenes.json", "the settings of generated scenes")
+        whole = self._manifest(is_complete=True)
+        if not isinstance(manifest, dict) or {**manifest, "complete": True} != whole:
+            raise UserError(
+                f"{out / 'scenes.json'}: {_difference(manifest, whole)}; remove the folder or choose another"
+            )
         photos = [
             out / s / "photos" / _name(s, i) for s, n in (("train", self.train), ("test", self.test)) for i in range(n)
         ]
-        return card == whole and all(path.exists() for path in photos)
+        return manifest == whole and all(path.exists() for path in photos)
 
 
 class _Stage:
-    """A photo being composed, with the thing each pixel shows."""
+    """A photo being composed, with the object that each pixel shows."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.owner: Int[ndarray, "H W"] = np.full(picture.shape[:2], -1)
         self.labels: list[int] = []
-        self.areas: list[int] = []  # pixels of each thing, hidden ones included
+        self.areas: list[int] = []  # pixels of each object, hidden ones included
 
     def beside(self, rng: np.random.Generator, sprite: Sprite, label: int) -> tuple[int, int] | None:
-        """A place where the sprite just touches an earlier thing of its class: pushed outward until hardly over it."""
+        """A place at which the sprite touches an earlier object of its class: moved outward until it hardly covers it."""
         earlier = [i for i, other in enumerate(self.labels) if other == label]
         solid = sprite.alpha > 0.5
         for _ in range(12 if earlier else 0):
@@ -184,23 +185,25 @@ class _Stage:
         return None
 
     def apart(self, rng: np.random.Generator, sprite: Sprite, label: int) -> tuple[int, int] | None:
-        """A place clear of its own class, and hardly over others."""
+        """A place clear of its own class that hardly covers other objects."""
         solid = sprite.alpha > 0.5
-        grown = cv2.dilate(solid.astype(np.uint8), np.ones((7, 7), np.uint8)) > 0
+        dilated = cv2.dilate(solid.astype(np.uint8), np.ones((7, 7), np.uint8)) > 0
         height, width = self.owner.shape
         rows, cols = np.nonzero(solid.any(1))[0], np.nonzero(solid.any(0))[0]
-        kin = np.isin(self.owner, [i for i, other in enumerate(self.labels) if other == label])
+        same_class = np.isin(self.owner, [i for i, other in enumerate(self.labels) if other == label])
         for _ in range(30):
             y = int(rng.integers(-4, max(1, height - len(rows) + 4))) - int(rows[0])
             x = int(rng.integers(-4, max(1, width - len(cols) + 4))) - int(cols[0])
             shown = self._shown(solid, (y, x))
-            is_clear = (self.owner[shown] >= 0).sum() <= 0.1 * solid.sum() and not kin[self._shown(grown, (y, x))].any()
+            is_clear = (self.owner[shown] >= 0).sum() <= 0.1 * solid.sum() and not same_class[
+                self._shown(dilated, (y, x))
+            ].any()
             if is_clear and self._fits(shown, solid):
                 return (y, x)
         return None
 
     def add(self, sprite: Sprite, place: tuple[int, int], label: int) -> None:
-        """Lay a sprite over the photo, with a faint shadow under it."""
+        """Draw a sprite over the photo, with a faint shadow."""
         alpha = self._lay(sprite.alpha, place)
         shadow = np.roll(cv2.GaussianBlur(alpha, (0, 0), 3), (2, 2), (0, 1)) * 0.22
         under = self.picture * (1 - shadow[..., None])
@@ -210,7 +213,7 @@ class _Stage:
         self.areas.append(int((sprite.alpha > 0.5).sum()))
 
     def objects(self) -> Objects:
-        """Tight boxes of what is visible of each thing."""
+        """Tight boxes around the visible part of each object."""
         boxes = []
         for i in range(len(self.labels)):
             ys, xs = np.nonzero(self.owner == i)
@@ -218,7 +221,7 @@ class _Stage:
         return Objects.of(boxes, self.labels)
 
     def _fits(self, shown: Bool[ndarray, "H W"], solid: Bool[ndarray, "h w"]) -> bool:
-        """Whether enough of the new thing, and of each earlier one under it, can be seen."""
+        """Whether enough of the new object, and of each earlier one under it, stays visible."""
         if shown.sum() < 0.85 * solid.sum():
             return False
         hidden = np.unique(self.owner[shown])
@@ -229,7 +232,7 @@ class _Stage:
         return np.asarray(self._lay(mask, place), bool)
 
     def _lay(self, patch: ndarray, place: tuple[int, int]) -> ndarray:
-        """A patch on an empty photo, cut at the edges; ``place`` is its top and left."""
+        """A patch on an empty photo, cropped at the edges; ``place`` is its top and left."""
         (top, left), (height, width) = place, self.owner.shape
         whole = np.zeros((height, width, *patch.shape[2:]), patch.dtype)
         y1, x1 = max(top, 0), max(left, 0)
@@ -240,10 +243,10 @@ class _Stage:
 
 
 def _photograph(rng: np.random.Generator, picture: Picture) -> UInt8[ndarray, "H W 3"]:
-    """What a modest camera makes of it: slight blur, uneven exposure, noise."""
-    seen = cv2.GaussianBlur(picture, (0, 0), rng.uniform(0.3, 0.7))
-    seen = seen * rng.uniform(0.88, 1.08) + rng.normal(0, rng.uniform(0.004, 0.018), picture.shape)
-    return np.asarray((seen.clip(0, 1) * 255).round(), np.uint8)
+    """Simulate a modest camera: slight blur, varying exposure, noise."""
+    blurred = cv2.GaussianBlur(picture, (0, 0), rng.uniform(0.3, 0.7))
+    exposed = blurred * rng.uniform(0.88, 1.08) + rng.normal(0, rng.uniform(0.004, 0.018), picture.shape)
+    return np.asarray((exposed.clip(0, 1) * 255).round(), np.uint8)
 
 
 def _name(split: str, index: int) -> str:
@@ -255,12 +258,12 @@ def _save(path: Path, image: UInt8[ndarray, "H W 3"]) -> None:
         Image.fromarray(image).save(temporary, format="JPEG", quality=92)
 
 
-def _difference(card: object, whole: dict[str, object]) -> str:
-    """The first setting in which a folder differs from what is asked for."""
-    have = card.get("settings") if isinstance(card, dict) else None
-    want = whole["settings"]
-    if isinstance(have, dict) and isinstance(want, dict):
-        for name, value in want.items():
+def _difference(manifest: object, whole: dict[str, object]) -> str:
+    """The first setting in which a folder differs from the wanted one."""
+    have = manifest.get("settings") if isinstance(manifest, dict) else None
+    wanted = whole["settings"]
+    if isinstance(have, dict) and isinstance(wanted, dict):
+        for name, value in wanted.items():
             if have.get(name) != value:
                 return f"made with {name} = {have.get(name)}, not {value}"
     return "made by another version of the drawing"

@@ -1,6 +1,4 @@
-"""Where the clues of photos come from: what is known beside tags and boxes, and asked for."""
-
-from __future__ import annotations
+"""Side information of training photos beyond tags and proposals: object counts, superpixel evidence and objectness."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,19 +14,19 @@ from tag2box.formats.listing import DataSource
 from tag2box.types import SideInfo
 
 OfProposals = Callable[[str], Float32[Tensor, " P"]]
-"""A photo's id in, a number for each of its proposals out, in their order."""
+"""From a photo id to one number per proposal, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideInfoLoader:
-    """Clues by photo. What nothing asks for is None, and never read."""
+    """Side information by photo. What no loss requires is None, and is never read."""
 
     counts: Int[Tensor, "N C"] | None = None
     evidence: OfProposals | None = None
     objectness: OfProposals | None = None
 
     def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"]) -> SideInfo:
-        """The clues of one photo, and of the proposals that were drawn from it."""
+        """The side information of one photo and of its sampled proposals."""
         counts = None if self.counts is None else self.counts[index : index + 1]
         return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in (self.evidence, self.objectness)))
 
@@ -37,15 +35,15 @@ NO_SIDE_INFO = SideInfoLoader()
 
 
 def counts_from_boxes(photos: TaggedPhotos, source: DataSource) -> TaggedPhotos:
-    """The same photos with counts of their tagged classes, as if somebody had counted.
+    """The same photos with counts of their tagged classes, taken from boxes.
 
-    What leaks: of every tagged class of a photo, the number of its objects that are neither difficult nor a crowd. No
-    coordinate, size or order of a box gets through, and nothing of a class that is not tagged.
+    What leaks: per tagged class of a photo, the number of objects that are neither difficult nor a crowd. No
+    coordinate, size or order of a box is passed on, and nothing of a class that is not tagged.
     """
     if not has_boxes(source):
         raise UserError(
-            f'data.counts = "boxes": {source.path} has no boxes to count; expected a COCO file or a VOC folder that '
-            'has, or data.counts = "given" with counts in the dataset'
+            f'data.counts = "boxes": {source.path} has no boxes to count; expected a COCO file, a VOC folder or a '
+            'YOLO folder that has, or data.counts = "given" with counts in the dataset'
         )
     truth = read_truth(replace(source, classes=photos.classes))
     objects = dict(zip(truth.ids, truth.objects, strict=True))

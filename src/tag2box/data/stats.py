@@ -1,10 +1,8 @@
-"""A dataset counted: its tags, its photos' sizes and, where there are boxes, its objects. For people, never training.
+"""Dataset statistics: counts of tags, photo sizes and, if the dataset has boxes, objects. Not used in training.
 
-Objects are counted as the paper counts them (figure 1c): neither difficult ones nor crowds. An image-class pair is a
-photo and a class it shows; labelling one box for each pair (argmax) misses all further objects.
+Objects are counted as in figure 1c of the paper: neither difficult ones nor crowds. An image-class pair is a photo and
+a class it shows; labelling one box per pair (argmax) misses all further objects.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +16,9 @@ from tag2box.annotations import Photo, TaggedPhotos, Truth
 from tag2box.ops.boxes import areas
 
 SIZE_EDGES = (0.01, 0.1)
-"""Shares of the photo's area at which an object is no longer small, and is large."""
+"""Fractions of the photo's area from which an object is medium, and large."""
 
-STATS_CHUNK = 4096  # photos looked at together: memory does not grow with the dataset
+STATS_CHUNK = 4096  # photos processed together, to bound memory
 
 ClassCounts = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -28,12 +26,12 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TagStats:
-    """Tags of a dataset, counted by class."""
+    """Counts of tags by class."""
 
     classes: tuple[str, ...]
     photos: int
     per_class: ClassCounts  # photos tagged with each class
-    unsure: ClassCounts  # photos that may show it or not
+    unsure: ClassCounts  # photos on which the class is unsure
     alone: ClassCounts  # photos with this tag and no other
     per_photo: ClassCounts  # photos with 0, 1, 2, ... tags
     together: Int[Tensor, "C C"]  # photos tagged with both; the diagonal repeats per_class
@@ -45,7 +43,7 @@ class TagStats:
         return tuple(name for name, count in zip(self.classes, self.per_class, strict=True) if not count)
 
     def inseparable(self) -> Pairs:
-        """Pairs of classes on exactly the same photos: from tags alone, no method can tell them apart."""
+        """Pairs of classes on exactly the same photos: no method can distinguish them from tags alone."""
         always = set(self.never_without())
         return tuple(sorted((a, b) for a, b in always if a < b and (b, a) in always))
 
@@ -58,7 +56,7 @@ class TagStats:
 
 @dataclass(frozen=True, slots=True)
 class PhotoSizes:
-    """The sizes the photos have, each once, and how many photos have it; the most frequent first."""
+    """The distinct photo sizes and the number of photos of each, the most frequent first."""
 
     sizes: tuple[tuple[int, int], ...]  # (width, height)
     counts: ClassCounts
@@ -71,20 +69,20 @@ class PhotoSizes:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStats:
-    """Objects of a dataset, counted by class."""
+    """Counts of objects by class."""
 
     classes: tuple[str, ...]
     objects: ClassCounts
-    pairs: ClassCounts  # photos with at least one object: what argmax labelling can find
+    pairs: ClassCounts  # photos with at least one object: the objects that argmax labelling can find
     difficult: ClassCounts
     crowds: ClassCounts
     per_pair: Int[Tensor, "C most"]  # column k - 1: photos with exactly k objects of the class
-    by_size: Int[Tensor, "C 3"]  # small, medium, large, as SIZE_EDGES says
-    by_company: Int[Tensor, "C 3"]  # the only one of its class on the photo, apart from the others, touching one
+    by_size: Int[Tensor, "C 3"]  # small, medium, large, divided at SIZE_EDGES
+    by_adjacency: Int[Tensor, "C 3"]  # alone of its class on the photo, apart from the others, touching one
 
     @property
     def missed(self) -> ClassCounts:
-        """Objects of each class that one box per image-class pair leaves out."""
+        """Objects of each class that one box per image-class pair misses."""
         return tuple(o - p for o, p in zip(self.objects, self.pairs, strict=True))
 
     @property
@@ -95,7 +93,7 @@ class ObjectStats:
 
 @dataclass(frozen=True, slots=True)
 class DataStats:
-    """All that is counted of a dataset; ``objects`` is None where it has no boxes."""
+    """All counts of a dataset; ``objects`` is None if it has no boxes."""
 
     tags: TagStats
     sizes: PhotoSizes
@@ -103,13 +101,13 @@ class DataStats:
 
 
 def count_dataset(tagged: TaggedPhotos, truth: Truth | None = None) -> DataStats:
-    """Count tags, sizes and, where the truth is given, objects."""
+    """Count tags, sizes and, if a truth is given, objects."""
     objects = None if truth is None else count_objects(truth)
     return DataStats(count_tags(tagged), count_sizes(tagged.photos), objects)
 
 
 def count_tags(tagged: TaggedPhotos) -> TagStats:
-    """Tags by class and by photo, and which classes come together."""
+    """Tags by class and by photo, and the co-occurrence of classes."""
     classes = len(tagged.classes)
     together = torch.zeros(classes, classes, dtype=torch.long)
     for rows in tagged.tags.split(STATS_CHUNK):
@@ -139,33 +137,33 @@ def count_sizes(photos: Sequence[Photo]) -> PhotoSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Crop:
+class _Chunk:
     """The objects of some photos, sorted by image-class pair."""
 
     boxes: Float[Tensor, "B 4"]
     labels: Int[Tensor, " B"]
-    pair: Int[Tensor, " B"]  # number of the image-class pair; equal numbers are neighbours
+    pair: Int[Tensor, " B"]  # number of the image-class pair; equal numbers are consecutive
     share: Float[Tensor, " B"]  # of the photo's area
-    difficult: Int[Tensor, " C"]  # objects that are not among them, by class
+    difficult: Int[Tensor, " C"]  # objects that were left out, by class
     crowds: Int[Tensor, " C"]
 
 
 def count_objects(truth: Truth) -> ObjectStats:
-    """Objects and image-class pairs by class, how many to a pair, how large, and how close."""
+    """Objects and image-class pairs by class, objects per pair, their sizes and their adjacency."""
     classes = len(truth.classes)
     objects, pairs, difficult, crowds = (torch.zeros(classes, dtype=torch.long) for _ in range(4))
-    by_size, by_company = (torch.zeros(classes, 3, dtype=torch.long) for _ in range(2))
+    by_size, by_adjacency = (torch.zeros(classes, 3, dtype=torch.long) for _ in range(2))
     histogram: Counter[tuple[int, int]] = Counter()
-    for crop in _crops(truth):
-        objects += torch.bincount(crop.labels, minlength=classes)
-        difficult += crop.difficult
-        crowds += crop.crowds
-        label, number = _pairs(crop)
+    for chunk in _chunks(truth):
+        objects += torch.bincount(chunk.labels, minlength=classes)
+        difficult += chunk.difficult
+        crowds += chunk.crowds
+        label, number = _pairs(chunk)
         pairs += torch.bincount(label, minlength=classes)
         histogram.update(zip(label.tolist(), number.tolist(), strict=True))
-        size = torch.bucketize(crop.share, torch.tensor(SIZE_EDGES, dtype=crop.share.dtype), right=True)
-        by_size += _table(crop.labels, size, classes)
-        by_company += _table(crop.labels, company(crop.boxes, crop.pair), classes)
+        size = torch.bucketize(chunk.share, torch.tensor(SIZE_EDGES, dtype=chunk.share.dtype), right=True)
+        by_size += _table(chunk.labels, size, classes)
+        by_adjacency += _table(chunk.labels, adjacency(chunk.boxes, chunk.pair), classes)
     per_pair = torch.zeros(classes, max((n for _, n in histogram), default=0), dtype=torch.long)
     for (c, n), photos in histogram.items():
         per_pair[c, n - 1] = photos
@@ -177,20 +175,20 @@ def count_objects(truth: Truth) -> ObjectStats:
         crowds=tuple(crowds.tolist()),
         per_pair=per_pair,
         by_size=by_size,
-        by_company=by_company,
+        by_adjacency=by_adjacency,
     )
 
 
-def company(boxes: Float[Tensor, "B 4"], pair: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Of each object: 0 it is the only one of its image-class pair, 1 it is apart from the others, 2 it touches one.
+def adjacency(boxes: Float[Tensor, "B 4"], pair: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Per object: 0 if it is alone in its image-class pair, 1 if it is apart from the others, 2 if it touches one.
 
-    Boxes that share an edge or a corner touch. Equal pairs must be neighbours.
+    Boxes that share an edge or a corner touch. Equal pairs must be consecutive.
     """
     kind = torch.zeros(len(boxes), dtype=torch.long)
     first = torch.arange(len(boxes))
     for step in range(1, len(boxes)):
         first = first[first + step < len(boxes)]
-        first = first[pair[first] == pair[first + step]]  # pairs are runs: who has no partner here has none further on
+        first = first[pair[first] == pair[first + step]]  # pairs are runs: no partner at this step, none at the next
         if not len(first):
             break
         second = first + step
@@ -204,7 +202,7 @@ def _touch(a: Float[Tensor, "n 4"], b: Float[Tensor, "n 4"]) -> Bool[Tensor, " n
     return ((a[:, :2] <= b[:, 2:]) & (b[:, :2] <= a[:, 2:])).all(1)
 
 
-def _crops(truth: Truth) -> Iterator[_Crop]:
+def _chunks(truth: Truth) -> Iterator[_Chunk]:
     classes = len(truth.classes)
     for start in range(0, len(truth), STATS_CHUNK):
         objects = truth.objects[start : start + STATS_CHUNK]
@@ -220,24 +218,24 @@ def _crops(truth: Truth) -> Iterator[_Crop]:
         boxes = torch.cat([o.boxes for o in objects])[rows].double()
         share = areas(boxes) / sizes.prod(1)[image[rows]]
         marked = [torch.bincount(labels[mark], minlength=classes) for mark in (difficult, crowd)]
-        yield _Crop(boxes, labels[rows], pair[order], share, *marked)
+        yield _Chunk(boxes, labels[rows], pair[order], share, *marked)
 
 
-def _pairs(crop: _Crop) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+def _pairs(chunk: _Chunk) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
     """The class of each image-class pair, and its number of objects."""
-    _, number = torch.unique_consecutive(crop.pair, return_counts=True)
-    return crop.labels[number.cumsum(0) - 1], number
+    _, number = torch.unique_consecutive(chunk.pair, return_counts=True)
+    return chunk.labels[number.cumsum(0) - 1], number
 
 
 def _table(labels: Int[Tensor, " B"], column: Int[Tensor, " B"], classes: int) -> Int[Tensor, "C 3"]:
     return torch.bincount(labels * 3 + column, minlength=classes * 3).reshape(classes, 3)
 
 
-# ---------------------------------------------------------------- numbers for programs
+# ---------------------------------------------------------------- JSON
 
 
 def to_json(stats: DataStats) -> dict[str, object]:
-    """Everything counted, by name, as JSON takes it."""
+    """All counts by name, as JSON values."""
     report: dict[str, object] = {"tags": _plain(stats.tags), "sizes": _plain(stats.sizes), "objects": None}
     if stats.objects is not None:
         share = stats.objects.missed_share

@@ -1,6 +1,4 @@
-"""The tables and figures of the paper, each as an experiment. One file each; this dictionary is all there is."""
-
-from __future__ import annotations
+"""Studies: systems compared, tables and figures of the OD-WSCL paper. They return tables; ``reporting`` draws them."""
 
 from tag2box.experiments.experiment import Experiment
 from tag2box.experiments.paper_appendix import APPENDIX_A, APPENDIX_B, APPENDIX_C
@@ -13,4 +11,4 @@ EXPERIMENTS: dict[str, Experiment] = {
         TABLE1, TABLE2, TABLE3A, TABLE3B, TABLE3C, FIG1C, FIG4, FIG5, FIG6, FIG7, APPENDIX_A, APPENDIX_B, APPENDIX_C,
     )
 }  # fmt: skip
-"""By the names ``tag2box reproduce`` knows."""
+"""Experiments by the names of ``tag2box reproduce``."""

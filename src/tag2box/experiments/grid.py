@@ -1,37 +1,44 @@
-"""Cells: settings, a dataset and a seed, trained and measured once, in a folder named by all the figures depend on."""
+"""The run grid of a study: settings x dataset x seed, each trained and measured once, in a queue that can be resumed.
 
-from __future__ import annotations
+A run's folder is named by a digest of everything its figures depend on. Several commands may share a folder: each
+takes runs that no other command has locked, and reads the results of all.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from tag2box import settings
-from tag2box.commands.assess import DETECTIONS, METRICS, assess
-from tag2box.commands.runs import CONFIG, has_run, read_config, with_paths
-from tag2box.commands.train import resume, train
-from tag2box.errors import UserError
-from tag2box.experiments.label_quality import moments_of, quality, quality_json
+from tag2box import io, runs, settings
+from tag2box.cli import evaluate, train
+from tag2box.errors import Busy, Interrupted, UserError
+from tag2box.experiments import outcomes
 from tag2box.experiments.study_data import StudyData
 from tag2box.formats.detection_files import read_detections
-from tag2box.io import is_locked, locked, read_json, write_json, write_text
-from tag2box.progress import Progress, silent
+from tag2box.metrics.challenges import challenges
+from tag2box.progress import Bar, Progress, silent
 from tag2box.recipes import Config, Data
 from tag2box.reporting.records import RunRecord, read_run
-from tag2box.reporting.study_figures import Moment
-from tag2box.training.events import EVENTS_FILE as EVENTS
-from tag2box.training.events import read_events
+from tag2box.reporting.study_tables import LabelQuality
+from tag2box.reporting.tables import duration
+from tag2box.training.events import EVENTS_FILE, read_events
 
 GRID_FORMAT = 1
-"""Raise when the same settings would give other figures: cells of before are then trained anew."""
+"""Increase if the same settings would give other figures: older runs are then trained again."""
 
 QUALITY_FILE = "quality.json"
+OUTCOMES_FILE = "fates.json"
 RUN_LOCK = "cell.lock"
+OUTCOMES = "outcomes"
+"""Key of the outcomes at equal numbers of boxes among a result's figures."""
+
+QUEUE_PAUSE = 1.0  # seconds between two checks of runs that other commands have locked
 
 
 @dataclass(frozen=True)
@@ -43,129 +50,150 @@ class GridRun:
 
     @cached_property
     def name(self) -> str:
-        """A digest of settings and dataset, whatever they are called and wherever they lie.
+        """A digest of settings and dataset, independent of names and paths.
 
-        Settings at their defaults are left out, so that a setting that tag2box learns later changes no name; that the
-        run has the settings that are wanted is checked when it is found.
+        Settings at their defaults are left out, so that a setting added later changes no name; whether a folder's
+        settings are the requested ones is checked when it is read.
         """
-        told = {
+        parts = {
             "format": GRID_FORMAT,
             "data": self.data.fingerprint,
-            "boxes": self.data.boxes_of(self.config),
-            "settings": _told(pathless(self.config)),
+            "boxes": self.data.stores_digest(self.config),
+            "settings": _non_default(pathless(self.config)),
         }
-        text = json.dumps(told, sort_keys=True, default=str)
+        text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished cell: the run and all its figures, as fractions."""
+    """A finished run and its figures, as fractions."""
 
     folder: Path
-    figures: Mapping[str, Any]  # metrics.json, and below "pseudo" and "cost" the quality of labels and what it took
-    moments: tuple[Moment, ...] = ()  # of its pseudo labels
+    figures: Mapping[str, Any]  # metrics.json, with "pseudo" (label quality) and "cost" (time and memory)
+    moments: tuple[LabelQuality, ...] = ()
 
     def figure(self, path: tuple[str, ...]) -> float | None:
-        """One figure by its path, as ("test", "voc12", "mAP"); None where it is not known."""
+        """One figure by its path, as ("test", "voc12", "mAP"); None if it is not known."""
         value: Any = self.figures
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return float(value) if isinstance(value, int | float) else None
 
     def record(self, data: StudyData | None = None, *, name: str = "") -> RunRecord:
-        """What the run left on disk; with its dataset, its detections too."""
-        found = None if data is None else read_detections(self.folder / DETECTIONS, data.test)
+        """The contents of the run folder; with its dataset, including its detections."""
+        found = None if data is None else read_detections(self.folder / evaluate.DETECTIONS_FILE, data.test)
         record = read_run(self.folder, test_detections=found)
         return replace(record, name=name or record.name)
 
 
-def is_finished(cell: GridRun, cells: Path) -> bool:
-    """Whether a cell's figures are there."""
-    return all((cells / cell.name / file).exists() for file in (METRICS, QUALITY_FILE))
+# ---------------------------------------------------------------- one run
 
 
-def is_taken(cell: GridRun, cells: Path) -> bool:
-    """Whether another process is at a cell."""
-    return is_locked(cells / cell.name / RUN_LOCK)
+def is_finished(run: GridRun, grid: Path) -> bool:
+    """Whether a run's figures are in the folder ``grid``."""
+    return all((grid / run.name / file).exists() for file in (evaluate.METRICS_FILE, QUALITY_FILE))
 
 
-def finish_run(cell: GridRun, cells: Path, *, progress: Progress = silent) -> RunResult:
-    """Train a cell or go on training it, measure it, and give its figures. What is done already is not done again.
+def is_taken(run: GridRun, grid: Path) -> bool:
+    """Whether another process has locked a run."""
+    return io.is_locked(grid / run.name / RUN_LOCK)
 
-    Raises ``Busy`` where another process is at it.
+
+def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunResult:
+    """Train a run or resume it, measure it, and return its figures. Finished parts are not repeated.
+
+    Raises ``Busy`` if another process has locked it.
     """
-    folder = cells / cell.name
-    config = with_paths(cell.data.placed(cell.config), folder)
+    folder = grid / run.name
+    config = runs.with_paths(run.data.placed(run.config), folder)
     _check_same(config, folder)
-    if not is_finished(cell, cells):
-        with locked(folder / RUN_LOCK, "finishes a cell"):
-            _finish_run(config, folder, cell.data, progress)
+    if not is_finished(run, grid):
+        with io.locked(folder / RUN_LOCK, "finishes a run"):
+            _finish_run(config, folder, run.data, progress)
     return read_result(folder)
 
 
 def _finish_run(config: Config, folder: Path, data: StudyData, progress: Progress) -> None:
     _train(config, folder, progress)
-    if not (folder / METRICS).exists():
-        assess(folder, test=data.exam(config), train=data.train_exam(config), progress=progress)
-    write_json(folder / QUALITY_FILE, quality_json(quality(read_run(folder), data.train)))
+    if not (folder / evaluate.METRICS_FILE).exists():
+        evaluate.evaluate_run(folder, test=data.test_set(config), train=data.train_set(config), progress=progress)
+    quality = outcomes.label_quality(read_run(folder), data.train)
+    io.write_json(folder / QUALITY_FILE, outcomes.quality_json(quality))
 
 
-def read_result(folder: Path) -> RunResult:
-    """The figures of a finished cell."""
-    metrics = read_json(folder / METRICS, "the metrics of a cell")
-    moments = read_json(folder / QUALITY_FILE, "the quality of a cell's pseudo labels")
-    if not isinstance(metrics, dict) or not isinstance(moments, list):
-        raise UserError(f"{folder}: {METRICS} or {QUALITY_FILE} is not what a study wrote; remove the folder")
-    ends = [event for event in read_events(folder) if event["event"] == "end"]
-    cost = _cost(ends[-1]) if ends else {}
-    pseudo = moments[-1] if moments else {}
-    return RunResult(folder, {**metrics, "pseudo": pseudo, "cost": cost}, moments_of(moments, folder / QUALITY_FILE))
+def _train(config: Config, folder: Path, progress: Progress) -> None:
+    reset_peak_memory()
+    if runs.has_run(folder) and not (folder / EVENTS_FILE).exists():
+        (folder / runs.CONFIG_FILE).unlink(missing_ok=True)  # killed before training started
+    if not runs.has_run(folder):
+        train.train(config, folder, progress=progress)
+        return
+    io.write_text(folder / runs.CONFIG_FILE, settings.dump(config))  # the dataset may have moved
+    train.resume(folder, progress=progress)
 
 
-def _cost(end: Mapping[str, Any]) -> dict[str, Any]:
-    seconds, iterations = end.get("seconds"), end.get("iteration")
-    a_step = seconds / iterations if seconds is not None and iterations else None
-    return {
-        "seconds": seconds,
-        "iterations": iterations,
-        "step_seconds": a_step,
-        "peak_memory_mb": end.get("peak_memory_mb"),
-    }
-
-
-def forget_peak() -> None:
-    """Let the most memory be counted anew, so that a run is not told the peak of the one before it (Linux only)."""
+def reset_peak_memory() -> None:
+    """Reset the peak memory of the process, so that a run does not report that of the run before it (Linux only)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _train(config: Config, folder: Path, progress: Progress) -> None:
-    forget_peak()
-    if has_run(folder) and not (folder / EVENTS).exists():
-        (folder / CONFIG).unlink(missing_ok=True)  # killed before it began
-    if not has_run(folder):
-        train(config, folder, progress=progress)
-        return
-    write_text(folder / CONFIG, settings.dump(config))  # the dataset may have moved
-    resume(folder, progress=progress)
-
-
 def _check_same(config: Config, folder: Path) -> None:
-    """Raise where a folder holds a run whose settings are others, as when a default has changed since."""
-    if not (folder / CONFIG).exists():
+    """Raise if a folder has a run with other settings, e.g. because a default has changed."""
+    if not (folder / runs.CONFIG_FILE).exists():
         return
-    before, after = (pathless(c) for c in (read_config(folder), config))
+    before, after = (pathless(c) for c in (runs.read_config(folder), config))
     if before != after:
         name = next(f.name for f in fields(Config) if getattr(before, f.name) != getattr(after, f.name))
-        raise UserError(f"{folder / CONFIG}: {name} is not what is wanted now; remove the folder, it is trained anew")
+        raise UserError(
+            f"{folder / runs.CONFIG_FILE}: {name} is not the requested setting; remove the folder to train it again"
+        )
 
 
-# ---------------------------------------------------------------- what a cell depends on
+def read_result(folder: Path) -> RunResult:
+    """The figures of a finished run."""
+    metrics = io.read_json(folder / evaluate.METRICS_FILE, "the metrics of a run")
+    quality = io.read_json(folder / QUALITY_FILE, "the quality of a run's pseudo labels")
+    if not isinstance(metrics, dict) or not isinstance(quality, list):
+        raise UserError(
+            f"{folder}: {evaluate.METRICS_FILE} or {QUALITY_FILE} was not written by a study; remove the folder"
+        )
+    ends = [event for event in read_events(folder) if event["event"] == "end"]
+    figures = {**metrics, "pseudo": quality[-1] if quality else {}, "cost": _cost(ends[-1]) if ends else {}}
+    return RunResult(folder, figures, outcomes.read_quality(quality, folder / QUALITY_FILE))
+
+
+def _cost(end: Mapping[str, Any]) -> dict[str, Any]:
+    seconds, iterations = end.get("seconds"), end.get("iteration")
+    per_step = seconds / iterations if seconds is not None and iterations else None
+    return {
+        "seconds": seconds,
+        "iterations": iterations,
+        "step_seconds": per_step,
+        "peak_memory_mb": end.get("peak_memory_mb"),
+    }
+
+
+def with_outcomes(result: RunResult, data: StudyData) -> RunResult:
+    """A result with the shares of objects found, in part, grouped and missed, at equal numbers of boxes.
+
+    They are stored in the run folder. (Those in ``metrics.json`` are of boxes above a score, and scores of different
+    systems are not comparable.)
+    """
+    path = result.folder / OUTCOMES_FILE
+    if not path.exists():
+        found = result.record(data).test_detections or {}
+        io.write_json(path, asdict(challenges(data.test, outcomes.best_of(found, data.test), min_score=0.0)))
+    shares = io.read_json(path, "the outcomes of a run's objects")
+    return replace(result, figures={**result.figures, OUTCOMES: shares})
+
+
+# ---------------------------------------------------------------- what a run depends on
 
 
 def pathless(config: Config) -> Config:
-    """Settings without their name and without places; a file of weights counts by its content."""
+    """Settings without name and paths; a file of weights is replaced by the digest of its content."""
     weights = getattr(config.backbone, "weights", None)
     backbone = config.backbone
     if isinstance(weights, str) and Path(weights).is_file():
@@ -182,15 +210,87 @@ def _content(path: Path, _size: int, _time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _told(value: object) -> object:
-    """Settings as JSON, those at their defaults left out."""
+def _non_default(value: object) -> object:
+    """Settings as JSON values, without those at their defaults."""
     if isinstance(value, tuple):
-        return [_told(v) for v in value]
+        return [_non_default(v) for v in value]
     if not is_dataclass(value) or isinstance(value, type):
         return value
     kept = {f.name: getattr(value, f.name) for f in fields(value)}
-    return {f.name: _told(kept[f.name]) for f in fields(value) if f.name == "kind" or kept[f.name] != _default(f)}
+    return {
+        f.name: _non_default(kept[f.name]) for f in fields(value) if f.name == "kind" or kept[f.name] != _default(f)
+    }
 
 
 def _default(field: Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def finish_all(grid_runs: Sequence[GridRun], grid: Path, *, progress: Progress = silent) -> dict[str, RunResult]:
+    """Results by run name, one after the other; equal runs are run once. Interrupted, the same call resumes."""
+    queue = {run.name: run for run in grid_runs}
+    open_ = _open(queue, grid)
+    results: dict[str, RunResult] = {}
+    spent: list[float] = []
+    while left := [name for name in queue if name not in results]:
+        for name in left:
+            ahead, began = _open(queue, grid), time.monotonic()
+            status = queue_status(open_, name, len(ahead), spent)
+            with suppress(Busy), _interruptible(status):
+                results[name] = finish_run(queue[name], grid, progress=_titled(progress, status))
+                if name in ahead:
+                    spent.append(time.monotonic() - began)
+        others = [queue[name] for name in left if name not in results]
+        if others:
+            _wait(others, grid, progress)
+    return {name: results[name] for name in queue}
+
+
+def _open(queue: Mapping[str, GridRun], grid: Path) -> list[str]:
+    return [name for name, run in queue.items() if not is_finished(run, grid)]
+
+
+def queue_status(open_: Sequence[str], name: str, ahead: int, spent: Sequence[float]) -> str:
+    """The position in the queue, in words; time left for ``ahead`` runs is estimated from those this call finished.
+
+    The first of them often makes what the others share, proposals and feature caches: it is left out of the estimate
+    if there is another.
+    """
+    if name not in open_:
+        return "a finished run"
+    words = f"run {open_.index(name) + 1} of {len(open_)}"
+    if not spent:
+        return words
+    return f"{words}, about {duration(ahead * mean(spent[1:] or spent))} left"
+
+
+def _wait(grid_runs: Sequence[GridRun], grid: Path, progress: Progress) -> None:
+    """Wait until a run is unlocked or finished."""
+    status = "waiting for another command"
+    with _interruptible(status), progress(f"{status}, runs left: {len(grid_runs)}", 1):
+        time.sleep(QUEUE_PAUSE)
+        while all(is_taken(run, grid) for run in grid_runs):
+            time.sleep(QUEUE_PAUSE)
+
+
+@contextmanager
+def _interruptible(status: str) -> Iterator[None]:
+    """Name the position in the queue if Ctrl-C ends the block."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(f"stopped in {status}; finished work is kept, and the same command resumes") from None
+
+
+def _titled(progress: Progress, status: str) -> Progress:
+    """Progress bars with the position in the queue in their titles."""
+
+    @contextmanager
+    def bars(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        with progress(f"{status}: {title}", total, done) as bar:
+            yield bar
+
+    return bars

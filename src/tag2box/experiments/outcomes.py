@@ -1,39 +1,27 @@
-"""Fates of objects under detectors whose scores mean different things: of each, as many boxes as there are objects."""
+"""Results beyond AP: outcomes of objects at equal numbers of boxes, and the quality of pseudo labels over training."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from tag2box.annotations import Detections, Truth
-from tag2box.experiments.grid import RunResult
-from tag2box.experiments.study_data import StudyData
-from tag2box.io import read_json, write_json
-from tag2box.metrics.challenges import challenges
+from tag2box.errors import UserError
+from tag2box.metrics.challenges import PSEUDO_IOUS, pseudo_quality
+from tag2box.reporting.records import Gallery, PseudoCount, RunRecord
+from tag2box.reporting.study_tables import LabelQuality
 
-FATE_NAMES = "fates.json"
-KEY = "fates"
-"""Where a result has them among its figures."""
-
-
-def with_fates(result: RunResult, data: StudyData) -> RunResult:
-    """A result with the shares of objects found, in part, grouped and missed; kept beside it once they are known.
-
-    The usual shares keep boxes from a score up, and a score of 0.1 means one thing after a softmax over classes and
-    another after one over proposals.
-    """
-    path = result.folder / FATE_NAMES
-    if not path.exists():
-        found = result.record(data).test_detections or {}
-        write_json(path, asdict(challenges(data.test, best_of(found, data.test), min_score=0.0)))
-    shares = read_json(path, "the fates of a cell's objects")
-    return replace(result, figures={**result.figures, KEY: shares})
+# ---------------------------------------------------------------- detections
 
 
 def best_of(found: Mapping[str, Detections], truth: Truth) -> dict[str, Detections]:
-    """Of each class, the best-scored boxes of all photos, as many as the class has objects; of equals, the first."""
+    """Per class, the top-scoring boxes over all photos, as many as the class has objects; ties go to the first.
+
+    Scores of different systems are not comparable (a softmax over classes, a softmax over proposals); numbers of boxes
+    are.
+    """
     counted = [objects.labels[~(objects.difficult | objects.crowd)] for objects in truth.objects]
     wanted = torch.bincount(torch.cat([torch.zeros(0, dtype=torch.long), *counted]), minlength=len(truth.classes))
     ids = [photo for photo in truth.ids if photo in found]
@@ -46,3 +34,95 @@ def best_of(found: Mapping[str, Detections], truth: Truth) -> dict[str, Detectio
         is_kept[own[order[:count]]] = True
     parts = is_kept.split([len(found[photo]) for photo in ids])
     return {photo: found[photo][part] for photo, part in zip(ids, parts, strict=True)}
+
+
+# ---------------------------------------------------------------- pseudo labels
+
+
+def label_quality(record: RunRecord, truth: Truth) -> tuple[LabelQuality, ...]:
+    """Pseudo boxes of a run's last stage compared with the truth, at each ``gallery`` event; never fed back."""
+    return tuple(_quality(gallery, record.pseudo, truth) for gallery in record.galleries)
+
+
+def _quality(gallery: Gallery, counts: Sequence[PseudoCount], truth: Truth) -> LabelQuality:
+    pseudo = {
+        photo.id: Detections(
+            torch.tensor(photo.boxes, dtype=torch.float32).reshape(-1, 4),
+            torch.tensor(photo.scores, dtype=torch.float32),
+            torch.tensor(photo.labels, dtype=torch.long),
+        )
+        for photo in gallery.photos
+    }
+    got = pseudo_quality(truth, pseudo)
+    return LabelQuality(
+        iteration=gallery.iteration,
+        photos=len(pseudo),
+        precision=_by_overlap(got.precision),
+        recall=_by_overlap(got.recall),
+        boxes=got.counts,
+        objects=_objects(truth, set(pseudo)),
+        threshold=_threshold(counts, gallery.iteration),
+    )
+
+
+def _by_overlap(values: Sequence[float | None]) -> dict[str, float | None]:
+    return {f"{overlap:g}": value for overlap, value in zip(PSEUDO_IOUS, values, strict=True)}
+
+
+def _objects(truth: Truth, ids: set[str]) -> dict[str, int]:
+    """True objects per class on some photos, without difficult objects and crowds."""
+    total = torch.zeros(len(truth.classes), dtype=torch.long)
+    for photo, objects in zip(truth.ids, truth.objects, strict=True):
+        if photo in ids:
+            counted = objects.labels[~(objects.difficult | objects.crowd)]
+            total += torch.bincount(counted, minlength=len(truth.classes))
+    return dict(zip(truth.classes, total.tolist(), strict=True))
+
+
+def _threshold(counts: Sequence[PseudoCount], iteration: int) -> float | None:
+    """tau of the last stage: the last value up to an iteration, or the first after it."""
+    logged = [(count.iteration, count.threshold[-1]) for count in counts if count.threshold]
+    known = [(at, tau) for at, tau in logged if tau is not None]
+    before = [tau for at, tau in known if at <= iteration]
+    return before[-1] if before else (known[0][1] if known else None)
+
+
+def quality_json(moments: Sequence[LabelQuality]) -> list[dict[str, object]]:
+    """Label quality as JSON values."""
+    return [asdict(moment) for moment in moments]
+
+
+def read_quality(values: Sequence[dict[str, Any]], where: Path) -> tuple[LabelQuality, ...]:
+    """Label quality from JSON values."""
+    try:
+        return tuple(LabelQuality(**value) for value in values)
+    except TypeError:
+        raise UserError(f"{where}: not written by a study; remove the file, it is made again") from None
+
+
+def mean_quality(seeds: Sequence[Sequence[LabelQuality]]) -> tuple[LabelQuality, ...]:
+    """Label quality over several seeds, per iteration: shares and tau are averaged, boxes and objects summed."""
+    together: dict[int, list[LabelQuality]] = {}
+    for moments in seeds:
+        for moment in moments:
+            together.setdefault(moment.iteration, []).append(moment)
+    return tuple(_mean_quality(together[iteration]) for iteration in sorted(together))
+
+
+def _mean_quality(moments: Sequence[LabelQuality]) -> LabelQuality:
+    first = moments[0]
+    return LabelQuality(
+        iteration=first.iteration,
+        photos=sum(m.photos for m in moments),
+        precision={k: mean_known([m.precision.get(k) for m in moments]) for k in first.precision},
+        recall={k: mean_known([m.recall.get(k) for m in moments]) for k in first.recall},
+        boxes={k: sum(m.boxes.get(k, 0) for m in moments) for k in first.boxes},
+        objects={k: sum(m.objects.get(k, 0) for m in moments) for k in first.objects},
+        threshold=mean_known([m.threshold for m in moments]),
+    )
+
+
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """The mean of the values that are not None; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

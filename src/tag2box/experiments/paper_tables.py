@@ -1,6 +1,4 @@
-"""What several experiments say in the same words."""
-
-from __future__ import annotations
+"""Tables 1, 2 and 3a to 3c of the paper as experiments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,36 +8,27 @@ from tag2box.experiments.experiment import (
     OD_WSCL,
     OICR_PLUS,
     WSCL,
-    Drawn,
+    Analysis,
     Experiment,
-    Findings,
     StudyColumn,
+    StudyResults,
     StudyVariant,
     unchanged,
 )
 from tag2box.experiments.outcomes import best_of
 from tag2box.experiments.study_data import StudyData
-from tag2box.metrics.challenges import challenges, challenges_by_company, in_company
+from tag2box.metrics.challenges import challenges, challenges_by_instance_count, is_multi_instance
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import Config
-from tag2box.reporting.gallery import Album
-from tag2box.reporting.sections import Section
-from tag2box.reporting.study_page import SeedFigures
-from tag2box.reporting.tables import Table
-from tag2box.reporting.tables import TableRow as Line
+from tag2box.reporting.study_tables import SeedFigures, StudySection
+from tag2box.reporting.tables import Table, TableRow
 from tag2box.systems import SYSTEMS, Change, System
 
 OURS = ("oicr-plus", "od-wscl")
-"""Systems whose rows experiments write themselves."""
+"""Systems with rows of their own in every table."""
 
 NETS = {"VGG16": "vgg16", "R50-WS": "r50-ws", "R101-WS": "r101-ws"}
-"""What the paper calls a backbone -> its part in the names of ``paper.PAPER_RUNS``."""
-
-
-def reported(run: str) -> dict[str, float]:
-    """What the paper reports of a run of its own, as ``voc07-mcg-vgg16``."""
-    return PAPER_RUNS[run].figures.reported()
-
+"""The paper's name of a backbone -> its part in the names of ``PAPER_RUNS``."""
 
 KINDS = {
     "VGG16": ("vgg16", "vgg16", ()),
@@ -47,11 +36,16 @@ KINDS = {
     "R50-WS": ("r50-ws", "resnet_ws", ("backbone.depth=50",)),
     "R101-WS": ("r101-ws", "resnet_ws", ("backbone.depth=101",)),
 }
-"""Backbone -> the weights it needs, its kind among the settings, and what else is set."""
+"""Backbone -> the weights it requires, its kind, and further settings."""
+
+
+def paper_figures(run: str) -> dict[str, float]:
+    """The paper's figures of one of its runs, as ``voc07-mcg-vgg16``."""
+    return PAPER_RUNS[run].figures.reported()
 
 
 def compared(dataset: str) -> tuple[System, ...]:
-    """The systems before OD-WSCL for which the paper reports figures on a dataset, oldest first."""
+    """The systems before OD-WSCL with figures on a dataset in the paper, oldest first."""
     return tuple(system for name, system in SYSTEMS.items() if name not in OURS and dataset in system.figures)
 
 
@@ -62,7 +56,7 @@ def backbones(
     *,
     change: Change = unchanged,
 ) -> tuple[StudyVariant, ...]:
-    """A method on each backbone the paper has a figure for; rows whose weights are not stored here are left out."""
+    """A method on each backbone for which the paper has figures; each row requires the backbone's weights."""
     rows = []
     for name, figures in paper.items():
         weights, kind, more = KINDS[name]
@@ -73,17 +67,19 @@ def backbones(
     return tuple(rows)
 
 
-NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+# ---------------------------------------------------------------- table 1
+
+COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
 
 def _paper_coco(*figures: float) -> dict[str, float]:
-    return dict(zip(NAMES, figures, strict=False))
+    return dict(zip(COCO_NAMES, figures, strict=False))
 
 
-COCO_ROWS = {name: reported(f"coco14-mcg-{net}") for name, net in NETS.items()}
+COCO_ROWS = {name: paper_figures(f"coco14-mcg-{net}") for name, net in NETS.items()}
 COCO17 = {
     "MIST, VGG16, COCO17": _paper_coco(12.4, 25.8, 10.5, 3.9, 13.8, 19.9, 14.3, 23.3, 24.6, 9.7, 26.6, 39.6),
-    **{f"OD-WSCL, {name}, COCO17": reported(f"coco17-mcg-{net}") for name, net in NETS.items()},
+    **{f"OD-WSCL, {name}, COCO17": paper_figures(f"coco17-mcg-{net}") for name, net in NETS.items()},
 }
 
 TABLE1 = Experiment(
@@ -91,7 +87,7 @@ TABLE1 = Experiment(
     title="COCO's twelve numbers (table 1)",
     shows="OD-WSCL is above the systems before it in all of COCO's numbers, most of all in recall: it finds objects "
     "that others miss.",
-    origin="table 1; COCO14, VGG16, MCG proposals where nothing else is said",
+    origin="table 1; COCO14, VGG16, MCG proposals unless stated otherwise",
     rows=(
         StudyVariant(label="OICR+", settings=OICR_PLUS),
         StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper=COCO_ROWS["VGG16"]),
@@ -105,10 +101,12 @@ TABLE1 = Experiment(
             for name, paper in COCO17.items()
         ),
     ),
-    columns=tuple(StudyColumn(name, ("test", "coco", name)) for name in NAMES),
-    watched=("OICR+", "OD-WSCL"),
+    columns=tuple(StudyColumn(name, ("test", "coco", name)) for name in COCO_NAMES),
+    tracked=("OICR+", "OD-WSCL"),
 )
 
+
+# ---------------------------------------------------------------- table 2
 
 MCG: dict[str, tuple[float, ...]] = {"MIST, MCG": (56.5, 53.9), "CASD, MCG": (57.4,), "OD-WSCL, MCG": (58.7, 56.2)}
 
@@ -126,7 +124,7 @@ TABLE2 = Experiment(
     name="table2",
     title="Average precision on VOC (table 2)",
     shows="With selective search OD-WSCL is second on VOC07 and first on VOC12; with MCG it is first on both.",
-    origin="table 2; VGG16, selective search where nothing else is said",
+    origin="table 2; VGG16, selective search unless stated otherwise",
     rows=(
         StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"VOC07": 52.3}),
         StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper={"VOC07": 56.1, "VOC12": 54.6}),
@@ -140,60 +138,64 @@ TABLE2 = Experiment(
         ),
     ),
     notes=("OICR+ (52.3) is from table 3 of the paper: OICR with box regression and DropBlock.",),
-    watched=("OICR+", "OD-WSCL"),
+    tracked=("OICR+", "OD-WSCL"),
 )
 
 
-COMPANY = ("alone", "in company")
-WHERE = ("all", *COMPANY)
-TABLE3A_COLUMNS = ("found", "missed")
+# ---------------------------------------------------------------- table 3a
+
+CONTEXTS = {"all": "all", "alone": "alone", "in company": "with others"}
+"""Objects of a test photo by the number of objects of their class there: keys of the JSON file -> words of the page."""
+TABLE3A_OUTCOMES = ("found", "missed")
 
 
-def draw_table3a(findings: Findings, base: Config, album: Album) -> Drawn:
-    """The fates of all objects, of those alone of their class in a photo, and of those that argmax must leave out."""
-    figures = {label: _by_company(label, findings) for label in findings.results}
-    heads = tuple(f"{fate},\n{where}" for fate in TABLE3A_COLUMNS for where in WHERE)
-    lines = tuple(
-        Line(label, tuple(own[where, fate].words() for fate in TABLE3A_COLUMNS for where in WHERE))
-        for label, own in figures.items()
-    )
-    counted = {seed: _counted(data) for seed, data in findings.data.items()}
-    first = counted[findings.first[0]]
+def analyze_table3a(results: StudyResults, base: Config) -> Analysis:
+    """Outcomes of all objects, of those alone of their class on a photo, and of those with others of their class."""
+    figures = {label: _by_context(label, results) for label in results.results}
+    heads = tuple(f"{outcome},\n{words}" for outcome in TABLE3A_OUTCOMES for words in CONTEXTS.values())
+    keys = [(context, outcome) for outcome in TABLE3A_OUTCOMES for context in CONTEXTS]
+    rows = tuple(TableRow(label, tuple(own[key].words() for key in keys)) for label, own in figures.items())
+    counted = {seed: _count_contexts(data) for seed, data in results.data.items()}
+    first = counted[results.first[0]]
     words = (
-        f"Of {sum(first.values())} test objects (seed {findings.first[0]}) {first[COMPANY[1]]} share a photo with "
-        "others of their class. Labels by argmax have one box for all of these; discovery is there to find the rest. "
-        "Of each class as many boxes are kept as it has objects: from a score up, a detector that shows more boxes "
+        f"Of {sum(first.values())} test objects (seed {results.first[0]}) {first['in company']} share a photo with "
+        "others of their class. Argmax labels have one box for all of these; discovery is meant to find the others. "
+        "As many boxes of a class are kept as it has objects: with a score threshold, a detector that shows more boxes "
         "would find more. Shares are in per cent."
     )
     numbers = {
-        label: {where: {fate: dict(own[where, fate].by_seed) for fate in TABLE3A_COLUMNS} for where in WHERE}
+        label: {
+            context: {outcome: dict(own[context, outcome].by_seed) for outcome in TABLE3A_OUTCOMES}
+            for context in CONTEXTS
+        }
         for label, own in figures.items()
     }
-    table = Table("Found and missed, with as many boxes as objects", heads, lines)
-    section = Section("company", "Alone and in company", words, tables=(table,))
-    return Drawn((section,) if lines else (), {"company": numbers, "company_objects": counted})
+    table = Table("Found and missed, with as many boxes as objects", heads, rows)
+    section = StudySection("company", "Alone and with others of the class", words, tables=(table,))
+    return Analysis((section,) if rows else (), {"company": numbers, "company_objects": counted})
 
 
-def _counted(data: StudyData) -> dict[str, int]:
-    """How many test objects are alone and in company."""
-    company = [is_other for objects in data.test.objects for is_other in in_company(objects)]
-    return dict(zip(COMPANY, (company.count(False), company.count(True)), strict=True))
+def _count_contexts(data: StudyData) -> dict[str, int]:
+    """Numbers of test objects alone of their class on a photo, and with others."""
+    is_multi = [is_other for objects in data.test.objects for is_other in is_multi_instance(objects)]
+    return {"alone": is_multi.count(False), "in company": is_multi.count(True)}
 
 
-def _by_company(label: str, findings: Findings) -> dict[tuple[str, str], SeedFigures]:
-    """Shares of objects by their company and fate."""
+def _by_context(label: str, results: StudyResults) -> dict[tuple[str, str], SeedFigures]:
+    """Shares of objects by context and outcome."""
     shares = {}
-    for seed, result in findings.results[label].items():
-        data = findings.data[seed]
+    for seed, result in results.results[label].items():
+        data = results.data[seed]
         found = best_of(result.record(data).test_detections or {}, data.test)
-        fates = (challenges(data.test, found, min_score=0.0), *challenges_by_company(data.test, found, min_score=0.0))
-        shares[seed] = dict(zip(WHERE, map(asdict, fates), strict=True))
+        split = challenges_by_instance_count(data.test, found, min_score=0.0)
+        everything = (challenges(data.test, found, min_score=0.0), *split)
+        shares[seed] = dict(zip(CONTEXTS, map(asdict, everything), strict=True))
     return {
-        (where, fate): SeedFigures(
-            {seed: 100 * own[where][fate] for seed, own in shares.items() if own[where][fate] is not None}
+        (context, outcome): SeedFigures(
+            {seed: 100 * own[context][outcome] for seed, own in shares.items() if own[context][outcome] is not None}
         )
-        for where in WHERE
-        for fate in TABLE3A_COLUMNS
+        for context in CONTEXTS
+        for outcome in TABLE3A_OUTCOMES
     }
 
 
@@ -209,10 +211,12 @@ TABLE3A = Experiment(
         StudyVariant(label="+ both (OD-WSCL)", settings=OD_WSCL, paper={"mAP50": 58.7}),
     ),
     notes=("The paper's text says selective search, its figure (58.7) is that of MCG in table 2.",),
-    watched=("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"),
-    draw=draw_table3a,
+    tracked=("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"),
+    analyze=analyze_table3a,
 )
 
+
+# ---------------------------------------------------------------- table 3b
 
 OTHERS = {"oicr": (50.9, 51.4), "pcl": (50.8, 53.3), "c-mil": (53.4, 53.9)}
 """System -> mAP50 on R50-WS and on R101-WS."""
@@ -233,20 +237,24 @@ TABLE3B = Experiment(
         StudyVariant(label="OICR+, lite0", settings=(*OICR_PLUS, "backbone.kind=lite0")),
         StudyVariant(label="OD-WSCL, lite0", settings=(*OD_WSCL, "backbone.kind=lite0")),
         *backbones("OICR+", OICR_PLUS, {"VGG16": {"mAP50": 52.3}, "VGG16, convolutions alone": {}}),
-        *backbones("OD-WSCL", OD_WSCL, {"VGG16": reported("voc07-mcg-vgg16"), "VGG16, convolutions alone": {}}),
-        *backbones("OD-WSCL", OD_WSCL, {name: reported(f"voc07-mcg-{NETS[name]}") for name in ("R50-WS", "R101-WS")}),
+        *backbones("OD-WSCL", OD_WSCL, {"VGG16": paper_figures("voc07-mcg-vgg16"), "VGG16, convolutions alone": {}}),
+        *backbones(
+            "OD-WSCL", OD_WSCL, {name: paper_figures(f"voc07-mcg-{NETS[name]}") for name in ("R50-WS", "R101-WS")}
+        ),
         *(row for name, figures in OTHERS.items() for row in _others(name, *figures)),
     ),
     against="OICR+, lite0",
     notes=(
         "VGG16 is from tables 2 and 3a, with MCG proposals. lite0 is not in the paper: its weights come with a pip "
-        "package, the others' with `tag2box weights get`.",
+        "package, those of the others with `tag2box weights get`.",
     ),
-    watched=("OICR+, lite0", "OD-WSCL, lite0"),
+    tracked=("OICR+, lite0", "OD-WSCL, lite0"),
 )
 
 
-FIGURES = {
+# ---------------------------------------------------------------- table 3c
+
+AUGMENTATIONS = {
     (True, False, False): 56.8,
     (False, True, False): 55.1,
     (False, False, True): 54.8,
@@ -258,19 +266,22 @@ FIGURES = {
 """IoU sampling, masking, noise -> mAP50."""
 
 
-def _row(iou: bool, mask: bool, noise: bool) -> StudyVariant:
+def _augmented(iou: bool, mask: bool, noise: bool) -> StudyVariant:
     on = {"IoU": iou, "mask": mask, "noise": noise}
     switches = [f"criterion.sampling.iou={iou}", f"augment.mask={mask}", f"augment.noise={noise}"]
     settings = (*OD_WSCL, *(switch.lower() for switch in switches))
     label = " + ".join(name for name, is_on in on.items() if is_on)
-    return StudyVariant(label=label, settings=settings, paper={"mAP50": FIGURES[iou, mask, noise]})
+    return StudyVariant(label=label, settings=settings, paper={"mAP50": AUGMENTATIONS[iou, mask, noise]})
 
 
 TABLE3C = Experiment(
     name="table3c",
     title="Augmentations of the exemplars (table 3c)",
-    shows="Each of the three helps alone, IoU sampling most, and all of them together help most.",
+    shows="Each of the three helps alone, IoU sampling most, and all three together help most.",
     origin="table 3c; VOC07, VGG16, MCG proposals",
-    rows=(StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}), *(_row(*on) for on in FIGURES)),
-    watched=("OICR+", "IoU", "mask", "noise", "IoU + mask + noise"),
+    rows=(
+        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}),
+        *(_augmented(*on) for on in AUGMENTATIONS),
+    ),
+    tracked=("OICR+", "IoU", "mask", "noise", "IoU + mask + noise"),
 )

@@ -1,297 +1,273 @@
-"""Rows of a study on the same photos: what each detects, and what each was taught as objects in the end."""
-
-from __future__ import annotations
+"""Photos of a study: which ones to show, with the detections or pseudo labels of each row; ``reporting`` draws them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
-from tag2box.annotations import Detections, Objects
-from tag2box.experiments.experiment import Drawn, Findings
+from tag2box.annotations import Detections, Objects, Photo, Truth
+from tag2box.experiments.experiment import Analysis, StudyResults
 from tag2box.experiments.study_data import StudyData
-from tag2box.metrics.challenges import object_fates
+from tag2box.metrics.challenges import object_outcomes
 from tag2box.ops.boxes import iou
 from tag2box.recipes import Config
-from tag2box.reporting.charts import plural
-from tag2box.reporting.curves import NamedRun
-from tag2box.reporting.gallery import (
-    Album,
-    DrawnBox,
-    Tile,
-    class_name,
-    compare_pseudo,
-    detection_tile,
-    draw_box,
-    evenly_spaced,
-    pseudo_tile,
-)
-from tag2box.reporting.records import GalleryPhoto, ReportInputs, RunRecord
-from tag2box.reporting.sections import Section, Shelf
+from tag2box.reporting.records import MOMENTS, GalleryPhoto, RunRecord, evenly_spaced, gallery_photos
+from tag2box.reporting.study_tables import DetectionPanel, DifficultPanel, PhotoRow, PseudoPanel, StudySection
+from tag2box.reporting.tables import plural
 
 SIDE_BY_SIDE_PHOTOS = 4
-FOUND = (("right", "right (IoU 0.5 or more)"), ("wrong", "wrong"), ("missed", "object without a right box"))
-TAUGHT = (("pseudo", "pseudo box of the last stage, with its score"), ("truth", "true object, for the reader only"))
-
-
-def side_by_side(findings: Findings, album: Album, *, prefix: str = "") -> tuple[Section, ...]:
-    """Every row on a few test photos and a few training photos, of the first seed; nothing without rows.
-
-    Args:
-        prefix: begins the sections' names, where a page has several of them.
-    """
-    seed, data = findings.first
-    records = [results[seed].record(data, name=name) for name, results in findings.results.items()]
-    sections = (
-        Section(
-            f"{prefix}detections",
-            f"Detections, {data.name}",
-            f"Test photos at even distances through the dataset, not picked by hand; seed {seed}. Scores of these "
-            "systems cannot be compared, so each shows as many of its best boxes as the photo has objects.",
-            boxes=FOUND,
-            shelves=_detections(records, data, album),
-        ),
-        Section(
-            f"{prefix}taught",
-            f"Pseudo boxes, {data.name}",
-            "What each was taught as objects in the end, on training photos at even distances through those that "
-            f"every run looks at; seed {seed}.",
-            boxes=TAUGHT,
-            shelves=_taught(records, data, album),
-        ),
-    )
-    return tuple(section for section in sections if section.shelves)
+PICTURE_PHOTOS = 4  # per challenge
+SCORE = 0.5  # minimum score of detections for the challenges
+DIFFICULT_IOU = 0.5
+PICTURED_CHALLENGES = {
+    "part": ("Part domination", "shows only in part"),
+    "grouped": ("Grouped instances", "groups into one box with others"),
+    "missed": ("Missing objects", "misses"),
+}
+DETECTION_LEGEND = (("right", "right (IoU 0.5 or more)"), ("wrong", "wrong"), ("missed", "object without a right box"))
+PSEUDO_LEGEND = (
+    ("pseudo", "pseudo box of the last stage, with its score"),
+    ("truth", "true object, not used in training"),
+)
 
 
 def best_boxes(found: Detections, objects: Objects) -> Detections:
-    """As many of a photo's best detections as it has objects that count."""
+    """The top-scoring detections of a photo, as many as it has objects that count."""
     count = int((~(objects.difficult | objects.crowd)).sum())
     return found[torch.argsort(found.scores, descending=True, stable=True)[:count]]
 
 
-def last_preview(record: RunRecord) -> dict[str, GalleryPhoto]:
-    """The training photos of a run's last look, by id; none where it never looked."""
+def last_gallery(record: RunRecord) -> dict[str, GalleryPhoto]:
+    """The training photos of a run's last ``gallery`` event, by id; empty without any."""
     return {photo.id: photo for photo in record.galleries[-1].photos} if record.galleries else {}
 
 
 def same_photos(records: Sequence[RunRecord], count: int) -> tuple[str, ...]:
-    """Training photos that every run looked at, at even distances."""
-    views_per_image = [last_preview(record) for record in records]
-    shared = [
-        photo
-        for photo in (views_per_image[0] if views_per_image else {})
-        if all(photo in look for look in views_per_image)
-    ]
+    """Training photos in the last gallery of every run, evenly spaced."""
+    galleries = [last_gallery(record) for record in records]
+    shared = [photo for photo in (galleries[0] if galleries else {}) if all(photo in own for own in galleries)]
     return evenly_spaced(shared, count)
 
 
-def _detections(records: Sequence[RunRecord], data: StudyData, album: Album) -> tuple[Shelf, ...]:
-    truth = dict(zip(data.test.ids, data.test.objects, strict=True))
-    shelves = []
+def _by_id(truth: Truth) -> dict[str, Objects]:
+    return dict(zip(truth.ids, truth.objects, strict=True))
+
+
+# ---------------------------------------------------------------- all rows side by side
+
+
+def side_by_side(results: StudyResults, *, prefix: str = "") -> tuple[StudySection, ...]:
+    """All rows on a few test photos and a few training photos of the first seed; empty without rows.
+
+    Args:
+        prefix: of the ids of the sections, for pages with several datasets.
+    """
+    seed, data = results.first
+    records = [own[seed].record(data, name=name) for name, own in results.results.items()]
+    sections = (
+        StudySection(
+            f"{prefix}detections",
+            f"Detections, {data.name}",
+            f"Test photos evenly spaced through the dataset, not picked by hand; seed {seed}. Scores of these "
+            "systems are not comparable, so each shows as many of its top boxes as the photo has objects.",
+            legend=DETECTION_LEGEND,
+            photos=_detection_rows(records, data),
+        ),
+        StudySection(
+            f"{prefix}taught",
+            f"Pseudo boxes, {data.name}",
+            "Pseudo labels at the end of training, on training photos evenly spaced through those that every run "
+            f"records; seed {seed}.",
+            legend=PSEUDO_LEGEND,
+            photos=_pseudo_rows(records, data),
+        ),
+    )
+    return tuple(section for section in sections if section.photos)
+
+
+def _detection_rows(records: Sequence[RunRecord], data: StudyData) -> tuple[PhotoRow, ...]:
+    truth = _by_id(data.test)
+    rows = []
     for photo in evenly_spaced(data.test_photos, SIDE_BY_SIDE_PHOTOS) if records else ():
-        shot, objects = album.add(photo.path), truth[photo.id]
-        if shot is None:
-            continue
-        tiles = []
+        panels = []
         for record in records:
-            found = best_boxes((record.test_detections or {}).get(photo.id, Detections.empty()), objects)
-            tile = detection_tile(shot, found, objects, classes=data.test.classes, photo=photo.id, min_score=0.0)
-            tiles.append(_named(tile, record.name))
-        shelves.append(Shelf(photo.id, "", tuple(tiles)))
-    return tuple(shelves)
+            found = best_boxes((record.test_detections or {}).get(photo.id, Detections.empty()), truth[photo.id])
+            panels.append(DetectionPanel(photo, record.name, found, truth[photo.id]))
+        rows.append(PhotoRow(photo.id, data.test.classes, tuple(panels)))
+    return tuple(rows)
 
 
-def _taught(records: Sequence[RunRecord], data: StudyData, album: Album) -> tuple[Shelf, ...]:
-    truth = dict(zip(data.train.ids, data.train.objects, strict=True))
-    paths = {photo.id: photo.path for photo in data.tagged.photos}
-    shelves = []
-    for photo in same_photos(records, SIDE_BY_SIDE_PHOTOS):
-        shot = album.add(paths[photo])
-        if shot is None:
-            continue
-        tiles = []
-        for record in records:
-            tile = pseudo_tile(
-                shot,
-                last_preview(record)[photo],
-                truth[photo].boxes,
-                classes=data.train.classes,
-                iteration=record.galleries[-1].iteration,
+def _pseudo_rows(records: Sequence[RunRecord], data: StudyData) -> tuple[PhotoRow, ...]:
+    truth, photos = _by_id(data.train), _training_photos(data)
+    rows = []
+    for name in same_photos(records, SIDE_BY_SIDE_PHOTOS):
+        panels = tuple(
+            PseudoPanel(
+                photos[name], record.name, record.galleries[-1].iteration, last_gallery(record)[name], truth[name]
             )
-            tiles.append(_named(tile, record.name))
-        shelves.append(Shelf(photo, "", tuple(tiles)))
-    return tuple(shelves)
+            for record in records
+        )
+        rows.append(PhotoRow(name, data.train.classes, panels))
+    return tuple(rows)
 
 
-def _named(tile: Tile, name: str) -> Tile:
-    return replace(tile, caption=f"{name}: {tile.caption}")
+def _training_photos(data: StudyData) -> dict[str, Photo]:
+    return {photo.id: photo for photo in data.tagged.photos}
 
 
-PICTURE_PHOTOS = 4  # of each challenge
-SCORE = 0.5  # detections below it are neither drawn nor judged here
-PICTURED_CHALLENGES = {
-    "part": ("Part domination", "shows only in part"),
-    "grouped": ("Grouped instances", "puts into one box with others"),
-    "missed": ("Missing objects", "misses"),
-}
-BOXES = (("right", "right (IoU 0.5 or more)"), ("wrong", "wrong"), ("missed", "object without a right box"))
-DIFFICULT_IOU = 0.5
+# ---------------------------------------------------------------- figure 5
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A test photo as both methods saw it: detections and the fate of each counted object."""
+class _PhotoPair:
+    """A test photo under two methods: detections of each, and the outcome of each counted object."""
 
-    photo: str
+    photo: Photo
     objects: Objects
     found: tuple[Detections, Detections]
-    fates: tuple[tuple[str, ...], tuple[str, ...]]
+    outcomes: tuple[tuple[str, ...], tuple[str, ...]]
 
-    def healed(self, fate: str) -> int:
-        """Objects with this fate under the first method that the second finds."""
-        return sum(a == fate and b == "found" for a, b in zip(*self.fates, strict=True))
+    def fixed(self, outcome: str) -> int:
+        """Objects with this outcome under the first method that the second method finds."""
+        return sum(a == outcome and b == "found" for a, b in zip(*self.outcomes, strict=True))
 
     def lost(self) -> int:
-        """Objects the first method finds and the second does not."""
-        return sum(a == "found" and b != "found" for a, b in zip(*self.fates, strict=True))
+        """Objects that the first method finds and the second does not."""
+        return sum(a == "found" and b != "found" for a, b in zip(*self.outcomes, strict=True))
 
-    def unfound(self) -> int:
-        """Objects the second method does not find."""
-        return sum(b != "found" for b in self.fates[1])
+    def not_found(self) -> int:
+        """Objects that the second method does not find."""
+        return sum(b != "found" for b in self.outcomes[1])
 
 
-def challenge_pictures(findings: Findings, base: Config, album: Album) -> Drawn:
-    """Figure 5: both methods on the same test photos, for each of the three challenges, and where ours fails."""
-    seed, data = findings.first
-    names = tuple(findings.results)[:2]
-    runs = [findings.results[name][seed].record(data, name=name) for name in names]
-    seen = [
-        _seen(photo, objects, [run.test_detections or {} for run in runs])
-        for photo, objects in zip(data.test.ids, data.test.objects, strict=True)
+def challenge_pictures(results: StudyResults, base: Config) -> Analysis:
+    """Figure 5: two methods on the same test photos, for each of the three challenges, and failures of the second."""
+    seed, data = results.first
+    names = tuple(results.results)[:2]
+    runs = [results.results[name][seed].record(data, name=name).test_detections or {} for name in names]
+    photos = {photo.id: photo for photo in data.test_photos}
+    pairs = [
+        _photo_pair(photos[name], objects, runs) for name, objects in zip(data.test.ids, data.test.objects, strict=True)
     ]
-    numbers = {fate: _fate_numbers(seen, fate) for fate in PICTURED_CHALLENGES}
-    sections = [_challenge(fate, seen, data, names, album=album) for fate in PICTURED_CHALLENGES]
-    return Drawn((*sections, *_failures(seen, data, names, album)), {"challenges": numbers})
+    numbers = {outcome: _challenge_numbers(pairs, outcome) for outcome in PICTURED_CHALLENGES}
+    sections = [_challenge_section(outcome, pairs, data, names) for outcome in PICTURED_CHALLENGES]
+    return Analysis((*sections, *_failure_section(pairs, data, names)), {"challenges": numbers})
 
 
-def _seen(photo: str, objects: Objects, found: Sequence[Mapping[str, Detections]]) -> _Seen:
-    kept = [each.get(photo, Detections.empty()) for each in found]
-    kept = [each[each.scores >= SCORE] for each in kept]
-    return _Seen(photo, objects, (kept[0], kept[1]), (object_fates(kept[0], objects), object_fates(kept[1], objects)))
+def _photo_pair(photo: Photo, objects: Objects, found: Sequence[Mapping[str, Detections]]) -> _PhotoPair:
+    kept = [each.get(photo.id, Detections.empty()) for each in found]
+    first, second = (each[each.scores >= SCORE] for each in kept)
+    return _PhotoPair(
+        photo, objects, (first, second), (object_outcomes(first, objects), object_outcomes(second, objects))
+    )
 
 
-def _fate_numbers(seen: Sequence[_Seen], fate: str) -> dict[str, int]:
-    ends = Counter(b for photo in seen for a, b in zip(*photo.fates, strict=True) if a == fate)
-    new = sum(a == "found" and b == fate for photo in seen for a, b in zip(*photo.fates, strict=True))
+def _challenge_numbers(pairs: Sequence[_PhotoPair], outcome: str) -> dict[str, int]:
+    ends = Counter(b for pair in pairs for a, b in zip(*pair.outcomes, strict=True) if a == outcome)
+    new = sum(a == "found" and b == outcome for pair in pairs for a, b in zip(*pair.outcomes, strict=True))
     return {"first_method": ends.total(), "of_these_found_by_second": ends["found"], "new_under_second": new}
 
 
-def _challenge(fate: str, seen: Sequence[_Seen], data: StudyData, names: tuple[str, ...], *, album: Album) -> Section:
-    title, verb = PICTURED_CHALLENGES[fate]
-    count = _fate_numbers(seen, fate)
+def _challenge_section(
+    outcome: str, pairs: Sequence[_PhotoPair], data: StudyData, names: tuple[str, ...]
+) -> StudySection:
+    title, verb = PICTURED_CHALLENGES[outcome]
+    count = _challenge_numbers(pairs, outcome)
     words = (
         f"Of {plural(count['first_method'], 'object')} that {names[0]} {verb}, {names[1]} finds "
-        f"{count['of_these_found_by_second']}; it {verb} {count['new_under_second']} that {names[0]} had found. "
+        f"{count['of_these_found_by_second']}; it {verb} {count['new_under_second']} that {names[0]} finds. "
         f"Detections of score {SCORE:g} and up. "
     )
-    best = sorted((p for p in seen if p.healed(fate)), key=lambda p: (-p.healed(fate), p.photo))[:PICTURE_PHOTOS]
-    words += "Shown: the photos where it helps most, by rule." if best else "There is no photo to show."
-    return Section(fate, title, words, boxes=BOXES if best else (), shelves=_shelves(best, data, names, album))
+    best = sorted((p for p in pairs if p.fixed(outcome)), key=lambda p: (-p.fixed(outcome), p.photo.id))
+    words += "Shown: the photos with the largest gain." if best else "There is no photo to show."
+    photos = _pair_rows(best[:PICTURE_PHOTOS], data, names)
+    return StudySection(outcome, title, words, legend=DETECTION_LEGEND, photos=photos)
 
 
-def _failures(seen: Sequence[_Seen], data: StudyData, names: tuple[str, ...], album: Album) -> list[Section]:
-    worst = sorted((p for p in seen if p.unfound()), key=lambda p: (-p.lost(), -p.unfound(), p.photo))[:PICTURE_PHOTOS]
-    lost, unfound = sum(p.lost() for p in seen), sum(p.unfound() for p in seen)
+def _failure_section(pairs: Sequence[_PhotoPair], data: StudyData, names: tuple[str, ...]) -> list[StudySection]:
+    worst = sorted((p for p in pairs if p.not_found()), key=lambda p: (-p.lost(), -p.not_found(), p.photo.id))
+    lost, not_found = sum(p.lost() for p in pairs), sum(p.not_found() for p in pairs)
     words = (
-        f"{names[1]} does not find {plural(unfound, 'object')}, {lost} of which {names[0]} found. Shown: the photos "
-        "where it loses most, by rule."
+        f"{names[1]} does not find {plural(not_found, 'object')}, {lost} of which {names[0]} finds. Shown: the photos "
+        "with the largest loss."
     )
-    shelves = _shelves(worst, data, names, album)
-    return [Section("failures", "Failure cases", words, boxes=BOXES, shelves=shelves)] if shelves else []
+    photos = _pair_rows(worst[:PICTURE_PHOTOS], data, names)
+    return [StudySection("failures", "Failure cases", words, legend=DETECTION_LEGEND, photos=photos)] if photos else []
 
 
-def _shelves(photos: Sequence[_Seen], data: StudyData, names: tuple[str, ...], album: Album) -> tuple[Shelf, ...]:
-    paths = {photo.id: photo.path for photo in data.test_photos}
-    shelves = []
-    for seen in photos:
-        shot = album.add(paths[seen.photo])
-        if shot is None:
-            continue
-        tiles = [
-            detection_tile(shot, found, seen.objects, classes=data.test.classes, photo=seen.photo, min_score=SCORE)
-            for found in seen.found
-        ]
-        named = (Tile(t.shot, t.boxes, f"{n}: {t.caption}", t.alt) for n, t in zip(names, tiles, strict=True))
-        shelves.append(Shelf(seen.photo, "", tuple(named)))
-    return tuple(shelves)
+def _pair_rows(pairs: Sequence[_PhotoPair], data: StudyData, names: tuple[str, ...]) -> tuple[PhotoRow, ...]:
+    rows = []
+    for pair in pairs:
+        panels = tuple(
+            DetectionPanel(pair.photo, name, found, pair.objects, SCORE)
+            for name, found in zip(names, pair.found, strict=True)
+        )
+        rows.append(PhotoRow(pair.photo.id, data.test.classes, panels))
+    return tuple(rows)
 
 
 # ---------------------------------------------------------------- figure 6
 
 
-def label_pictures(findings: Findings, base: Config, album: Album) -> Drawn:
-    """Figure 6: pseudo ground truth of both methods at moments of training, and difficult objects that were caught."""
-    seed, data = findings.first
-    records = [results[seed].record(name=name) for name, results in findings.results.items()]
-    runs = [NamedRun(record.name, f"run-{i}", record) for i, record in enumerate(records)]
-    inputs = ReportInputs(
-        title="", runs=records, train_photos={p.id: p.path for p in data.tagged.photos}, train_truth=data.train
-    )
-    shelves = [
-        Shelf(f"{photo.photo}: {column.name}", "", column.tiles)
-        for photo in compare_pseudo(runs, inputs, album)
-        for column in photo.columns
-    ]
+def label_pictures(results: StudyResults, base: Config) -> Analysis:
+    """Figure 6: pseudo labels of all methods at some iterations of training, and difficult objects among them."""
+    seed, data = results.first
+    records = [own[seed].record(name=name) for name, own in results.results.items()]
     words = (
-        "What each method was taught as objects on the same training photos, at the same moments. Photos at even "
-        "distances through the dataset: not picked by hand."
+        "Pseudo labels of each method on the same training photos, at the same iterations. Photos evenly spaced "
+        "through the dataset: not picked by hand."
     )
-    boxes = (("pseudo", "pseudo box of the last stage, with its score"), ("truth", "true object, for the reader only"))
-    caught = [_difficult(record, data, album) for record in records]
-    shown = tuple(shelf for shelf, _ in caught if shelf is not None)
-    numbers = {record.name: count for record, (_, count) in zip(records, caught, strict=True)}
-    moments = Section("moments", "Pseudo ground truth over training", words, boxes=boxes, shelves=tuple(shelves))
-    return Drawn((moments, *_difficult_section(numbers, shown)), {"difficult": numbers})
+    title = "Pseudo ground truth over training"
+    moments = StudySection("moments", title, words, legend=PSEUDO_LEGEND, photos=_moment_rows(records, data))
+    caught = {record.name: _difficult_row(record, data) for record in records}
+    numbers = {name: count for name, (_, count) in caught.items()}
+    rows = tuple(row for row, _ in caught.values() if row.panels)
+    return Analysis((moments, *_difficult_section(numbers, rows)), {"difficult": numbers})
 
 
-def _difficult_section(numbers: Mapping[str, Mapping[str, int]], shelves: tuple[Shelf, ...]) -> list[Section]:
-    told = "; ".join(f"{name} {n['caught']} of {n['difficult']}" for name, n in numbers.items())
+def _moment_rows(records: Sequence[RunRecord], data: StudyData) -> tuple[PhotoRow, ...]:
+    truth, photos = _by_id(data.train), _training_photos(data)
+    shown = [(record, evenly_spaced(record.galleries, MOMENTS)) for record in records if record.galleries]
+    rows = []
+    for name in gallery_photos((moment for _, moments in shown for moment in moments), photos):
+        for record, moments in shown:
+            panels = tuple(
+                PseudoPanel(photos[name], "", moment.iteration, labels, truth[name])
+                for moment in moments
+                for labels in moment.of(name)
+            )
+            rows.append(PhotoRow(f"{name}: {record.name}", record.start.classes, panels))
+    return tuple(rows)
+
+
+def _difficult_section(numbers: Mapping[str, Mapping[str, int]], rows: tuple[PhotoRow, ...]) -> list[StudySection]:
+    counts = "; ".join(f"{name} {n['caught']} of {n['difficult']}" for name, n in numbers.items())
     words = (
-        f"Objects marked difficult on these photos, and those that a pseudo box fits at the last look: {told}. "
-        "They count neither for nor against a detector."
+        f"Objects marked difficult on these photos that a pseudo box fits at the last iteration: {counts}. They count "
+        "neither for nor against a detector."
     )
     is_any = any(n["difficult"] for n in numbers.values())
-    return [Section("difficult", "Difficult objects caught", words, shelves=shelves)] if is_any else []
+    return [StudySection("difficult", "Difficult objects caught", words, photos=rows)] if is_any else []
 
 
-def _difficult(record: RunRecord, data: StudyData, album: Album) -> tuple[Shelf | None, dict[str, int]]:
-    truth, paths = dict(zip(data.train.ids, data.train.objects, strict=True)), _paths(data)
+def _difficult_row(record: RunRecord, data: StudyData) -> tuple[PhotoRow, dict[str, int]]:
+    truth, photos = _by_id(data.train), _training_photos(data)
     count = {"difficult": 0, "caught": 0}
-    tiles: list[Tile] = []
-    for photo in record.galleries[-1].photos if record.galleries else ():
-        objects = truth[photo.id]
-        boxes, labels = objects.boxes[objects.difficult], objects.labels[objects.difficult].tolist()
-        caught = [_fits(photo, box.tolist(), label) for box, label in zip(boxes, labels, strict=True)]
+    panels: list[DifficultPanel] = []
+    for labels in record.galleries[-1].photos if record.galleries else ():
+        known = truth[labels.id]
+        objects = Objects.of(known.boxes[known.difficult], known.labels[known.difficult])
+        rows = zip(objects.boxes.tolist(), objects.labels.tolist(), strict=True)
+        caught = tuple(_fits(labels, box, label) for box, label in rows)
         count["difficult"] += len(caught)
         count["caught"] += sum(caught)
-        shot = album.add(paths[photo.id]) if any(caught) and len(tiles) < PICTURE_PHOTOS else None
-        if shot is not None:
-            kinds = ("right" if is_caught else "ignored" for is_caught in caught)
-            drawn: list[DrawnBox] = [
-                draw_box(shot, box.tolist(), kind=kind, name=class_name(data.train.classes, label))
-                for box, label, kind in zip(boxes, labels, kinds, strict=True)
-            ]
-            tiles.append(Tile(shot, tuple(drawn), photo.id, f"Photo {photo.id}, its difficult objects"))
-    return (Shelf(record.name, "", tuple(tiles)) if tiles else None), count
+        if any(caught):
+            panels.append(DifficultPanel(photos[labels.id], objects, caught))
+    return PhotoRow(record.name, data.train.classes, tuple(panels), limit=PICTURE_PHOTOS), count
 
 
 def _fits(photo: GalleryPhoto, box: Sequence[float], label: int) -> bool:
     own = [corners for corners, cls in zip(photo.boxes, photo.labels, strict=True) if cls == label]
     overlap = iou(Objects.of(own, [label] * len(own)).boxes, Objects.of([box], [label]).boxes)
     return bool(len(own)) and float(overlap.max()) >= DIFFICULT_IOU
-
-
-def _paths(data: StudyData) -> dict[str, Path]:
-    return {photo.id: photo.path for photo in data.tagged.photos}

@@ -1,6 +1,4 @@
-"""Where a study takes place: photos with tags to learn from, photos with truth to be measured on."""
-
-from __future__ import annotations
+"""The dataset of a study: training photos with tags, test photos with boxes, shared proposals and feature caches."""
 
 import hashlib
 import json
@@ -9,14 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tag2box.annotations import Photo, TaggedPhotos, Truth
-from tag2box.commands.assess import Exam
-from tag2box.commands.data_stats import title
-from tag2box.commands.report import exam, in_order
+from tag2box.cli.data import dataset_title
+from tag2box.cli.evaluate import EvalSet, eval_set, truth_in_order
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
-from tag2box.formats.datasets import dataset_format, has_boxes, read_tagged, read_truth
+from tag2box.formats import datasets, voc_tags
 from tag2box.formats.listing import DataSource
-from tag2box.formats.voc_tags import voc_root
 from tag2box.io import wait_for_lock
 from tag2box.progress import Progress, silent
 from tag2box.proposals.importers.proposal_files import Imported
@@ -25,14 +21,14 @@ from tag2box.recipes import Config, Data
 
 SPLITS = ("train", "test")
 SCENES = "scenes"
-"""The name that ``--on`` has for generated photos."""
+"""The value of ``--on`` for generated photos."""
 
-_LEARN, _TEST = ("trainval", "train"), ("test", "val")  # image lists of a VOC folder, in the order they are looked for
+_TRAIN, _TEST = ("trainval", "train"), ("test", "val")  # image lists of a VOC folder, in order of preference
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """Stores of proposals made elsewhere, as ``tag2box proposals import`` writes them, one for each part."""
+class SplitStores:
+    """Stores of imported proposals, one per split, as written by ``tag2box proposals import``."""
 
     train: Path
     test: Path
@@ -40,22 +36,22 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Splits:
-    """A dataset of somebody's own: the part to learn from and the part to be measured on."""
+    """The training and test split of a dataset; ``boxes`` are imported proposals."""
 
     train: DataSource
     test: DataSource
-    boxes: Boxes | None = None
+    boxes: SplitStores | None = None
 
 
-Place = Scenes | Splits
-"""Generated photos, of which each seed has its own, or a dataset, which all seeds share."""
+StudySource = Scenes | Splits
+"""Generated scenes, different for each seed, or a dataset shared by all seeds."""
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """A dataset opened for a study. Training is told of ``source`` alone, which has no key for boxes.
+    """A dataset opened for a study. Training gets ``source`` alone, which has no boxes.
 
-    Rows that ask for counts are told of ``counted`` instead: the same photos, their objects counted from boxes.
+    Systems that require counts get ``counted``: the same photos, with objects counted from boxes.
     """
 
     name: str
@@ -64,84 +60,81 @@ class StudyData:
     train: Truth
     test_photos: tuple[Photo, ...]
     test: Truth
-    home: Path  # of what is kept of it
+    home: Path  # folder of shared proposals and feature caches
     fingerprint: str
     counted: Data
-    boxes: Boxes | None = None
+    boxes: SplitStores | None = None
 
     def placed(self, config: Config) -> Config:
-        """Settings that learn from this dataset, with proposals and maps where all runs on it share them."""
+        """Settings with the paths of this dataset and of the proposals and feature cache that its runs share."""
         source = self.counted if config.criterion.requirements.counts else self.source
         data = replace(source, proposals=self.proposals(config, "train"))
         return replace(config, data=data, feature_cache=self.home / "maps")
 
-    def exam(self, config: Config) -> Exam:
-        """The photos to be measured on."""
-        return Exam(self.test_photos, self.test, self.proposals(config, "test"))
+    def test_set(self, config: Config) -> EvalSet:
+        """The test photos and their truth."""
+        return EvalSet(self.test_photos, self.test, self.proposals(config, "test"))
 
-    def train_exam(self, config: Config) -> Exam:
-        """The training photos with their truth: for CorLoc, after training."""
-        return Exam(self.tagged.photos, self.train, self.proposals(config, "train"))
+    def train_set(self, config: Config) -> EvalSet:
+        """The training photos and their truth, for CorLoc after training."""
+        return EvalSet(self.tagged.photos, self.train, self.proposals(config, "train"))
 
-    def boxes_of(self, config: Config) -> str:
-        """What proposals made elsewhere add to what a cell depends on; empty where they are made here."""
+    def stores_digest(self, config: Config) -> str:
+        """A digest of imported proposals; empty if proposals are computed."""
         if not isinstance(config.proposals, Imported):
             return ""
-        return _digest([ProposalStore.open(self._brought(part)).path.joinpath(INDEX).read_text() for part in SPLITS])
+        return _digest([ProposalStore.open(self._imported(split)).path.joinpath(INDEX).read_text() for split in SPLITS])
 
-    def _brought(self, part: str) -> Path:
+    def _imported(self, split: str) -> Path:
         if self.boxes is None:
-            raise UserError(
-                "proposals made elsewhere are wanted: name their stores with --proposals and --test-proposals"
-            )
-        return self.boxes.train if part == "train" else self.boxes.test
+            raise UserError("imported proposals are required: name their stores with --proposals and --test-proposals")
+        return self.boxes.train if split == "train" else self.boxes.test
 
-    def proposals(self, config: Config, part: str) -> Path:
-        """Where the boxes of a part, found with a method, are or shall be kept."""
+    def proposals(self, config: Config, split: str) -> Path:
+        """The store of a split's proposals, which need not exist yet."""
         if isinstance(config.proposals, Imported):
-            return self._brought(part)
+            return self._imported(split)
         method = config.proposals.source()
         name = _digest([json.dumps(method, sort_keys=True, default=str)])
-        return self.home / "proposals" / f"{self.fingerprint}-{method['kind']}-{name}" / part
+        return self.home / "proposals" / f"{self.fingerprint}-{method['kind']}-{name}" / split
 
 
 def splits_of(source: DataSource, test: DataSource | None, test_split: str | None) -> Splits:
-    """The two parts of a dataset; of a VOC folder, the image lists everybody uses where none are named."""
-    form = dataset_format(source)
+    """The two splits of a dataset; for a VOC folder, the usual image lists if none are named."""
+    form = datasets.dataset_format(source)
     if test is None and not form.names_splits:
-        raise UserError(f"{source.path}: name the photos to be measured on too, with --test FILE")
-    learn = _with_split(source, source.split, _LEARN)
-    return Splits(learn, _with_split(test or replace(source, split=None), test_split, _TEST))
+        raise UserError(f"{source.path}: name the test photos too, with --test FILE")
+    train = _with_split(source, source.split, _TRAIN)
+    return Splits(train, _with_split(test or replace(source, split=None), test_split, _TEST))
 
 
 def _with_split(source: DataSource, split: str | None, usual: Sequence[str]) -> DataSource:
-    if split is not None or not dataset_format(source).names_splits:
+    if split is not None or not datasets.dataset_format(source).names_splits:
         return replace(source, split=split)
-    lists = voc_root(source.path) / "ImageSets" / "Main"
+    lists = voc_tags.voc_root(source.path) / "ImageSets" / "Main"
     found = next((name for name in usual if (lists / f"{name}.txt").exists()), None)
     if found is None:
         raise UserError(f"{lists}: no list {' or '.join(usual)}; name one with --split and --test-split")
     return replace(source, split=found)
 
 
-def open_data(place: Place, seed: int, home: Path, *, progress: Progress = silent) -> StudyData:
-    """The dataset of a seed: scenes are drawn on first use, a dataset is read."""
-    if isinstance(place, Scenes):
-        return _open_scenes(replace(place, seed=seed), home, progress)
-    _check(place.train)
-    _check(place.test)
-    source = Data(
-        tags=place.train.path, photos=place.train.photos, split=place.train.split, classes=place.train.classes
-    )
-    tagged = read_tagged(place.train)
-    test = exam(replace(place.test, classes=tagged.classes), home)
-    return replace(_opened(title(place.train), source, tagged, test, home), boxes=place.boxes)
+def open_data(source: StudySource, seed: int, home: Path, *, progress: Progress = silent) -> StudyData:
+    """Open the dataset of a seed: scenes are generated on first use, a dataset is read."""
+    if isinstance(source, Scenes):
+        return _open_scenes(replace(source, seed=seed), home, progress)
+    train = source.train
+    _check(train)
+    _check(source.test)
+    data = Data(tags=train.path, photos=train.photos, split=train.split, classes=train.classes)
+    tagged = datasets.read_tagged(train)
+    test = eval_set(replace(source.test, classes=tagged.classes), home)
+    return replace(_opened(dataset_title(train), data, tagged, test, home), boxes=source.boxes)
 
 
 def _check(source: DataSource) -> None:
-    if not has_boxes(source):
+    if not datasets.has_boxes(source):
         raise UserError(
-            f"{source.path}: has no boxes, and a study is measured against them; name a VOC folder or COCO file with"
+            f"{source.path}: has no boxes, which evaluation needs; name a VOC folder or COCO file with boxes"
         )
 
 
@@ -150,34 +143,34 @@ def _open_scenes(world: Scenes, home: Path, progress: Progress) -> StudyData:
     title = f"scenes of seed {world.seed}"
     with (
         wait_for_lock(
-            folder.with_suffix(".lock"), lambda: progress(f"{title}: another process draws them; waiting", 1)
+            folder.with_suffix(".lock"), lambda: progress(f"{title}: another process generates them; waiting", 1)
         ),
         progress(title, world.train + world.test) as bar,
     ):
         world.write(folder, on_progress=lambda *_: bar.advance())
-    learn, test = folder / "train", folder / "test"
-    source = Data(tags=learn / "tags.csv", photos=learn / "photos", classes=world.classes)
-    tagged = read_tagged(source.source())
+    train, test = folder / "train", folder / "test"
+    source = Data(tags=train / "tags.csv", photos=train / "photos", classes=world.classes)
+    tagged = datasets.read_tagged(source.source())
     truth = DataSource(path=test / "truth.json", photos=test / "photos", classes=world.classes)
-    return _opened(SCENES, source, tagged, exam(truth, home), home, truth=learn / "truth.json")
+    return _opened(SCENES, source, tagged, eval_set(truth, home), home, truth=train / "truth.json")
 
 
 def _opened(
-    name: str, source: Data, tagged: TaggedPhotos, test: Exam, home: Path, truth: Path | None = None
+    name: str, source: Data, tagged: TaggedPhotos, test: EvalSet, home: Path, truth: Path | None = None
 ) -> StudyData:
     where = source.source()
-    boxes = read_truth(replace(where, path=truth or where.path, classes=tagged.classes))
-    train = in_order(boxes, tagged.photos, where.path)
+    boxes = datasets.read_truth(replace(where, path=truth or where.path, classes=tagged.classes))
+    train = truth_in_order(boxes, tagged.photos, where.path)
     twice = {photo.path for photo in tagged.photos} & {photo.path for photo in test.photos}
     if twice:
-        raise UserError(f"{min(twice)}: both learnt from and measured on; name parts that share no photo")
-    seen = _digest([*_told(tagged.photos, train), *_told(test.photos, test.truth), str(tagged.tags.tolist())])
+        raise UserError(f"{min(twice)}: in both the training and the test split; name splits that share no photo")
+    lines = [*_describe(tagged.photos, train), *_describe(test.photos, test.truth), str(tagged.tags.tolist())]
     counted = replace(source, tags=truth or source.tags, counts="boxes")
-    return StudyData(name, source, tagged, train, test.photos, test.truth, home, seen, counted)
+    return StudyData(name, source, tagged, train, test.photos, test.truth, home, _digest(lines), counted)
 
 
-def _told(photos: Sequence[Photo], truth: Truth) -> Iterator[str]:
-    """All that figures depend on, but for pixels, for which the size of their file stands."""
+def _describe(photos: Sequence[Photo], truth: Truth) -> Iterator[str]:
+    """Everything figures depend on; pixels are represented by the size of their file."""
     yield str(truth.classes)
     for photo, objects in zip(photos, truth.objects, strict=True):
         marks = objects.labels.tolist(), objects.difficult.tolist(), objects.crowd.tolist()

@@ -1,6 +1,4 @@
-"""COCO annotation files: true boxes for evaluation, never for training. What training may see is in ``coco_tags``."""
-
-from __future__ import annotations
+"""True objects of COCO annotation files, for evaluation only. Training reads tags through ``coco_tags``."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +13,12 @@ from torch import Tensor
 
 from tag2box.annotations import Objects, Truth
 from tag2box.errors import UserError
-from tag2box.formats.coco_file import CocoFile, each_row, parse, refers
-from tag2box.formats.listing import Fault, OnFault, chosen, refuse
+from tag2box.formats.coco_file import CocoFile, each_row, parse_coco, refers
+from tag2box.formats.coco_tags import list_coco, list_coco_photos
+from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse, select_classes
 from tag2box.io import write_json
 
+_PEEK = 4096  # bytes within which a JSON file has its first brace
 _Place = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 # Zero is allowed: a few boxes of train2017 have no height, and the official evaluator counts them as objects.
 _Length = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -38,42 +38,75 @@ class _Annotation:
 
 
 class _Found(Exception):
-    """A box was met: the rest of the file need not be read."""
+    """Raised at the first box, to skip the rest of the file."""
 
 
 _ANNOTATION = TypeAdapter(_Annotation)
 
 
+class Coco:
+    """A COCO annotation file, with boxes or with tags alone."""
+
+    what = "a COCO file"
+    has_tags = True
+    names_splits = False
+
+    def recognises(self, path: Path) -> bool:
+        """Files with the suffix .json, or whose first character is a brace."""
+        if not path.is_file() or path.suffix.lower() == ".json":
+            return path.is_file()
+        with path.open("rb") as file:
+            return file.read(_PEEK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """Its images."""
+        return list_coco_photos(source, on_fault)
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """Its images, tagged with the categories of their annotations."""
+        return list_coco(source, on_fault)
+
+    def has_boxes(self, source: DataSource) -> bool:
+        """Whether any annotation has a box."""
+        return coco_has_boxes(source.path)
+
+    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+        """Its annotations."""
+        return read_coco_truth(source.path, source.classes, on_fault)
+
+
 @dataclass(frozen=True, slots=True)
 class CocoTruth:
-    """A COCO file's truth, and what is needed to read and score other people's COCO results against it."""
+    """The truth of a COCO file, with the ids and areas needed to score COCO results against it."""
 
     truth: Truth
-    images: dict[int, str]  # COCO image id -> image id of the truth
+    images: dict[int, str]  # COCO image id -> photo id
     categories: dict[int, str]  # COCO category id -> class name
-    areas: dict[str, Float[Tensor, " B"]]  # per image, the file's area of each object: COCO's small, medium and large
+    areas: dict[
+        str, Float[Tensor, " B"]
+    ]  # per photo id, the area of each object as annotated: COCO's small, medium and large
 
 
-def read_coco_truth(path: Path, classes: Sequence[str] | None = None, complain: OnFault = refuse) -> Truth:
+def read_coco_truth(path: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse) -> Truth:
     """True objects of a COCO annotation file; see ``read_coco``."""
-    return read_coco(path, classes, complain).truth
+    return read_coco(path, classes, on_fault).truth
 
 
-def read_coco(path: Path, classes: Sequence[str] | None = None, complain: OnFault = refuse) -> CocoTruth:
+def read_coco(path: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse) -> CocoTruth:
     """True objects of a COCO annotation file, with its image ids, category ids and object areas.
 
-    Images come in the order of their COCO ids, and classes in that of their category ids: official evaluators break
-    ties so. With ``classes``, objects of other categories are left out. Coordinates are kept in double precision.
-    Objects marked ``ignore`` become difficult ones: like crowds they neither reward nor punish.
+    Images are sorted by COCO id and classes by category id, because official evaluators break ties in this order. If
+    ``classes`` are given, objects of other categories are left out. Coordinates are kept in double precision. Objects
+    marked ``ignore`` become difficult: like crowds, they count neither as found nor as missed.
     """
-    content = parse(path, _ANNOTATION, complain)
+    content = parse_coco(path, _ANNOTATION, on_fault)
     if content.annotations is None:
         raise UserError(f"{path}: annotations: field required; this file has no boxes to compare with")
-    names = chosen(tuple(content.categories.values()), classes, f"{path}: categories")
+    names = select_classes(tuple(content.categories.values()), classes, f"{path}: categories")
     index = {name: position for position, name in enumerate(names)}
     label = {number: index[name] for number, name in content.categories.items() if name in index}
-    grouped = _group(content, complain)
-    sizes = _sizes(content, complain)
+    grouped = _group(content, on_fault)
+    sizes = _sizes(content, on_fault)
     kept = {number: [a for a in grouped[number] if a.category_id in label] for number in sizes}
     truth = Truth(
         classes=names,
@@ -100,7 +133,7 @@ def coco_has_boxes(path: Path) -> bool:
 
 
 def write_coco_truth(path: Path, truth: Truth, file_names: Mapping[str, str]) -> None:
-    """Write a truth as a COCO annotation file; ``file_names`` gives each image id's file. Numbers count from 1."""
+    """Write a truth as a COCO annotation file; ``file_names`` are by photo id. COCO ids count from 1."""
     images = [
         {"id": number, "file_name": file_names[name], "width": width, "height": height}
         for number, (name, (width, height)) in enumerate(zip(truth.ids, truth.sizes, strict=True), start=1)
@@ -130,24 +163,24 @@ def write_coco_truth(path: Path, truth: Truth, file_names: Mapping[str, str]) ->
     write_json(path, {"images": images, "categories": categories, "annotations": annotations})
 
 
-def _group(content: CocoFile[_Annotation], complain: OnFault) -> defaultdict[int, list[_Annotation]]:
-    """Annotations by image; of several with one id, the first."""
+def _group(content: CocoFile[_Annotation], on_fault: OnFault) -> defaultdict[int, list[_Annotation]]:
+    """Annotations by image; of several with the same id, the first."""
     grouped: defaultdict[int, list[_Annotation]] = defaultdict(list)
     seen: set[int] = set()
     for row in content.annotations or ():
         annotation = row.value
         if annotation.id is not None and annotation.id in seen:
             line = f"{content.path}: annotations: id {annotation.id} is used twice; every id must be different"
-            complain(Fault("bad row", f"annotations[{row.number}]", line))
-        elif refers(content, row.number, annotation.image_id, annotation.category_id, complain):
+            on_fault(Fault("bad row", f"annotations[{row.number}]", line))
+        elif refers(content, row.number, annotation.image_id, annotation.category_id, on_fault):
             grouped[annotation.image_id].append(annotation)
         if annotation.id is not None:
             seen.add(annotation.id)
     return grouped
 
 
-def _sizes(content: CocoFile[_Annotation], complain: OnFault) -> dict[int, tuple[int, int]]:
-    """Width and height of the images that have them."""
+def _sizes(content: CocoFile[_Annotation], on_fault: OnFault) -> dict[int, tuple[int, int]]:
+    """Width and height of the images that have both."""
     sizes = {}
     for number, row in content.images.items():
         width, height = row.value.width, row.value.height
@@ -155,7 +188,7 @@ def _sizes(content: CocoFile[_Annotation], complain: OnFault) -> dict[int, tuple
             field = "width" if width is None else "height"
             where = f"images[{row.number}]"
             line = f"{content.path}: {where}.{field}: field required; correct the file"
-            complain(Fault("bad row", content.names[number], line))
+            on_fault(Fault("bad row", content.names[number], line))
         else:
             sizes[number] = (width, height)
     return sizes

@@ -1,6 +1,8 @@
-"""A JSON object of long lists, read row by row: of COCO's 860,000 outlines, only what is asked for stays in memory."""
+"""COCO annotation files: rows of images, categories and annotations, checked one by one.
 
-from __future__ import annotations
+The JSON is decoded row by row, so that of COCO's 860,000 outlines only the requested fields stay in memory. The type of
+an annotation is given by the caller: ``coco_tags`` reads categories alone, ``coco_boxes`` reads boxes.
+"""
 
 import json
 import re
@@ -15,15 +17,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from tag2box.data.images import distinct_names
-from tag2box.errors import UserError
-from tag2box.formats.listing import Fault, OnFault, printable, refuse
+from tag2box.errors import UserError, printable
+from tag2box.formats.listing import Fault, OnFault, refuse
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
 def each_row(path: Path, what: str, take: Mapping[str, Callable[[object], None]]) -> frozenset[str]:
-    """Hand every row of some lists to its taker, as it is met; the names of the lists that were there."""
+    """Call ``take[name]`` with every row of the lists it names; returns the names of the lists that the file has."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         if not text.startswith("{", _skip(text, 0)):
@@ -44,7 +46,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _members(path: Path, text: str, take: Mapping[str, Callable[[object], None]]) -> Iterator[str]:
-    """Walk the object's members; the names of those that are taken."""
+    """Decode the members of the top-level object; yields the names of the lists that were taken."""
     at = _after_space(text, 0, "{")
     while text[at : at + 1] != "}":
         if text[at : at + 1] != '"':
@@ -65,7 +67,7 @@ def _members(path: Path, text: str, take: Mapping[str, Callable[[object], None]]
 
 
 def _rows(text: str, at: int, take: Callable[[object], None]) -> int:
-    """Take the rows of the list that begins here; the place behind it."""
+    """Take the rows of the list that begins at ``at``; returns the position after it."""
     at = _after_space(text, at, "[")
     while text[at : at + 1] != "]":
         row, at = _DECODER.raw_decode(text, at)
@@ -75,7 +77,7 @@ def _rows(text: str, at: int, take: Callable[[object], None]) -> int:
 
 
 def _next(text: str, at: int, end: str) -> int:
-    """The place of what follows a comma, or of the closing bracket."""
+    """The position of the item after a comma, or of the closing bracket."""
     at = _skip(text, at)
     if text[at : at + 1] == end:
         return at
@@ -86,7 +88,7 @@ def _next(text: str, at: int, end: str) -> int:
 
 
 def _after_space(text: str, at: int, mark: str) -> int:
-    """The place of the first letter behind a mark and the space around it."""
+    """The position of the first character after a mark and the white space around it."""
     at = _skip(text, at)
     if not text.startswith(mark, at):
         raise json.JSONDecodeError(f"Expecting {mark!r}", text, at)
@@ -98,23 +100,26 @@ def _skip(text: str, at: int) -> int:
     return found.end() if found else at
 
 
+# ---------------------------------------------------------------- checked files
+
+
 T = TypeVar("T")
 
 CocoSide = Annotated[int, Field(gt=0, le=1_000_000)]
-Number = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+CocoCount = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A row that is not what it should be: the place in it, and what was expected there."""
+class BadRow:
+    """An invalid row: the place in it, and what was expected there."""
 
     place: str
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A row of ``images``. Sizes are needed for boxes only; lists are tags of the whole image, counts are of these."""
+class CocoImage:
+    """A row of ``images``. Sizes are needed for boxes only; the lists are image-level tags, ``counts`` of them."""
 
     id: int
     file_name: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -123,11 +128,11 @@ class Image:
     category_ids: tuple[int | str, ...] = ()
     categories: tuple[int | str, ...] = ()
     tags: tuple[int | str, ...] = ()
-    counts: Mapping[str, Number] | None = None
+    counts: Mapping[str, CocoCount] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Category:
+class CocoCategory:
     """A row of ``categories``."""
 
     id: int
@@ -136,7 +141,7 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class CocoRow(Generic[T]):
-    """A good row, and its number in its list."""
+    """A valid row, and its number in its list."""
 
     number: int
     value: T
@@ -147,24 +152,24 @@ class CocoFile(Generic[T]):
     """A checked file: images in the order of their ids, annotations in the file's order."""
 
     path: Path
-    images: dict[int, CocoRow[Image]]
-    names: dict[int, str]  # image id -> the name the photo is known by
+    images: dict[int, CocoRow[CocoImage]]
+    names: dict[int, str]  # image id -> photo id
     categories: dict[int, str]  # in the order of their ids
     annotations: list[CocoRow[T]] | None  # None: the file has no such list
 
 
-_IMAGE, _CATEGORY = TypeAdapter(Image), TypeAdapter(Category)
+_IMAGE, _CATEGORY = TypeAdapter(CocoImage), TypeAdapter(CocoCategory)
 
 
-def parse(path: Path, annotation: TypeAdapter[T] | None, complain: OnFault) -> CocoFile[T]:
-    """Read a COCO file, leaving bad rows out after a complaint; without a kind of annotation, those are passed over.
+def parse_coco(path: Path, annotation: TypeAdapter[T] | None, on_fault: OnFault) -> CocoFile[T]:
+    """Read a COCO file; an invalid row is a fault and is skipped. ``annotation=None`` skips all annotations.
 
-    Images are known by the stems of their file names, as photos are elsewhere; where two share a stem, by their paths
-    without suffix, or with it where that is what sets them apart; without file names, by their numbers.
+    The photo id of an image is the stem of its file name, as elsewhere; if two share a stem, the path without suffix,
+    or the whole path if only the suffix differs; without a file name, the number of the image.
     """
-    pictures: list[Image | Bad] = []
-    kinds: list[Category | Bad] = []
-    annotations: list[T | Bad] = []
+    pictures: list[CocoImage | BadRow] = []
+    kinds: list[CocoCategory | BadRow] = []
+    annotations: list[T | BadRow] = []
     take: dict[str, Callable[[object], None]] = {
         "images": _taker(_IMAGE, pictures),
         "categories": _taker(_CATEGORY, kinds),
@@ -176,29 +181,29 @@ def parse(path: Path, annotation: TypeAdapter[T] | None, complain: OnFault) -> C
         if field not in there:
             raise UserError(f"{path}: {field}: field required; correct the file")
     categories = _categories(path, [row.value for row in _good(path, "categories", kinds, refuse)])
-    rows = sorted(_good(path, "images", pictures, complain), key=lambda row: row.value.id)
-    images = _images(path, rows, complain)
+    rows = sorted(_good(path, "images", pictures, on_fault), key=lambda row: row.value.id)
+    images = _images(path, rows, on_fault)
     names = distinct_names([PurePosixPath(_file(row.value)) for row in images.values()])
-    good = _good(path, "annotations", annotations, complain) if "annotations" in there else None
+    good = _good(path, "annotations", annotations, on_fault) if "annotations" in there else None
     return CocoFile(path, images, dict(zip(images, names, strict=True)), categories, good)
 
 
-def refers(content: CocoFile[T], row: int, image_id: int, category_id: int, complain: OnFault) -> bool:
-    """Whether an annotation is of an image and a category that the file has; a complaint where not."""
+def refers(content: CocoFile[T], row: int, image_id: int, category_id: int, on_fault: OnFault) -> bool:
+    """Whether the image and the category of an annotation exist; a fault if not."""
     where = f"{content.path}: annotations[{row}]"
     if image_id not in content.images:
         line = f"{where}.image_id: no image has id {image_id}; add the image"
-        complain(Fault("bad row", f"annotations[{row}]", line))
+        on_fault(Fault("bad row", f"annotations[{row}]", line))
         return False
     if category_id not in content.categories:
         line = f"{where}.category_id: no category has id {category_id}; add the category"
-        complain(Fault("unknown class", str(category_id), line))
+        on_fault(Fault("unknown class", str(category_id), line))
         return False
     return True
 
 
-def _taker(adapter: TypeAdapter[T], rows: list[T | Bad]) -> Callable[[object], None]:
-    """Puts each row it is given among ``rows``, or the first thing wrong with it."""
+def _taker(adapter: TypeAdapter[T], rows: list[T | BadRow]) -> Callable[[object], None]:
+    """A function that validates a row and appends it to ``rows``, or its first error."""
 
     def take(row: object) -> None:
         try:
@@ -206,7 +211,7 @@ def _taker(adapter: TypeAdapter[T], rows: list[T | Bad]) -> Callable[[object], N
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-            rows.append(Bad(place, _expected(first)))
+            rows.append(BadRow(place, _expected(first)))
 
     return take
 
@@ -218,18 +223,18 @@ def _expected(error: ErrorDetails) -> str:
     return f"{message[0].lower()}{message[1:]}, got {reprlib.repr(error['input'])}"
 
 
-def _good(path: Path, field: str, rows: Sequence[T | Bad], complain: OnFault) -> list[CocoRow[T]]:
+def _good(path: Path, field: str, rows: Sequence[T | BadRow], on_fault: OnFault) -> list[CocoRow[T]]:
     good = []
     for number, row in enumerate(rows):
-        if isinstance(row, Bad):
+        if isinstance(row, BadRow):
             line = f"{path}: {field}[{number}]{row.place}: {row.problem}; correct the file"
-            complain(Fault("bad box" if row.place.startswith(".bbox") else "bad row", f"{field}[{number}]", line))
+            on_fault(Fault("bad box" if row.place.startswith(".bbox") else "bad row", f"{field}[{number}]", line))
         else:
             good.append(CocoRow(number, row))
     return good
 
 
-def _categories(path: Path, categories: Sequence[Category]) -> dict[int, str]:
+def _categories(path: Path, categories: Sequence[CocoCategory]) -> dict[int, str]:
     by_id: dict[int, str] = {}
     for category in sorted(categories, key=lambda category: category.id):
         if category.id in by_id:
@@ -243,27 +248,27 @@ def _categories(path: Path, categories: Sequence[Category]) -> dict[int, str]:
     return by_id
 
 
-def _images(path: Path, rows: Sequence[CocoRow[Image]], complain: OnFault) -> dict[int, CocoRow[Image]]:
-    """Images by their ids; of several with one id or one file name, the first."""
-    images: dict[int, CocoRow[Image]] = {}
+def _images(path: Path, rows: Sequence[CocoRow[CocoImage]], on_fault: OnFault) -> dict[int, CocoRow[CocoImage]]:
+    """Images by id; of several with the same id or file name, the first."""
+    images: dict[int, CocoRow[CocoImage]] = {}
     files = Counter(PurePosixPath(_file(row.value)).as_posix() for row in rows)
     taken: set[str] = set()
     for row in rows:
         file = PurePosixPath(_file(row.value)).as_posix()
         if not PurePosixPath(file).name:
             line = f"{path}: images[{row.number}].file_name: expected a file's name, got {file!r}; correct the file"
-            complain(Fault("bad row", f"images[{row.number}]", line))
+            on_fault(Fault("bad row", f"images[{row.number}]", line))
         elif row.value.id in images:
             line = f"{path}: images: id {row.value.id} is used twice; every id must be different"
-            complain(Fault("listed twice", file, line))
+            on_fault(Fault("listed twice", file, line))
         elif file in taken:
             line = f"{path}: images: file_name {file!r} is used {files[file]} times; every image needs its own"
-            complain(Fault("listed twice", file, line))
+            on_fault(Fault("listed twice", file, line))
         else:
             images[row.value.id] = row
             taken.add(file)
     return images
 
 
-def _file(image: Image) -> str:
+def _file(image: CocoImage) -> str:
     return (image.file_name or str(image.id)).replace("\\", "/")

@@ -1,11 +1,9 @@
-"""COCO annotation files: the tags of their images. Boxes are not even parsed here.
+"""Tags of COCO annotation files. Boxes are not parsed here.
 
-Tags come from annotations, with boxes or without, and from lists that an image itself has: ``category_ids``,
-``categories`` or ``tags``, of category ids or names. A class that an image has in crowds, ignored or difficult objects
-only is unsure: neither there nor absent. ``counts`` of an image, like ``{"dog": 2}``, say how many there are.
+Tags come from annotations, with boxes or without, and from lists in the image itself: ``category_ids``, ``categories``
+or ``tags``, of category ids or names. A class that an image has only in crowds, ignored or difficult objects is unsure:
+neither present nor absent. ``counts`` of an image, like ``{"dog": 2}``, are numbers of objects.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,28 +14,16 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from tag2box.errors import UserError
-from tag2box.formats.coco_file import CocoFile, CocoRow, Image, parse, refers
-from tag2box.formats.listing import (
-    DataSource,
-    Fault,
-    Listing,
-    ObjectCounts,
-    OnFault,
-    PhotoEntry,
-    below,
-    chosen,
-    of_tags,
-    outside,
-    photos_folder,
-    refuse,
-)
+from tag2box.formats import listing as listings
+from tag2box.formats.coco_file import CocoFile, CocoImage, CocoRow, parse_coco, refers
+from tag2box.formats.listing import DataSource, Fault, Listing, ObjectCounts, OnFault, PhotoEntry, refuse
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """An annotation as far as tags go."""
+    """The fields of an annotation that make a tag."""
 
     image_id: int
     category_id: int
@@ -52,7 +38,7 @@ class _Mention:
 
 @dataclass(frozen=True, slots=True)
 class _Tagging:
-    """The classes wanted, those of each image by its id (True where sure), and counts of them."""
+    """The selected classes, and by image id the classes present (True if sure) and their counts."""
 
     classes: tuple[str, ...]
     by_image: Mapping[int, dict[str, bool]]
@@ -68,68 +54,68 @@ class _Tagging:
 _MENTION = TypeAdapter(_Mention)
 
 
-def list_coco(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The images of a COCO file and their tags; of chosen classes, others are left out."""
-    content = parse(source.path, _MENTION, complain)
+def list_coco(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The images of a COCO file and their tags; if classes are chosen, others are left out."""
+    content = parse_coco(source.path, _MENTION, on_fault)
     if content.annotations is None and not any(_own_tags(row.value) for row in content.images.values()):
         raise UserError(f"{source.path}: annotations: field required; expected them, or a list of tags in each image")
-    classes = chosen(tuple(content.categories.values()), source.classes, f"{source.path}: categories")
-    tagging = _Tagging(classes, _tags(content, complain))
-    return _list(source, content, replace(tagging, counts=_counts(content, tagging, complain)), complain)
+    classes = listings.select_classes(tuple(content.categories.values()), source.classes, f"{source.path}: categories")
+    tagging = _Tagging(classes, _tags(content, on_fault))
+    return _list(source, content, replace(tagging, counts=_counts(content, tagging, on_fault)), on_fault)
 
 
-def list_coco_photos(source: DataSource, complain: OnFault = refuse) -> Listing:
+def list_coco_photos(source: DataSource, on_fault: OnFault = refuse) -> Listing:
     """The images of a COCO file, without tags."""
-    content: CocoFile[object] = parse(source.path, None, complain)
-    return _list(source, content, _Tagging((), {}), complain)
+    content: CocoFile[object] = parse_coco(source.path, None, on_fault)
+    return _list(source, content, _Tagging((), {}), on_fault)
 
 
 # ---------------------------------------------------------------- tags
 
 
-def _tags(content: CocoFile[_Mention], complain: OnFault) -> dict[int, dict[str, bool]]:
-    """The classes of each image, by its id: True where sure."""
+def _tags(content: CocoFile[_Mention], on_fault: OnFault) -> dict[int, dict[str, bool]]:
+    """The classes of each image by id: True if sure."""
     tags: defaultdict[int, dict[str, bool]] = defaultdict(dict)
     for row in content.annotations or ():
         mention = row.value
-        if refers(content, row.number, mention.image_id, mention.category_id, complain):
+        if refers(content, row.number, mention.image_id, mention.category_id, on_fault):
             found, name = tags[mention.image_id], content.categories[mention.category_id]
             found[name] = found.get(name, False) or mention.is_sure
     for number, image in content.images.items():
-        for name in _resolved(content, image, complain):
+        for name in _resolved(content, image, on_fault):
             tags[number][name] = True
     return tags
 
 
-def _own_tags(image: Image) -> tuple[int | str, ...]:
+def _own_tags(image: CocoImage) -> tuple[int | str, ...]:
     return (*image.category_ids, *image.categories, *image.tags)
 
 
-def _resolved(content: CocoFile[_Mention], row: CocoRow[Image], complain: OnFault) -> Iterator[str]:
-    """The class names of an image's own list, which has names, ids, or ids in quotes."""
+def _resolved(content: CocoFile[_Mention], row: CocoRow[CocoImage], on_fault: OnFault) -> Iterator[str]:
+    """The class names of an image's own list of names, ids, or ids in quotes."""
     for tag in _own_tags(row.value):
         name = _name(content, tag)
         if name is not None:
             yield name
         else:
             line = f"{content.path}: images[{row.number}]: no category has the name or id {tag!r}; add the category"
-            complain(Fault("unknown class", str(tag), line))
+            on_fault(Fault("unknown class", str(tag), line))
 
 
 def _name(content: CocoFile[T], tag: int | str) -> str | None:
-    """The category that a name means, or an id, or an id in quotes."""
+    """The category of a name, an id, or an id in quotes."""
     if tag in content.categories.values():
         return str(tag)
     return content.categories.get(int(tag)) if isinstance(tag, int) or tag.isdecimal() else None
 
 
-def _counts(content: CocoFile[T], tagging: _Tagging, complain: OnFault) -> dict[int, ObjectCounts]:
-    """The counts of each image, by its id; those of classes that nobody asked for are passed over."""
+def _counts(content: CocoFile[T], tagging: _Tagging, on_fault: OnFault) -> dict[int, ObjectCounts]:
+    """The counts of each image by id; those of classes that are not selected are skipped."""
     counts: dict[int, ObjectCounts] = {}
     for number, row in content.images.items():
         named = tuple((_name(content, key) or key, count) for key, count in (row.value.counts or {}).items())
         tags = [name for name, is_sure in tagging.by_image.get(number, {}).items() if is_sure]
-        own = of_tags(named, tags, f"{content.path}: images[{row.number}]", complain)
+        own = listings.counts_of_tags(named, tags, f"{content.path}: images[{row.number}]", on_fault)
         counts[number] = tuple(pair for pair in own if pair[0] in tagging.classes)
     return counts
 
@@ -137,19 +123,19 @@ def _counts(content: CocoFile[T], tagging: _Tagging, complain: OnFault) -> dict[
 # ---------------------------------------------------------------- photos
 
 
-def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, complain: OnFault) -> Listing:
-    """The images whose names lead to a file in the photos folder, whether it is there or not."""
+def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, on_fault: OnFault) -> Listing:
+    """The images whose names lead to a file in the photos folder, whether it exists or not."""
     files = [row.value.file_name for row in content.images.values() if row.value.file_name is not None]
-    folder = photos_folder(source.photos, _places(source.path), files, source.path)
+    folder = listings.photos_folder(source.photos, _places(source.path), files, source.path)
     entries = []
     for number, row in content.images.items():
         where = f"{source.path}: images[{row.number}]"
         name = row.value.file_name
-        file = None if name is None else below(folder, name)
+        file = None if name is None else listings.path_below(folder, name)
         if name is None:
-            complain(Fault("bad row", where, f"{where}.file_name: field required; correct the file"))
+            on_fault(Fault("bad row", where, f"{where}.file_name: field required; correct the file"))
         elif file is None:
-            complain(Fault("outside the folder", name, f"{where}.file_name: {outside(name, folder)}"))
+            on_fault(Fault("outside the folder", name, f"{where}.file_name: {listings.outside_message(name, folder)}"))
         else:
             counts = tagging.counts.get(number, ())
             entries.append(PhotoEntry(content.names[number], file, *tagging.of(number), where, counts))
@@ -157,9 +143,9 @@ def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, complain:
 
 
 def _places(path: Path) -> list[Path]:
-    """Where the photos of a COCO file may be: beside it, or as in COCO's own tree.
+    """Folders in which the photos of a COCO file may be: beside it, or as in COCO's own tree.
 
-    There ``annotations/instances_train2017.json`` has its photos in ``train2017``, or in ``images/train2017``.
+    There the photos of ``annotations/instances_train2017.json`` are in ``train2017``, or in ``images/train2017``.
     """
     beside, above, part = path.parent, path.absolute().parent.parent, path.stem.rsplit("_", 1)[-1]
     return [beside, beside / "photos", beside / "images", above / part, above / "images" / part, above / "images"]

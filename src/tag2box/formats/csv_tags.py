@@ -1,50 +1,32 @@
-"""Tags in a table, recognised by its header.
+"""Tags in a CSV table, in a form recognised by its header.
 
 ===================  ==============================================================================================
-``image,tags``       one row a photo; its tags separated by ``;`` or ``|``, nothing for a photo without
-``image,tag``        one row a photo and tag (or ``class``, ``label``, ``category``); all rows of a photo count
-``image,dog,cat``    one column a class: 1, yes, true or x; 0, no, false or nothing; -1 or ? where nobody is sure
+``image,tags``       one row per photo; tags separated by ``;`` or ``|``, empty for a photo without tags
+``image,tag``        one row per photo and tag (or ``class``, ``label``, ``category``); a photo's rows are merged
+``image,dog,cat``    one column per class: 1, yes, true or x; 0, no, false or empty; -1 or ? for unsure
 ===================  ==============================================================================================
 
-A further column ``counts`` may say how many there are, as far as somebody counted: ``dog:2;car:1``.
+A further column ``counts`` may give numbers of objects: ``dog:2;car:1``.
 
-Columns are separated by comma, semicolon or tab, whichever the header has most of. The column of the photos may also be
-called file, filename, file_name, path or photo.
+Columns are separated by comma, semicolon or tab, whichever is most frequent in the header. The column of the photos may
+also be called file, filename, file_name, path or photo.
 """
-
-from __future__ import annotations
 
 import csv
 import io
 import re
+from _csv import Reader
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tag2box.annotations import TaggedPhotos
-from tag2box.errors import UserError
-from tag2box.formats.listing import COLUMN as COUNTS
-from tag2box.formats.listing import (
-    DataSource,
-    Fault,
-    Listing,
-    OnFault,
-    TagRow,
-    below,
-    chosen,
-    list_rows,
-    parse_counts,
-    photos_folder,
-    printable,
-    refuse,
-    tagged,
-    unique,
-)
+from tag2box.data.images import SUFFIXES
+from tag2box.errors import UserError, printable
+from tag2box.formats import listing as listings
+from tag2box.formats.datasets import TagsOnly
+from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, TagRow, refuse
 from tag2box.io import read_text, write_text
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 COLUMNS = ("image", "tags")
 _IMAGE = ("image", "file", "filename", "file_name", "path", "photo")
@@ -55,46 +37,60 @@ _NO = frozenset({"", "0", "0.0", "no", "n", "false"})
 _UNSURE = frozenset({"-1", "-1.0", "?"})
 
 
+class CsvTable(TagsOnly):
+    """A CSV file of tags."""
+
+    what = "a CSV of tags"
+
+    def recognises(self, path: Path) -> bool:
+        """Any file that is no photo; the header decides the rest."""
+        return path.is_file() and path.suffix.lower() not in SUFFIXES
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos it names, with their tags."""
+        return list_table(source, on_fault)
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the rows of a table are read."""
+    """The layout of a table."""
 
     header: tuple[str, ...]
     image: int  # the column of the photos
-    read: Callable[[Sequence[str], str, str], TagRow]  # cells, image and place to a row; ValueError on a bad cell
-    merges: bool  # several rows may speak of one photo
+    read: Callable[[Sequence[str], str, str], TagRow]  # (cells, image, where) to a row; ValueError on a bad cell
+    merges: bool  # whether a photo may have several rows
     classes: tuple[str, ...] | None  # None: the tags seen
     counts: int | None = None  # the column of the counts
-    unread: frozenset[str] = frozenset()  # classes that nobody asked for
+    unread: frozenset[str] = frozenset()  # columns of classes that are not wanted
 
 
 def read_tags(
-    table: Path, photos: Path, classes: Sequence[str] | None = None, complain: OnFault = refuse
+    table: Path, photos: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse
 ) -> TaggedPhotos:
     """Read tags from a CSV file whose photos are named relative to ``photos``.
 
-    A row without tags is a photo that shows none of the classes. Without ``classes``, the classes are those of the
-    columns, or the tags seen, sorted.
+    A row without tags is a photo that shows none of the classes. Default classes: the class columns, or the tags seen,
+    sorted.
     """
     source = DataSource(path=table, photos=photos, classes=None if classes is None else tuple(classes))
-    return tagged(list_table(source, complain), complain)
+    return listings.to_tagged_photos(list_table(source, on_fault), on_fault)
 
 
-def list_table(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The photos and tags a CSV file names; its photos are beside it, or in ``photos`` or ``images`` there.
+def list_table(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The photos and tags of a CSV file; its photos are beside it, or in ``photos`` or ``images`` there.
 
-    A tag outside the chosen classes is a fault, as it is more often misspelt than left out on purpose; of a table
-    with a column for each class, the chosen columns are read.
+    A tag outside the chosen classes is a fault, because it is more often misspelt than left out on purpose; of a table
+    with one column per class, only the chosen columns are read.
     """
     header, reader = _opened(source.path)
     form = _recognise(source.path, header, source.classes)
-    rows = list(_rows(source.path, reader, form, complain))
+    rows = list(_rows(source.path, reader, form, on_fault))
     if not rows:
         raise UserError(f"{source.path}: no photos; expected at least one row below {','.join(header[:3])!r}")
     beside = source.path.parent
     places = (beside, beside / "photos", beside / "images")
-    folder = photos_folder(source.photos, places, (row.image for row in rows if row.image), source.path)
-    return list_rows(_merged(rows, folder) if form.merges else rows, folder, form.classes, complain)
+    folder = listings.photos_folder(source.photos, places, (row.image for row in rows if row.image), source.path)
+    return listings.list_rows(_merged(rows, folder) if form.merges else rows, folder, form.classes, on_fault)
 
 
 def write_tags(table: Path, rows: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -106,11 +102,11 @@ def write_tags(table: Path, rows: Sequence[tuple[str, Sequence[str]]]) -> None:
     write_text(table, text.getvalue())
 
 
-# ---------------------------------------------------------------- the header
+# ---------------------------------------------------------------- header
 
 
 def _opened(table: Path) -> tuple[tuple[str, ...], Reader]:
-    """The cells of the first line, and a reader of what is below it."""
+    """The cells of the first line, and a reader of the lines below it."""
     text = read_text(table, "a CSV file with the columns image,tags")
     first = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
     delimiter = max(",;\t", key=first.count)
@@ -122,13 +118,13 @@ def _opened(table: Path) -> tuple[tuple[str, ...], Reader]:
 
 
 def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | None) -> _Form:
-    """The form a header announces."""
+    """The layout that a header declares."""
     lower = [name.lower() for name in header]
-    wanted = None if classes is None else unique(classes, "classes")
+    wanted = None if classes is None else listings.unique_classes(classes, "classes")
     image = next((lower.index(name) for name in _IMAGE if name in lower), None)
     if image is None:
         raise UserError(f"{table}:1: no column 'image'; expected a first line 'image,tags'")
-    counts = lower.index(COUNTS) if COUNTS in lower else None
+    counts = lower.index(listings.COUNTS_COLUMN) if listings.COUNTS_COLUMN in lower else None
     for name in ("tags", *_ONE_TAG):
         if name in lower:
             return _Form(header, image, _spelled(lower.index(name)), name != "tags", wanted, counts)
@@ -137,13 +133,13 @@ def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | No
         hint = f"; rename the column {misnamed[0]!r}" if misnamed else ""
         raise UserError(f"{table}:1: no column 'tags'; expected a first line 'image,tags'{hint}")
     columns = _class_columns(table, header, {image, counts})
-    names = chosen(tuple(columns), wanted, f"{table}:1")
+    names = listings.select_classes(tuple(columns), wanted, f"{table}:1")
     read = _ticked({name: columns[name] for name in names})
     return _Form(header, image, read, False, names, counts, frozenset(columns) - frozenset(names))
 
 
 def _class_columns(table: Path, header: Sequence[str], others: set[int | None]) -> dict[str, int]:
-    """Where each class has its column."""
+    """The column of each class."""
     columns: dict[str, int] = {}
     for place, name in enumerate(header):
         if place in others:
@@ -156,11 +152,11 @@ def _class_columns(table: Path, header: Sequence[str], others: set[int | None]) 
     return columns
 
 
-# ---------------------------------------------------------------- the rows
+# ---------------------------------------------------------------- rows
 
 
 def _spelled(column: int) -> Callable[[Sequence[str], str, str], TagRow]:
-    """Rows whose tags are spelled out in one column."""
+    """Reader of rows with all tags in one column."""
 
     def read(cells: Sequence[str], image: str, where: str) -> TagRow:
         return TagRow(image, tuple(tag.strip() for tag in re.split(r"[;|]", cells[column]) if tag.strip()), where)
@@ -169,7 +165,7 @@ def _spelled(column: int) -> Callable[[Sequence[str], str, str], TagRow]:
 
 
 def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], TagRow]:
-    """Rows that tick their classes."""
+    """Reader of rows with one column per class."""
 
     def read(cells: Sequence[str], image: str, where: str) -> TagRow:
         words = {name: cells[place].strip().lower() for name, place in columns.items()}
@@ -185,8 +181,8 @@ def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], TagR
     return read
 
 
-def _rows(table: Path, reader: Reader, form: _Form, complain: OnFault) -> Iterator[TagRow]:
-    """The rows of a CSV file; blank lines are passed over."""
+def _rows(table: Path, reader: Reader, form: _Form, on_fault: OnFault) -> Iterator[TagRow]:
+    """The rows of a CSV file; blank lines are skipped."""
     try:
         for cells in reader:
             where = f"{table}:{reader.line_num}"
@@ -195,7 +191,7 @@ def _rows(table: Path, reader: Reader, form: _Form, complain: OnFault) -> Iterat
             try:
                 yield _row(cells, form, where)
             except ValueError as error:
-                complain(Fault("bad row", f"{table.name}:{reader.line_num}", f"{where}: {error}"))
+                on_fault(Fault("bad row", f"{table.name}:{reader.line_num}", f"{where}: {error}"))
     except csv.Error as error:
         raise UserError(f"{table}:{reader.line_num}: not readable as CSV ({error}); check the quotes") from None
 
@@ -203,20 +199,20 @@ def _rows(table: Path, reader: Reader, form: _Form, complain: OnFault) -> Iterat
 def _row(cells: Sequence[str], form: _Form, where: str) -> TagRow:
     if len(cells) != len(form.header):
         raise ValueError(
-            f"{len(cells)} columns where the header has {len(form.header)}; separate tags with ';', not ','"
+            f"{len(cells)} columns, but the header has {len(form.header)}; separate tags with ';', not ','"
         )
     row = form.read(cells, cells[form.image].strip(), where)
     if form.counts is None:
         return row
-    counts = parse_counts(cells[form.counts])
+    counts = listings.parse_counts(cells[form.counts])
     return replace(row, counts=tuple(pair for pair in counts if pair[0] not in form.unread))
 
 
 def _merged(rows: Sequence[TagRow], folder: Path) -> list[TagRow]:
-    """One row a photo, with the tags and counts of all its rows, at the place of the first."""
+    """One row per photo, with the tags and counts of all its rows, in the position of the first."""
     whole: dict[str, TagRow] = {}
     for row in rows:
-        file = below(folder, row.image) or row.image
+        file = listings.path_below(folder, row.image) or row.image
         first = whole.setdefault(file, row)
         tags, counts = dict.fromkeys((*first.tags, *row.tags)), dict.fromkeys((*first.counts, *row.counts))
         whole[file] = replace(first, tags=tuple(tags), counts=tuple(counts))

@@ -1,259 +1,110 @@
-"""The formats datasets come in. Each lists photos and tags for training and, where it has any, boxes for evaluation."""
+"""Datasets in any format: find the format of a path, then read its photos, tags or true boxes.
 
-from __future__ import annotations
+Built-in formats are listed in ``tag2box.extend.DATASET_FORMATS``, in the order in which they are tried. Each has a
+reader of tags in a module that cannot parse boxes (``voc_tags``, ``coco_tags``, ``yolo_tags``, ``csv_tags``,
+``folders``) and, if it has boxes, a reader of true objects in another (``voc_boxes``, ``coco_boxes``, ``yolo_boxes``).
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
+from tag2box import extend
 from tag2box.annotations import Photo, TaggedPhotos, Truth
-from tag2box.data.images import SUFFIXES
 from tag2box.errors import UserError
-from tag2box.formats.coco_boxes import coco_has_boxes, read_coco_truth
-from tag2box.formats.coco_tags import list_coco, list_coco_photos
-from tag2box.formats.csv_tags import list_table
-from tag2box.formats.folders import NO_TAGS, is_class_tree, list_class_folders, list_folder
-from tag2box.formats.listing import (
-    DataSource,
-    Fault,
-    Listing,
-    OnFault,
-    find_listed,
-    is_regular_file,
-    refuse,
-    tagged,
-    unique,
-)
-from tag2box.formats.voc_boxes import read_voc_truth
-from tag2box.formats.voc_tags import ALL, is_voc, list_voc, list_voc_photos, voc_is_annotated
+from tag2box.formats import listing as listings
+from tag2box.formats.listing import DataSource, Listing, OnFault, refuse
 from tag2box.io import read_lines
 
-_PEEK = 4096  # bytes within which a JSON file shows its first brace
+ALL = "all"
+"""The split that every dataset with named splits has: all its photos."""
 
 
 class DatasetFormat(Protocol):
-    """One way to keep a dataset on disk."""
+    """A dataset format; its class is called without arguments."""
 
     what: str
-    """Its name in messages."""
+    """Its name in messages, such as "a VOC folder"."""
     has_tags: bool
     """Whether it can be trained from."""
     names_splits: bool
-    """Whether it knows parts of itself by name; of others, a part is a list of ids."""
+    """Whether it has named splits, which its methods then select; of other formats, a split is a text file of ids."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether an existing file or folder is one of these."""
+        """Whether an existing file or folder is of this format."""
         ...
 
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
         """The photos it names, without tags."""
         ...
 
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """The photos it names, with tags: all that training may see."""
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos it names, with tags: all that training receives."""
         ...
 
     def has_boxes(self, source: DataSource) -> bool:
-        """Whether there is truth to evaluate against."""
+        """Whether it has true boxes to evaluate against."""
         ...
 
-    def truth(self, source: DataSource, complain: OnFault) -> Truth:
-        """Its boxes, for evaluation."""
+    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+        """Its true objects, for evaluation."""
         ...
 
 
-class Voc:
-    """Pascal VOC's devkit."""
-
-    what = "a VOC folder"
-    has_tags = True
-    names_splits = True
-
-    def recognises(self, path: Path) -> bool:
-        """By its folders Annotations, or JPEGImages and ImageSets."""
-        return is_voc(path)
-
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
-        """The photos of a split; without one, all."""
-        return list_voc_photos(source, complain)
-
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """The photos of a split, tagged with the classes of their objects."""
-        return list_voc(source, complain)
-
-    def has_boxes(self, source: DataSource) -> bool:
-        """Whether any image of the split is annotated; those of VOC's public test sets are not."""
-        return voc_is_annotated(source)
-
-    def truth(self, source: DataSource, complain: OnFault) -> Truth:
-        """The objects of a split."""
-        return read_voc_truth(
-            source.path, split=source.split, classes=source.classes, photos=source.photos, complain=complain
-        )
-
-
-class Coco:
-    """A COCO annotation file, with boxes or with tags alone."""
-
-    what = "a COCO file"
-    has_tags = True
-    names_splits = False
-
-    def recognises(self, path: Path) -> bool:
-        """By its suffix, or by its first character."""
-        if not path.is_file() or path.suffix.lower() == ".json":
-            return path.is_file()
-        with path.open("rb") as file:
-            return file.read(_PEEK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
-        """Its images."""
-        return list_coco_photos(source, complain)
-
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """Its images, tagged with the categories of their annotations."""
-        return list_coco(source, complain)
-
-    def has_boxes(self, source: DataSource) -> bool:
-        """Whether any annotation has a box."""
-        return coco_has_boxes(source.path)
-
-    def truth(self, source: DataSource, complain: OnFault) -> Truth:
-        """Its annotations."""
-        return read_coco_truth(source.path, source.classes, complain)
-
-
-class _Boxless:
-    """What formats of tags alone have in common."""
+class TagsOnly:
+    """Base class of formats without boxes: define ``what``, ``recognises`` and ``tags``."""
 
     what = "a dataset"
     has_tags = True
     names_splits = False
 
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos it names, with tags."""
+        raise NotImplementedError
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos it names; their tags are ignored."""
+        return self.tags(source, on_fault)
+
     def has_boxes(self, source: DataSource) -> bool:
-        """Never."""
+        """False."""
         return False
 
-    def truth(self, source: DataSource, complain: OnFault) -> Truth:
-        """There is none."""
-        raise UserError(f"{source.path}: {self.what} has no boxes; expected a COCO file or a VOC folder")
-
-
-class CsvTable(_Boxless):
-    """A CSV file of tags."""
-
-    what = "a CSV of tags"
-
-    def recognises(self, path: Path) -> bool:
-        """Any file that is no photo: its header tells more."""
-        return path.is_file() and path.suffix.lower() not in SUFFIXES
-
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
-        """The photos it names."""
-        return list_table(source, complain)
-
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """The photos it names, with their tags."""
-        return list_table(source, complain)
-
-
-class ClassFolders(_Boxless):
-    """A tree of folders named after classes."""
-
-    what = "a tree of class folders"
-
-    def recognises(self, path: Path) -> bool:
-        """By photos in its folders, and none beside them."""
-        return path.is_dir() and is_class_tree(path)
-
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
-        """All photos in the tree."""
-        return list_folder(source, complain)
-
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """All photos in the tree, tagged with the folder each is in."""
-        return list_class_folders(source, complain)
-
-
-class Folder(_Boxless):
-    """A folder of photos that nobody has tagged."""
-
-    what = "a plain folder of photos"
-    has_tags = False
-
-    def recognises(self, path: Path) -> bool:
-        """Any other folder."""
-        return path.is_dir()
-
-    def photos(self, source: DataSource, complain: OnFault) -> Listing:
-        """All photos in it."""
-        return list_folder(source, complain)
-
-    def tags(self, source: DataSource, complain: OnFault) -> Listing:
-        """There are none."""
-        raise UserError(
-            f"{source.path}: a plain folder of photos has no tags; expected a CSV of tags, or every photo in a folder "
-            f"named after its class ({NO_TAGS} for photos without)"
-        )
-
-
-DATASET_FORMATS: dict[str, DatasetFormat] = {
-    "voc": Voc(),
-    "coco": Coco(),
-    "csv": CsvTable(),
-    "class-folders": ClassFolders(),
-    "photos": Folder(),
-}
-"""Asked in this order whether they recognise a path."""
-
-
-__all__ = [
-    "DataSource", "class_names", "dataset_format", "everything", "has_boxes", "list_dataset", "list_photos",
-    "read_photos", "read_tagged", "read_truth",
-]  # fmt: skip
-
-
-def class_names(text: str) -> tuple[str, ...]:
-    """Class names from a comma-separated list, or from a text file with one a line."""
-    if "," not in text and is_regular_file(Path(text)):
-        names = tuple(read_lines(Path(text), "a list of class names").values())
-    else:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise UserError(f"classes {text!r}: no class named; expected names with commas between, or a text file of them")
-    if len(names) == 1 and names[0] == text.strip() and text.endswith(".txt"):
-        raise UserError(f"{text}: no such file; expected a text file with a class name a line")
-    return unique(names, "classes")
+    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+        """Raises a ``UserError``."""
+        raise UserError(f"{source.path}: {self.what} has no boxes; expected a COCO file, a VOC folder or a YOLO folder")
 
 
 def dataset_format(source: DataSource) -> DatasetFormat:
-    """The format that recognises a dataset's path."""
+    """The format that a source names, else the first that recognises its path."""
     if not source.path.exists():
         raise UserError(f"{source.path}: no such file or folder; expected {_known()}")
-    for form in DATASET_FORMATS.values():
+    if source.format is not None:
+        return _named_format(source.format)
+    for form in _built_in():
         if form.recognises(source.path):
             return form
     raise UserError(f"{source.path}: this is no dataset; expected {_known()}")
 
 
-def read_tagged(source: DataSource, complain: OnFault = refuse) -> TaggedPhotos:
-    """Photos and tags: all that training may see."""
-    return tagged(list_dataset(source, complain), complain)
+def read_tagged(source: DataSource, on_fault: OnFault = refuse) -> TaggedPhotos:
+    """Photos and tags: all that training receives."""
+    return listings.to_tagged_photos(list_dataset(source, on_fault), on_fault)
 
 
-def read_photos(source: DataSource, complain: OnFault = refuse) -> tuple[Photo, ...]:
-    """The photos of any dataset, with or without tags; of a VOC folder without a split, all."""
-    return find_listed(list_photos(source, complain), complain)[0]
+def read_photos(source: DataSource, on_fault: OnFault = refuse) -> tuple[Photo, ...]:
+    """The photos of any dataset, with or without tags; without a split, all photos of a VOC or YOLO folder."""
+    return listings.find_listed(list_photos(source, on_fault), on_fault)[0]
 
 
-def read_truth(source: DataSource, complain: OnFault = refuse) -> Truth:
-    """The boxes of a dataset, for evaluation only."""
+def read_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
+    """The true objects of a dataset, for evaluation only."""
     form = dataset_format(source)
-    truth = form.truth(source, complain)
+    truth = form.truth(source, on_fault)
     if form.names_splits or source.split is None:
         return truth
-    wanted = _wanted(source, truth.ids, complain)
+    wanted = listings.wanted_ids(source, truth.ids, on_fault)
     rows = [row for row, name in enumerate(truth.ids) if name in wanted]
     return Truth(
         truth.classes,
@@ -264,53 +115,61 @@ def read_truth(source: DataSource, complain: OnFault = refuse) -> Truth:
 
 
 def has_boxes(source: DataSource) -> bool:
-    """Whether a dataset has boxes to evaluate against."""
+    """Whether a dataset has true boxes to evaluate against."""
     return dataset_format(source).has_boxes(source)
 
 
-def list_dataset(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The photos a dataset names and their tags, before any photo is looked for."""
+def list_dataset(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The photos a dataset names and their tags; no photo is opened."""
     form = dataset_format(source)
-    return _part(form, source, form.tags(source, complain), complain)
+    return _select(form, source, form.tags(source, on_fault), on_fault)
 
 
-def list_photos(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The photos a dataset names, without tags, before any is looked for."""
+def list_photos(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The photos a dataset names, without tags; no photo is opened."""
     form = dataset_format(source)
-    return _part(form, source, form.photos(source, complain), complain)
+    return _select(form, source, form.photos(source, on_fault), on_fault)
 
 
 def everything(source: DataSource) -> DataSource:
-    """A source with no part left out where none was asked for."""
+    """The source with all its splits, unless it names one."""
     is_open = source.split is None and dataset_format(source).names_splits
     return replace(source, split=ALL) if is_open else source
 
 
+def class_names(text: str) -> tuple[str, ...]:
+    """Class names from a comma-separated list, or from a text file with one per line."""
+    if "," not in text and listings.is_regular_file(Path(text)):
+        names = tuple(read_lines(Path(text), "a list of class names").values())
+    else:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise UserError(f"classes {text!r}: no class named; expected names with commas between, or a text file of them")
+    if len(names) == 1 and names[0] == text.strip() and text.endswith(".txt"):
+        raise UserError(f"{text}: no such file; expected a text file with one class name per line")
+    return listings.unique_classes(names, "classes")
+
+
+def _named_format(name: str) -> DatasetFormat:
+    try:
+        form: DatasetFormat = extend.find_part("dataset format", name)()
+    except UserError as error:
+        raise UserError(f"dataset format {name}: {error}") from None
+    return form
+
+
+def _built_in() -> Iterator[DatasetFormat]:
+    return (_named_format(name) for name in extend.DATASET_FORMATS)
+
+
 def _known() -> str:
-    names = [form.what for form in DATASET_FORMATS.values()]
+    names = [form.what for form in _built_in()]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _part(form: DatasetFormat, source: DataSource, listing: Listing, complain: OnFault) -> Listing:
-    """The entries a list of ids names, in the dataset's own order."""
+def _select(form: DatasetFormat, source: DataSource, listing: Listing, on_fault: OnFault) -> Listing:
+    """The entries of a text file of ids, in the dataset's own order."""
     if form.names_splits or source.split is None:
         return listing
-    wanted = _wanted(source, [entry.id for entry in listing.entries], complain)
+    wanted = listings.wanted_ids(source, [entry.id for entry in listing.entries], on_fault)
     return replace(listing, entries=tuple(entry for entry in listing.entries if entry.id in wanted))
-
-
-def _wanted(source: DataSource, ids: Iterable[str], complain: OnFault) -> set[str]:
-    """Ids that a text file names: by id, by file name, or by that without its suffix."""
-    path = Path(source.split or "")
-    known = set(ids)
-    wanted: set[str] = set()
-    for number, line in read_lines(path, "a text file of image ids, one a line").items():
-        name = PurePosixPath(line.replace("\\", "/"))
-        spellings = (line, name.with_suffix("").as_posix(), name.stem) if name.name else (line,)
-        found = next((spelling for spelling in spellings if spelling in known), None)
-        if found is None:
-            what = f"{path}: line {number}: no photo {line} in {source.path}; remove the line or check the name"
-            complain(Fault("missing photo", line, what))
-        else:
-            wanted.add(found)
-    return wanted

@@ -1,13 +1,10 @@
-"""Detections written to files that other evaluators read too."""
-
-from __future__ import annotations
+"""Detections read from files: COCO results, COCO files with scores, and VOC result files. ``export`` writes them."""
 
 import difflib
-import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -15,93 +12,11 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from tag2box.annotations import Detections, Photo, Truth
+from tag2box.annotations import Detections, Truth
 from tag2box.errors import UserError
-from tag2box.io import read_json, write_text
-from tag2box.metrics.voc_ap import from_voc_pixels, to_voc_pixels
-
-_Entry = dict[str, int | float | str | list[float]]
-
-
-def write_coco_results(
-    path: Path,
-    detections: Mapping[str, Detections],
-    classes: Sequence[str],
-    *,
-    file_names: Mapping[str, str] | None = None,
-    image_ids: Mapping[str, int] | None = None,
-    category_ids: Mapping[str, int] | None = None,
-) -> None:
-    """Write a COCO results list, every entry carrying file and category name beside the numbers official tools read.
-
-    Args:
-        file_names: file of each image; the image's id where not given.
-        image_ids: COCO number of each image; 1, 2, ... in the mapping's order where not given.
-        category_ids: COCO number of each class; 1, 2, ... where not given.
-    """
-    numbers = image_ids or {image_id: number for number, image_id in enumerate(detections, start=1)}
-    categories = category_ids or {name: number for number, name in enumerate(classes, start=1)}
-    rows: list[_Entry] = []
-    for image_id, found in detections.items():
-        file_name = file_names[image_id] if file_names else image_id
-        for entry in _entries(found, classes, categories):
-            rows.append({"image_id": numbers[image_id], "file_name": file_name, **entry})
-    write_text(path, f"[{_lines(rows)}]\n")
-
-
-def write_coco_detections(
-    path: Path, detections: Mapping[str, Detections], classes: Sequence[str], photos: Sequence[Photo]
-) -> None:
-    """Write one self-contained COCO file: the photos, the categories, and the detections as scored annotations."""
-    categories = {name: number for number, name in enumerate(classes, start=1)}
-    annotations: list[_Entry] = []
-    for number, photo in enumerate(photos, start=1):
-        for entry in _entries(detections.get(photo.id, Detections.empty()), classes, categories):
-            annotations.append({"id": len(annotations) + 1, "image_id": number, **entry})
-    images: list[_Entry] = [
-        {"id": number, "file_name": _file_name(photo), "width": photo.width, "height": photo.height}
-        for number, photo in enumerate(photos, start=1)
-    ]
-    named: list[_Entry] = [{"id": number, "name": name} for name, number in categories.items()]
-    head = f'{{"images": [{_lines(images)}],\n"categories": [{_lines(named)}],\n"annotations": '
-    write_text(path, f"{head}[{_lines(annotations)}]}}\n")
-
-
-def write_voc_results(
-    folder: Path, detections: Mapping[str, Detections], classes: Sequence[str], *, split: str
-) -> None:
-    """Write the files VOC's evaluation server takes: ``comp4_det_SPLIT_CLASS.txt``, one for each class."""
-    lines: list[list[str]] = [[] for _ in classes]
-    for image_id, found in detections.items():
-        columns = (to_voc_pixels(found.boxes.double()).tolist(), found.scores.double().tolist(), found.labels.tolist())
-        for box, score, label in zip(*columns, strict=True):
-            lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
-    for name, rows in zip(classes, lines, strict=True):
-        write_text(folder / f"comp4_det_{split}_{name}.txt", "".join(rows))
-
-
-def _entries(found: Detections, classes: Sequence[str], categories: Mapping[str, int]) -> Iterator[_Entry]:
-    columns = (found.boxes.double().tolist(), found.scores.double().tolist(), found.labels.tolist())
-    for (x1, y1, x2, y2), score, label in zip(*columns, strict=True):
-        width, height = x2 - x1, y2 - y1
-        yield {
-            "category_id": categories[classes[label]],
-            "category_name": classes[label],
-            "bbox": [x1, y1, width, height],
-            "area": width * height,
-            "score": score,
-        }
-
-
-def _file_name(photo: Photo) -> str:
-    """The photo's file, with its folder where the id needed one: photos of one name must stay apart."""
-    return photo.id if photo.id.endswith(photo.path.suffix) else photo.id + photo.path.suffix
-
-
-def _lines(rows: list[_Entry]) -> str:
-    """One entry a line: legible, and twice as fast as JSON with every number on its own line."""
-    return ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-
+from tag2box.formats.export import safe_file_name
+from tag2box.io import read_json
+from tag2box.metrics.voc_ap import from_voc_pixels
 
 _Length = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _VOC_FILE = re.compile(r"comp\d+_det_(.+)\.txt")
@@ -134,7 +49,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Detections of one image while a file is being read."""
+    """The detections of one photo while a file is read."""
 
     boxes: list[tuple[float, ...]] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -153,16 +68,15 @@ def read_detections(
     images: Mapping[int, str] | None = None,
     categories: Mapping[int, str] | None = None,
 ) -> dict[str, Detections]:
-    """Detections for every image of ``truth``, in its order, from a file or folder a user named.
+    """Detections for every photo of ``truth``, in its order, from a file or folder.
 
-    * A folder holds VOC result files, ``comp4_det_SPLIT_CLASS.txt`` or ``comp4_det_CLASS.txt``.
-    * A JSON list is a COCO results file. ``images`` and ``categories`` (of ``data.coco.read_coco``) say what its
-      numbers mean; a ``file_name`` or ``category_name`` inside an entry goes before them. Without them an image
-      number stands for the image whose name is that number ("000012" for 12), and category k for the k-th class.
-    * A JSON object is a COCO file with scores, as ``tag2box detect`` writes; its images and categories are named
-      inside.
+    * A folder contains VOC result files, ``comp4_det_SPLIT_CLASS.txt`` or ``comp4_det_CLASS.txt``.
+    * A JSON list is a COCO results file. ``images`` and ``categories`` (of ``coco_boxes.read_coco``) resolve its ids; a
+      ``file_name`` or ``category_name`` in an entry takes precedence. Without them, an image id is the photo whose name
+      is that number ("000012" for 12), and category k is the k-th class.
+    * A JSON object is a COCO file with scores, as ``tag2box detect`` writes; it names its images and categories.
 
-    Numbers are kept in double precision: scores that differ must not become ties.
+    Numbers are kept in double precision, so that different scores do not become ties.
     """
     found = {image_id: _Found() for image_id in truth.ids}
     if path.is_dir():
@@ -188,7 +102,7 @@ def _to_detections(rows: _Found) -> Detections:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """What the numbers of a COCO file stand for."""
+    """The meaning of the ids of a COCO file."""
 
     images: Mapping[int | str, str]  # image id -> id in the truth, or a file name
     categories: Mapping[int, str]  # category id -> class name
@@ -215,7 +129,7 @@ def _read_coco(path: Path, truth: Truth, numbers: _Numbers, found: dict[str, _Fo
 
 
 def _parse(path: Path, document: object) -> _File:
-    """A results list becomes the annotations of a file that names neither images nor categories."""
+    """The validated file; a results list becomes one that names neither images nor categories."""
     if not isinstance(document, list | dict):
         raise UserError(f"{path}: expected a list of COCO results, or an object with annotations, got {document!r:.40}")
     try:
@@ -259,18 +173,18 @@ def _unknown_class(where: str, name: str, truth: Truth) -> str:
 
 
 class _ImageNames:
-    """Finds an image of the truth by its id, by the name of its file, or by the number its id spells."""
+    """Finds a photo of the truth by its id, its file name, or the number that its id spells."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.ids = set(ids)
         self.numbers: dict[int, str] = {}
         for image_id in self.ids:
             if image_id.isdecimal():
-                # "12" and "012" in one set leave 12 ambiguous: then only the exact name counts.
+                # With both "12" and "012" in the set, 12 is ambiguous: then only the exact name matches.
                 self.numbers[int(image_id)] = "" if int(image_id) in self.numbers else image_id
 
     def find(self, written: int | str) -> str | None:
-        """The id of the truth that ``written`` stands for, or None."""
+        """The photo id that ``written`` refers to, or None."""
         if isinstance(written, int):
             candidates: tuple[str, ...] = (str(written), self.numbers.get(written, ""))
         elif written in self.ids:
@@ -301,12 +215,14 @@ def _read_voc(folder: Path, truth: Truth, found: dict[str, _Found]) -> None:
 
 
 def _voc_label(path: Path, rest: str, truth: Truth) -> int:
-    """The class of a file: all of the name after ``det_``, or what is left of it without a leading split."""
-    parts = rest.split("_")
+    """The class of a file: the name after ``det_``, with or without a leading split."""
+    parts, files = rest.split("_"), [safe_file_name(name) for name in truth.classes]
     for start in range(len(parts)):
         name = "_".join(parts[start:])
         if name in truth.classes:
             return truth.classes.index(name)
+        if name in files:
+            return files.index(name)
     raise UserError(_unknown_class(str(path), parts[-1], truth))
 
 

@@ -1,10 +1,8 @@
 """Folders of photos: a tree whose folders are the classes, or photos without tags.
 
-In a tree, ``dogs/1.jpg`` is a photo tagged ``dogs``, at any depth below ``dogs``, and counts as showing none of the
-other classes. The folder ``_none`` holds photos that show no class at all.
+In a tree, ``dogs/1.jpg`` is a photo tagged ``dogs``, at any depth below ``dogs``, and shows none of the other classes.
+The folder ``_none`` holds photos that show no class at all.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Iterator
@@ -12,15 +10,56 @@ from pathlib import Path, PurePosixPath
 
 from tag2box.data.images import SUFFIXES
 from tag2box.errors import UserError
-from tag2box.formats.listing import DataSource, Listing, OnFault, TagRow, chosen, list_rows, refuse, some
+from tag2box.formats.datasets import TagsOnly
+from tag2box.formats.listing import DataSource, Listing, OnFault, TagRow, list_rows, refuse, select_classes, shortlist
 
 NO_TAGS = "_none"
-_PARTS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "trainval"})
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "trainval"})
 _TABLES = frozenset({".csv", ".tsv", ".json"})
 
 
+class ClassFolders(TagsOnly):
+    """A tree of folders named after classes."""
+
+    what = "a tree of class folders"
+
+    def recognises(self, path: Path) -> bool:
+        """Folders with photos in subfolders and none beside them."""
+        return path.is_dir() and is_class_tree(path)
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """All photos in the tree."""
+        return list_folder(source, on_fault)
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """All photos in the tree, tagged with the folder each is in."""
+        return list_class_folders(source, on_fault)
+
+
+class PhotoFolder(TagsOnly):
+    """A folder of photos without tags."""
+
+    what = "a plain folder of photos"
+    has_tags = False
+
+    def recognises(self, path: Path) -> bool:
+        """Any folder."""
+        return path.is_dir()
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """All photos in it."""
+        return list_folder(source, on_fault)
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """Raises a ``UserError``."""
+        raise UserError(
+            f"{source.path}: a plain folder of photos has no tags; expected a CSV of tags, or every photo in a folder "
+            f"named after its class ({NO_TAGS} for photos without)"
+        )
+
+
 def photo_files(folder: Path) -> Iterator[PurePosixPath]:
-    """Photos below a folder, relative to it, sorted folder by folder; hidden ones (and macOS leftovers) are not."""
+    """Photos below a folder, relative to it, sorted folder by folder; hidden files (and macOS metadata) are skipped."""
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         relative = PurePosixPath(Path(place).relative_to(folder).as_posix())
@@ -30,31 +69,31 @@ def photo_files(folder: Path) -> Iterator[PurePosixPath]:
 
 
 def is_class_tree(folder: Path) -> bool:
-    """Whether photos are in folders within this one, and none beside those."""
-    first = next(photo_files(folder), None)  # a folder's own photos come before those of its folders
+    """Whether a folder has photos in its subfolders and none of its own."""
+    first = next(photo_files(folder), None)  # a folder's own photos come before those of its subfolders
     return first is not None and len(first.parts) > 1
 
 
-def list_folder(source: DataSource, complain: OnFault = refuse) -> Listing:
+def list_folder(source: DataSource, on_fault: OnFault = refuse) -> Listing:
     """All photos below a folder, without tags."""
     rows = [TagRow(file.as_posix(), (), str(source.path)) for file in photo_files(_root(source))]
     if not rows:
         raise UserError(f"{source.path}: no photos in this folder; expected {', '.join(sorted(SUFFIXES))} files")
-    return list_rows(rows, _root(source), (), complain)
+    return list_rows(rows, _root(source), (), on_fault)
 
 
-def list_class_folders(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """All photos below a folder, tagged with the folder they are in; of chosen classes, others give no tag."""
+def list_class_folders(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """All photos below a folder, tagged with the folder they are in; folders of other classes give no tag."""
     root = _root(source)
     _refuse_other_layouts(root)
     files = list(photo_files(root))
     found = sorted({file.parts[0] for file in files} - {NO_TAGS})
-    classes = chosen(found, source.classes, str(source.path))
+    classes = select_classes(found, source.classes, str(source.path))
     known = frozenset(classes)
     rows = [
         TagRow(file.as_posix(), (file.parts[0],) if file.parts[0] in known else (), str(root / file)) for file in files
     ]
-    return list_rows(rows, root, classes, complain)
+    return list_rows(rows, root, classes, on_fault)
 
 
 def _root(source: DataSource) -> Path:
@@ -64,15 +103,17 @@ def _root(source: DataSource) -> Path:
 
 
 def _refuse_other_layouts(root: Path) -> None:
-    """Folder names are no tags where they tell parts of a dataset apart, or where a file beside them has the tags."""
+    """Folder names are no tags if they are the splits of a dataset, or if a file beside them has the tags."""
     inside = sorted(root.iterdir())
     tables = [path.name for path in inside if path.suffix.lower() in _TABLES]
     tables += [f"{path.parent.name}/{path.name}" for path in sorted(root.glob("annotations/*.json"))]
     if tables:
-        raise UserError(f"{root}: holds {some(tables, 3)}; name that file, or move it away to take folders for tags")
+        raise UserError(
+            f"{root}: holds {shortlist(tables, 3)}; name that file, or move it away to take folders for tags"
+        )
     parts = [path.name for path in inside if path.is_dir() and not _is_hidden(path.name)]
-    if parts and _PARTS.issuperset(name.lower() for name in parts):
-        raise UserError(f"{root}: {some(parts)} are parts of a dataset, not classes; name one of them")
+    if parts and _SPLITS.issuperset(name.lower() for name in parts):
+        raise UserError(f"{root}: {shortlist(parts)} are parts of a dataset, not classes; name one of them")
 
 
 def _is_hidden(name: str) -> bool:

@@ -1,6 +1,8 @@
-"""How many objects of a class a photo shows, by somebody's word: a weak label that some systems can use (C-WSL)."""
+"""Listings: the photos, tags and object counts that a dataset names, checked before any photo is opened.
 
-from __future__ import annotations
+Every reader of tags returns a ``Listing``; ``to_tagged_photos`` turns it into a training set. Readers report what is
+wrong as a ``Fault`` to a callback. Nothing in this module can hold a box.
+"""
 
 import difflib
 import os
@@ -16,51 +18,10 @@ import torch
 
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.data.images import distinct_names, photo_size
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
+from tag2box.io import read_lines
 
-ObjectCounts = tuple[tuple[str, int], ...]
-"""Class and number, for each class that somebody counted."""
-
-COLUMN = "counts"
-_FORM = re.compile(r"(.+):\s*(\S+)\s*")
-_NUMBER = re.compile(r"0*[1-9][0-9]{0,5}", re.ASCII)
-
-
-def parse_counts(text: str) -> ObjectCounts:
-    """The counts of a table's cell, like ``dog:2;car:1``; ValueError where it is none."""
-    parts = (part.strip() for part in re.split(r"[;|]", text))
-    return tuple(_count(part) for part in parts if part)
-
-
-def _count(part: str) -> tuple[str, int]:
-    found = _FORM.fullmatch(part)
-    if found is None:
-        raise ValueError(f"column {COLUMN!r}: expected class:number, like dog:2;car:1, got {part[:40]!r}")
-    name, number = found[1].strip(), found[2]
-    if _NUMBER.fullmatch(number) is None:
-        raise ValueError(
-            f"column {COLUMN!r}: expected a whole number of 1 or more after {name!r}, got {number[:40]!r}; "
-            "leave out what nobody counted"
-        )
-    return name, int(number)
-
-
-def of_tags(counts: ObjectCounts, tags: Sequence[str], where: str, complain: OnFault) -> ObjectCounts:
-    """The counts of a photo's tags, each once; a complaint of any other."""
-    kept: dict[str, int] = {}
-    for name, number in counts:
-        if name not in tags:
-            problem = f"{name!r} is counted and not tagged; tag it, or remove its count"
-        elif kept.get(name, number) != number:
-            problem = f"{name!r} is counted twice, as {kept[name]} and {number}; keep one"
-        else:
-            kept[name] = number
-            continue
-        complain(Fault("bad row", Path(where).name, f"{where}: {COLUMN}: {problem}"))
-    return tuple(kept.items())
-
-
-Kind = Literal[
+FaultKind = Literal[
     "missing photo",
     "empty photo",
     "unreadable photo",
@@ -73,15 +34,39 @@ Kind = Literal[
     "unknown class",
 ]
 
-_LONGEST = 600
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+ObjectCounts = tuple[tuple[str, int], ...]
+"""Class and number of objects, for each class that was counted: a weak label that some methods use (C-WSL)."""
+
+COUNTS_COLUMN = "counts"
+_COUNT = re.compile(r"(.+):\s*(\S+)\s*")
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,5}", re.ASCII)
+_PROBED = 50  # photos looked for in a folder before it is taken for another one
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Where a dataset is, and which part of it is wanted."""
+
+    path: Path
+    """CSV of tags, COCO JSON, VOC folder, YOLO folder or data.yaml, tree of class folders, or a folder of photos."""
+    photos: Path | None = None
+    """Folder that photo names are relative to; default: the folder of the file, or what the format prescribes."""
+    split: str | None = None
+    """Image list: a name in ImageSets/Main of a VOC folder, a split of a YOLO dataset, or a text file of ids."""
+    classes: tuple[str, ...] | None = None
+    """Class names in order; others are left out. Default: all the dataset has."""
+    format: str | None = None
+    """Dataset format: a built-in name, or ``package.module:Name``. Default: the first that recognises the path."""
+
+
+# ---------------------------------------------------------------- faults
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong: its kind, the photo, row or class it is about, and the whole line for the user."""
+    """An error in a dataset: its kind, the photo, row or class it is about, and the whole line for the user."""
 
-    kind: Kind
+    kind: FaultKind
     subject: str
     line: str
 
@@ -91,51 +76,31 @@ class Fault:
 
 
 OnFault = Callable[[Fault], None]
-"""Told of every fault. A reader whose complaint is answered leaves that photo, row or object out and goes on."""
+"""Error callback; if it returns instead of raising, the reader skips the photo, row or object."""
 
 
 def refuse(fault: Fault) -> None:
-    """The strict answer: the first fault ends the reading."""
+    """Strict error callback: raises the first fault as a ``UserError``."""
     raise UserError(fault.line)
 
 
-def printable(text: str) -> str:
-    """Text from strangers' files on one short line, without control characters that could write on a terminal."""
-    line = _CONTROL.sub(" ", text).encode(errors="replace").decode()  # half a surrogate pair cannot be printed
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-
-
-_LOOKED_AT = 50  # photos tried in a folder before it is thought to be another one
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSource:
-    """Where a dataset is, and which part of it is wanted."""
-
-    path: Path
-    """CSV of tags, COCO JSON, VOC folder, tree of class folders, or a folder of photos."""
-    photos: Path | None = None
-    """Folder that photo names are relative to; default: the folder of the file, or what the format prescribes."""
-    split: str | None = None
-    """Image list: a name in ImageSets/Main of a VOC folder, or any text file of ids, one a line."""
-    classes: tuple[str, ...] | None = None
-    """Class names in order; others are left out. Default: all the dataset has."""
+# ---------------------------------------------------------------- listings
 
 
 @dataclass(frozen=True, slots=True)
 class TagRow:
-    """A photo's name and its tags, and where that was said."""
+    """A row of a dataset: a photo's file name and its tags."""
 
     image: str
     tags: tuple[str, ...]
     where: str  # "file:line", for messages
-    unsure: tuple[str, ...] = ()  # classes that are neither there nor absent
-    counts: ObjectCounts = ()  # objects of tagged classes, where somebody counted
+    unsure: tuple[str, ...] = ()  # classes that are neither present nor absent
+    counts: ObjectCounts = ()  # objects of tagged classes, as far as they were counted
 
 
 @dataclass(frozen=True, slots=True)
 class PhotoEntry:
-    """A photo a dataset names: its id, its file below the photos folder, its tags, and where that was said."""
+    """A listed photo: its id, its file relative to the photos folder, its tags, and the place that names it."""
 
     id: str
     file: str
@@ -147,107 +112,87 @@ class PhotoEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All photos a dataset names, before any of them is looked for."""
+    """All photos that a dataset names, whether they exist or not."""
 
     folder: Path
     classes: tuple[str, ...]
     entries: tuple[PhotoEntry, ...]
 
 
-# ---------------------------------------------------------------- from rows to a listing
-
-
 def list_rows(
-    rows: Sequence[TagRow], folder: Path, classes: Sequence[str] | None, complain: OnFault = refuse
+    rows: Sequence[TagRow], folder: Path, classes: Sequence[str] | None, on_fault: OnFault = refuse
 ) -> Listing:
-    """Check rows of any origin against each other and the classes; without ``classes``, those seen, sorted."""
+    """Check rows of any origin against each other and the classes; default classes: the tags seen, sorted."""
     seen = {tag for row in rows for tag in (*row.tags, *row.unsure)}
-    names = tuple(sorted(seen)) if classes is None else unique(classes, "classes")
+    names = tuple(sorted(seen)) if classes is None else unique_classes(classes, "classes")
     known = frozenset(names)
-    kept = _each_once(rows, folder, complain)
+    kept = _each_once(rows, folder, on_fault)
     ids = distinct_names([PurePosixPath(file) for file in kept])
     entries = []
     for name, (file, row) in zip(ids, kept.items(), strict=True):
         for tag in (*row.tags, *row.unsure):
             if tag not in known:
-                line = f"{row.where}: unknown class {tag!r}; expected one of {some(names)}"
-                complain(Fault("unknown class", tag, line))
+                line = f"{row.where}: unknown class {tag!r}; expected one of {shortlist(names)}"
+                on_fault(Fault("unknown class", tag, line))
         tags = tuple(tag for tag in row.tags if tag in known)
         unsure = tuple(tag for tag in row.unsure if tag in known and tag not in tags)
-        counts = tuple(pair for pair in of_tags(row.counts, row.tags, row.where, complain) if pair[0] in known)
-        entries.append(PhotoEntry(name, file, tags, unsure, row.where, counts))
+        counts = counts_of_tags(row.counts, row.tags, row.where, on_fault)
+        entries.append(
+            PhotoEntry(name, file, tags, unsure, row.where, tuple(pair for pair in counts if pair[0] in known))
+        )
     return Listing(folder, names, tuple(entries))
 
 
-def _each_once(rows: Sequence[TagRow], folder: Path, complain: OnFault) -> dict[str, TagRow]:
-    """The rows by their files; a row without a name, of a file elsewhere, or of a file that had one is left out."""
+def _each_once(rows: Sequence[TagRow], folder: Path, on_fault: OnFault) -> dict[str, TagRow]:
+    """The rows by file; drops rows without a name, of a file elsewhere, or of a file that already has a row."""
     kept: dict[str, TagRow] = {}
     for row in rows:
-        file = below(folder, row.image) if row.image else None
+        file = path_below(folder, row.image) if row.image else None
         if not row.image:
-            complain(Fault("bad row", Path(row.where).name, f"{row.where}: field image is empty; expected a file name"))
+            on_fault(Fault("bad row", Path(row.where).name, f"{row.where}: field image is empty; expected a file name"))
         elif file is None:
-            complain(Fault("outside the folder", row.image, f"{row.where}: {outside(row.image, folder)}"))
+            on_fault(Fault("outside the folder", row.image, f"{row.where}: {outside_message(row.image, folder)}"))
         elif file in kept:
             first = kept[file].where
             line = f"{row.where}: {row.image} was already listed at {first}; keep one row per photo"
-            complain(Fault("listed twice", row.image, line))
+            on_fault(Fault("listed twice", row.image, line))
         else:
             kept[file] = row
     return kept
 
 
-def below(folder: Path, name: str) -> str | None:
-    """The relative path of a file below a folder, or None where the name leads out of it.
-
-    Links are not followed: a folder of links to photos elsewhere is fine, a name with too many ``..`` is not.
-    """
-    root = os.path.normpath(folder.absolute())
-    whole = os.path.normpath(os.path.join(root, name.replace("\\", "/")))  # noqa: PTH118 - a lexical matter
-    inside = os.path.join(root, "")  # noqa: PTH118
-    return Path(whole[len(inside) :]).as_posix() if whole.startswith(inside) else None
-
-
-def outside(name: str, folder: Path) -> str:
-    """The second half of the line about a name that leads out of a folder."""
-    return f"{name} is outside the photos folder {folder}; expected a file in it, or name another with --photos"
-
-
-# ---------------------------------------------------------------- from a listing to photos
-
-
-def find_listed(listing: Listing, complain: OnFault = refuse) -> tuple[tuple[Photo, ...], tuple[PhotoEntry, ...]]:
-    """The photos that are there and can be read, and their entries, in order."""
+def find_listed(listing: Listing, on_fault: OnFault = refuse) -> tuple[tuple[Photo, ...], tuple[PhotoEntry, ...]]:
+    """The photos that exist and have a readable header, with their entries, in order."""
     photos, entries = [], []
     for entry in listing.entries:
-        photo = _find(listing.folder, entry, complain)
+        photo = _find(listing.folder, entry, on_fault)
         if photo is not None:
             photos.append(photo)
             entries.append(entry)
     return tuple(photos), tuple(entries)
 
 
-def _find(folder: Path, entry: PhotoEntry, complain: OnFault) -> Photo | None:
+def _find(folder: Path, entry: PhotoEntry, on_fault: OnFault) -> Photo | None:
     path = folder / entry.file
     if not is_regular_file(path):
-        complain(missing_photo(folder, entry))
+        on_fault(missing_photo(folder, entry))
         return None
     try:
         return Photo(entry.id, path, *photo_size(path))
     except UserError as error:
-        complain(Fault("unreadable photo" if path.stat().st_size else "empty photo", entry.file, str(error)))
+        on_fault(Fault("unreadable photo" if path.stat().st_size else "empty photo", entry.file, str(error)))
         return None
 
 
 def missing_photo(folder: Path, entry: PhotoEntry) -> Fault:
-    """A photo that is named and not there."""
+    """The fault of a listed photo that does not exist."""
     line = f"{entry.where}: no photo {entry.file} in {folder}; check the name or the photos folder"
     return Fault("missing photo", entry.file, line)
 
 
-def tagged(listing: Listing, complain: OnFault = refuse) -> TaggedPhotos:
-    """A listing as training sees it."""
-    photos, entries = find_listed(listing, complain)
+def to_tagged_photos(listing: Listing, on_fault: OnFault = refuse) -> TaggedPhotos:
+    """The training set of a listing."""
+    photos, entries = find_listed(listing, on_fault)
     column = {name: i for i, name in enumerate(listing.classes)}
     tags = torch.zeros(len(photos), len(column), dtype=torch.bool)
     unsure = torch.zeros_like(tags)
@@ -261,63 +206,126 @@ def tagged(listing: Listing, complain: OnFault = refuse) -> TaggedPhotos:
     return TaggedPhotos(listing.classes, photos, tags, unsure if is_unsure else None, counts if is_counted else None)
 
 
-def tag_photos(
-    rows: Sequence[TagRow], photos: Path, classes: Sequence[str] | None, complain: OnFault = refuse
-) -> TaggedPhotos:
-    """Check rows of any origin against the photos folder and the classes, and make a dataset of them."""
-    return tagged(list_rows(rows, photos, classes, complain), complain)
+def wanted_ids(source: DataSource, ids: Iterable[str], on_fault: OnFault = refuse) -> set[str]:
+    """The ids that the text file ``source.split`` lists: by id, by file name, or by file name without suffix."""
+    path = Path(source.split or "")
+    known = set(ids)
+    wanted: set[str] = set()
+    for number, line in read_lines(path, "a text file of image ids, one per line").items():
+        name = PurePosixPath(line.replace("\\", "/"))
+        spellings = (line, name.with_suffix("").as_posix(), name.stem) if name.name else (line,)
+        found = next((spelling for spelling in spellings if spelling in known), None)
+        if found is None:
+            what = f"{path}: line {number}: no photo {line} in {source.path}; remove the line or check the name"
+            on_fault(Fault("missing photo", line, what))
+        else:
+            wanted.add(found)
+    return wanted
 
 
-# ---------------------------------------------------------------- where photos are
+# ---------------------------------------------------------------- object counts
+
+
+def parse_counts(text: str) -> ObjectCounts:
+    """The counts in a table cell such as ``dog:2;car:1``; raises ValueError if it is malformed."""
+    parts = (part.strip() for part in re.split(r"[;|]", text))
+    return tuple(_count(part) for part in parts if part)
+
+
+def _count(part: str) -> tuple[str, int]:
+    found = _COUNT.fullmatch(part)
+    if found is None:
+        raise ValueError(f"column {COUNTS_COLUMN!r}: expected class:number, like dog:2;car:1, got {part[:40]!r}")
+    name, number = found[1].strip(), found[2]
+    if _NUMBER.fullmatch(number) is None:
+        raise ValueError(
+            f"column {COUNTS_COLUMN!r}: expected a whole number of 1 or more after {name!r}, got {number[:40]!r}; "
+            "leave out classes that were not counted"
+        )
+    return name, int(number)
+
+
+def counts_of_tags(counts: ObjectCounts, tags: Sequence[str], where: str, on_fault: OnFault) -> ObjectCounts:
+    """The counts of a photo's tags, each once; any other count is a fault."""
+    kept: dict[str, int] = {}
+    for name, number in counts:
+        if name not in tags:
+            problem = f"{name!r} is counted and not tagged; tag it, or remove its count"
+        elif kept.get(name, number) != number:
+            problem = f"{name!r} is counted twice, as {kept[name]} and {number}; keep one"
+        else:
+            kept[name] = number
+            continue
+        on_fault(Fault("bad row", Path(where).name, f"{where}: {COUNTS_COLUMN}: {problem}"))
+    return tuple(kept.items())
+
+
+# ---------------------------------------------------------------- files and folders
 
 
 def photos_folder(given: Path | None, places: Sequence[Path], names: Iterable[str], where: Path) -> Path:
-    """The folder given, else the first of some places that holds one of the first photos named."""
+    """The given folder, else the first of some places that contains one of the first photos named."""
     if given is not None:
         if not given.is_dir():
             raise UserError(f"{given}: no such folder; expected the photos of {where}")
         return given
-    tried = list(islice(names, _LOOKED_AT))
+    tried = list(islice(names, _PROBED))
     for place in places:
         if not tried or any(
-            is_regular_file(place / file) for name in tried if (file := below(place, name)) is not None
+            is_regular_file(place / file) for name in tried if (file := path_below(place, name)) is not None
         ):
             return place
     looked = f"{', '.join(map(str, places[:-1]))} and {places[-1]}" if len(places) > 1 else str(places[0])
     raise UserError(printable(f"{where}: no photo {tried[0]} in {looked}; name the photos folder with --photos"))
 
 
+def path_below(folder: Path, name: str) -> str | None:
+    """The path of a file relative to a folder, or None if the name leads out of it.
+
+    Links are not followed: a folder of links to photos elsewhere is fine, a name with too many ``..`` is not.
+    """
+    root = os.path.normpath(folder.absolute())
+    whole = os.path.normpath(os.path.join(root, name.replace("\\", "/")))  # noqa: PTH118 - lexical, links unresolved
+    inside = os.path.join(root, "")  # noqa: PTH118
+    return Path(whole[len(inside) :]).as_posix() if whole.startswith(inside) else None
+
+
+def outside_message(name: str, folder: Path) -> str:
+    """The second half of the error about a name that leads out of a folder."""
+    return f"{name} is outside the photos folder {folder}; expected a file in it, or name another with --photos"
+
+
 def is_regular_file(path: Path) -> bool:
-    """Whether a file is there; a name no file can have (too long, with a NUL) is not."""
+    """Whether a file exists; False for names that no file can have (too long, with a NUL)."""
     try:
         return path.is_file()
     except (OSError, ValueError):
         return False
 
 
-# ---------------------------------------------------------------- classes
+# ---------------------------------------------------------------- class names
 
 
-def unique(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Class names, each of them once."""
+def unique_classes(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Class names, checked for duplicates."""
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
         raise UserError(f"{where}: {twice!r} is listed twice; name every class once")
     return tuple(names)
 
 
-def chosen(known: Sequence[str], wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
-    """The wanted classes, each of which must be among the known; all where none are named."""
+def select_classes(known: Sequence[str], wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """The wanted classes, each of which must be known; all known ones if none are named."""
     if wanted is None:
         return tuple(known)
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {some(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {shortlist(known)}"
             raise UserError(printable(f"{where}: no class {name!r}; {hint}"))
-    return unique(wanted, f"{where}: classes")
+    return unique_classes(wanted, f"{where}: classes")
 
 
-def some(names: Sequence[str], most: int = 20) -> str:
-    """Names in a message, the first of many."""
+def shortlist(names: Sequence[str], most: int = 20) -> str:
+    """The first names of a list and the number of the rest, for messages."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"

@@ -1,31 +1,57 @@
-"""Pascal VOC folders: true boxes for evaluation, never for training. What training may see is in ``voc_tags``."""
+"""True objects of Pascal VOC folders, for evaluation only, and the VOC export of detections.
 
-from __future__ import annotations
+Training reads tags through ``voc_tags``. VOC counts pixels from 1 and includes the last; tag2box counts from 0 and
+excludes it.
+"""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
 
-from tag2box.annotations import Objects, Truth
+from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.data.images import photo_size
 from tag2box.errors import UserError
-from tag2box.formats.listing import Fault, OnFault, refuse
-from tag2box.formats.voc_tags import (
-    annotation_path,
-    each_object,
-    photos_by_id,
-    read_annotation,
-    refuse_bare,
-    voc_classes,
-    voc_ids,
-    voc_root,
-    xml_number,
-)
+from tag2box.formats import voc_tags
+from tag2box.formats.export import safe_file_name
+from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse
+from tag2box.io import write_text
 
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML 1.0 excludes
 _Box = tuple[float, float, float, float]
+
+
+class Voc:
+    """A folder in the layout of Pascal VOC's devkit."""
+
+    what = "a VOC folder"
+    has_tags = True
+    names_splits = True
+
+    def recognises(self, path: Path) -> bool:
+        """Folders with a folder Annotations, or with JPEGImages and ImageSets."""
+        return voc_tags.is_voc(path)
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos of a split; default: all."""
+        return voc_tags.list_voc_photos(source, on_fault)
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos of a split, tagged with the classes of their objects."""
+        return voc_tags.list_voc(source, on_fault)
+
+    def has_boxes(self, source: DataSource) -> bool:
+        """Whether any image of the split is annotated; those of VOC's public test sets are not."""
+        return voc_tags.voc_is_annotated(source)
+
+    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+        """The objects of a split."""
+        return read_voc_truth(
+            source.path, split=source.split, classes=source.classes, photos=source.photos, on_fault=on_fault
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,45 +73,45 @@ def read_voc_truth(
     split: str | None,
     classes: Sequence[str] | None = None,
     photos: Path | None = None,
-    complain: OnFault = refuse,
+    on_fault: OnFault = refuse,
 ) -> Truth:
     """True objects of one split of a VOC folder; boxes become 0-based with exclusive right and bottom edges.
 
-    Classes are those given, else those of ``classes.txt``, else those the split's XML files name, sorted.
-    Objects of other classes are left out. Coordinates are kept in double precision, as official evaluators do.
+    Default classes: those of ``classes.txt``, else those named in the XML files of the split, sorted. Objects of other
+    classes are left out. Coordinates are kept in double precision, as in official evaluators.
     """
-    root = voc_root(folder)
-    ids = voc_ids(root, split, complain)
-    refuse_bare(root, ids, split)
+    root = voc_tags.voc_root(folder)
+    ids = voc_tags.voc_ids(root, split, on_fault)
+    voc_tags.refuse_bare(root, ids, split)
     at = photos or root / "JPEGImages"
-    files = photos_by_id(at)
+    files = voc_tags.photos_by_id(at)
     read = {
         name: annotation
         for name in ids
-        if (annotation := _read(root, name, at / files[name] if name in files else None, complain)) is not None
+        if (annotation := _read(root, name, at / files[name] if name in files else None, on_fault)) is not None
     }
-    names = voc_classes(root, classes, {o.name for annotation in read.values() for o in annotation.objects})
+    names = voc_tags.voc_classes(root, classes, {o.name for annotation in read.values() for o in annotation.objects})
     index = {name: position for position, name in enumerate(names)}
     objects = tuple(_to_objects(annotation, index) for annotation in read.values())
     return Truth(names, tuple(read), tuple(annotation.size for annotation in read.values()), objects)
 
 
-def _read(root: Path, image_id: str, photo: Path | None, complain: OnFault) -> _Annotation | None:
-    """Size and objects of an image, or None after a complaint."""
-    path = annotation_path(root, image_id)
-    tree = read_annotation(root, image_id, complain)
+def _read(root: Path, image_id: str, photo: Path | None, on_fault: OnFault) -> _Annotation | None:
+    """Size and objects of an image, or None after a fault."""
+    path = voc_tags.annotation_path(root, image_id)
+    tree = voc_tags.read_annotation(root, image_id, on_fault)
     if tree is None:
         return None
     objects = []
-    for found in each_object(tree, path, complain):
+    for found in voc_tags.each_object(tree, path, on_fault):
         try:
-            objects.append(_Object(found.mention.name, _read_box(found.node, found.where), found.mention.difficult))
+            objects.append(_Object(found.named.name, _read_box(found.node, found.where), found.named.difficult))
         except UserError as error:
-            complain(Fault("bad box", image_id, str(error)))
+            on_fault(Fault("bad box", image_id, str(error)))
     try:
         return _Annotation(_read_size(path, tree, photo), tuple(objects))
     except UserError as error:
-        complain(Fault("bad row", image_id, str(error)))
+        on_fault(Fault("bad row", image_id, str(error)))
         return None
 
 
@@ -93,19 +119,19 @@ def _read_box(node: ElementTree.Element, where: str) -> _Box:
     corners = node.find("bndbox")
     if corners is None:
         raise UserError(f"{where}, field bndbox: missing; expected xmin, ymin, xmax and ymax")
-    x1, y1, x2, y2 = (xml_number(corners, field, where) for field in ("xmin", "ymin", "xmax", "ymax"))
+    x1, y1, x2, y2 = (voc_tags.xml_number(corners, field, where) for field in ("xmin", "ymin", "xmax", "ymax"))
     if x2 < x1 or y2 < y1:
         raise UserError(
             f"{where}, field bndbox: expected xmin <= xmax and ymin <= ymax, got {x1:g} {y1:g} {x2:g} {y2:g}"
         )
-    return x1 - 1, y1 - 1, x2, y2  # XML counts pixels from 1 and includes the last; we count from 0 and exclude it
+    return x1 - 1, y1 - 1, x2, y2
 
 
 def _read_size(path: Path, tree: ElementTree.Element, photo: Path | None) -> tuple[int, int]:
-    """Width and height from the XML, or from the photo itself where a tool left them out or wrote zeros."""
+    """Width and height from the XML, or from the photo itself if they are missing or zero."""
     node = tree.find("size")
     if node is not None:
-        width, height = (xml_number(node, field, f"{path}: size") for field in ("width", "height"))
+        width, height = (voc_tags.xml_number(node, field, f"{path}: size") for field in ("width", "height"))
         if width >= 1 and height >= 1:
             return int(width), int(height)
     if photo is None:
@@ -123,3 +149,62 @@ def _to_objects(annotation: _Annotation, index: dict[str, int]) -> Objects:
         difficult=torch.tensor([o.difficult for o in kept], dtype=torch.bool),
         crowd=torch.zeros(len(kept), dtype=torch.bool),
     )
+
+
+# ---------------------------------------------------------------- export
+
+
+class VocExport:
+    """A VOC folder of detections: Annotations/*.xml, ImageSets/Main/default.txt and classes.txt.
+
+    Coordinates are whole pixels within the photo, counted from 1, the last included. A box that reaches the edge of its
+    photo is marked truncated.
+    """
+
+    what = "a VOC folder"
+    is_folder = True
+    all_scores = False
+
+    def __call__(
+        self, out: Path, photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections]
+    ) -> None:
+        """Write one XML file per photo, the image list and the classes."""
+        for name in classes:
+            if not name or name != " ".join(name.split()) or _NOT_XML.search(name):
+                raise UserError(f"class {name!r}: VOC takes printable names with single spaces; rename the class")
+        ids = ["/".join(safe_file_name(part) for part in photo.id.split("/")) for photo in photos]
+        for name, photo in zip(ids, photos, strict=True):
+            tree = _annotation_tree(photo, classes, detections.get(photo.id, Detections.empty()))
+            ElementTree.indent(tree)
+            text = ElementTree.tostring(tree, encoding="unicode")
+            write_text(voc_tags.annotation_path(out, name), f"{text}\n")
+        write_text(out / "ImageSets" / "Main" / "default.txt", "".join(f"{name}\n" for name in ids))
+        write_text(out / "classes.txt", "".join(f"{name}\n" for name in classes))
+
+
+def _annotation_tree(photo: Photo, classes: Sequence[str], found: Detections) -> ElementTree.Element:
+    tree = ElementTree.Element("annotation")
+    for field, text in (("folder", photo.path.parent.name), ("filename", photo.path.name)):
+        ElementTree.SubElement(tree, field).text = _NOT_XML.sub("\ufffd", text)
+    _add_fields(ElementTree.SubElement(tree, "source"), {"database": "tag2box"})
+    _add_fields(ElementTree.SubElement(tree, "size"), {"width": photo.width, "height": photo.height, "depth": 3})
+    _add_fields(tree, {"segmented": 0})
+    for box, label in zip(found.boxes.double().tolist(), found.labels.tolist(), strict=True):
+        x1, y1, x2, y2 = _voc_box(box, (photo.width, photo.height))
+        is_cut = x1 == 1 or y1 == 1 or x2 == photo.width or y2 == photo.height
+        node = ElementTree.SubElement(tree, "object")
+        _add_fields(node, {"name": classes[label], "pose": "Unspecified", "truncated": int(is_cut), "difficult": 0})
+        _add_fields(ElementTree.SubElement(node, "bndbox"), {"xmin": x1, "ymin": y1, "xmax": x2, "ymax": y2})
+    return tree
+
+
+def _voc_box(box: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:
+    """Whole 1-based inclusive pixels, at least one, within the photo."""
+    first = [min(max(round(edge) + 1, 1), side) for edge, side in zip(box[:2], size, strict=True)]
+    last = [min(max(round(edge), low), side) for edge, low, side in zip(box[2:], first, size, strict=True)]
+    return (*first, *last)
+
+
+def _add_fields(node: ElementTree.Element, fields: Mapping[str, str | int]) -> None:
+    for name, value in fields.items():
+        ElementTree.SubElement(node, name).text = str(value)

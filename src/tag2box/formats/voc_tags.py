@@ -1,6 +1,4 @@
-"""VOC annotation files, as far as tags go: the names of the objects, and which are marked difficult. No boxes here."""
-
-from __future__ import annotations
+"""Tags of Pascal VOC folders: image lists, and the names and difficult flags of objects. Boxes are not parsed here."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,45 +7,36 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tag2box.data.images import SUFFIXES
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
+from tag2box.formats import listing as listings
+from tag2box.formats.datasets import ALL
 from tag2box.formats.folders import photo_files
-from tag2box.formats.listing import (
-    DataSource,
-    Fault,
-    Listing,
-    OnFault,
-    PhotoEntry,
-    below,
-    is_regular_file,
-    photos_folder,
-    printable,
-    refuse,
-    unique,
-)
+from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, PhotoEntry, refuse
 from tag2box.io import read_lines
 
-_LARGEST = 1e9  # no coordinate is larger; beyond, arithmetic on them loses pixels and at last overflows
+_LARGEST = 1e9  # of a coordinate; arithmetic on larger ones loses pixels and finally overflows
+_FLAGS = {"-1", "0", "1"}  # the second column of VOC's per-class lists
 
 
 @dataclass(frozen=True, slots=True)
-class Mention:
-    """An object that an annotation names."""
+class NamedObject:
+    """Class and difficult flag of an annotated object."""
 
     name: str
     difficult: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """An object, the XML it was read from, and its place for messages."""
+class ObjectNode:
+    """An object, its XML node, and its place for messages."""
 
-    mention: Mention
+    named: NamedObject
     node: ElementTree.Element
     where: str
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Entities can make a gigabyte of a line, or fetch files; only a DOCTYPE can define them."""
+    """Refuses a DOCTYPE: only there can entities be defined, which may expand to gigabytes or fetch files."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         """Called at the declaration, before any entity in it is read."""
@@ -55,7 +44,7 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
 
 def read_xml(path: Path, what: str) -> ElementTree.Element:
-    """The root of an XML file; ``what`` says in the error what was expected."""
+    """The root of an XML file; error messages say that ``what`` was expected."""
     try:
         return ElementTree.parse(path, ElementTree.XMLParser(target=_NoDoctype())).getroot()
     except FileNotFoundError:
@@ -64,43 +53,43 @@ def read_xml(path: Path, what: str) -> ElementTree.Element:
         raise UserError(f"{path}: not readable as XML ({printable(str(error))}); expected a VOC annotation") from None
 
 
-def read_annotation(root: Path, image_id: str, complain: OnFault) -> ElementTree.Element | None:
-    """The annotation of an image, or None after a complaint."""
+def read_annotation(root: Path, image_id: str, on_fault: OnFault) -> ElementTree.Element | None:
+    """The annotation of an image, or None after a fault."""
     path = annotation_path(root, image_id)
     try:
         return read_xml(path, f"the annotation of image {image_id} of the split")
     except UserError as error:
-        complain(Fault("unreadable annotation" if path.exists() else "missing annotation", image_id, str(error)))
+        on_fault(Fault("unreadable annotation" if path.exists() else "missing annotation", image_id, str(error)))
         return None
 
 
 def annotation_path(root: Path, image_id: str) -> Path:
-    """Where the annotation of an image is to be."""
+    """The path of an image's annotation."""
     return root / "Annotations" / f"{image_id}.xml"
 
 
-def each_object(tree: ElementTree.Element, path: Path, complain: OnFault) -> Iterator[Named]:
-    """The objects of an annotation, in order; one without a name is left out after a complaint."""
+def each_object(tree: ElementTree.Element, path: Path, on_fault: OnFault) -> Iterator[ObjectNode]:
+    """The objects of an annotation, in order; one without a name is a fault and is skipped."""
     for count, node in enumerate(tree.findall("object"), start=1):
         try:
-            mention = _mention(node, f"{path}: object {count}")
+            named = _named(node, f"{path}: object {count}")
         except UserError as error:
-            complain(Fault("bad row", path.stem, str(error)))
+            on_fault(Fault("bad row", path.stem, str(error)))
         else:
-            yield Named(mention, node, f"{path}: object {count} ({mention.name})")
+            yield ObjectNode(named, node, f"{path}: object {count} ({named.name})")
 
 
-def _mention(node: ElementTree.Element, where: str) -> Mention:
+def _named(node: ElementTree.Element, where: str) -> NamedObject:
     """The class of an object, and whether it is difficult."""
     name = " ".join((node.findtext("name") or "").split())
     if not name:
         raise UserError(f"{where}, field name: expected a class name, found none; add it")
     difficult = node.find("difficult") is not None and xml_number(node, "difficult", f"{where} ({name})") != 0
-    return Mention(name, difficult)
+    return NamedObject(name, difficult)
 
 
 def xml_number(node: ElementTree.Element, field: str, where: str) -> float:
-    """A number in a field of its own."""
+    """The number in a child element."""
     text = node.findtext(field)
     if text is None:
         raise UserError(f"{where}, field {field}: missing; expected a number")
@@ -113,19 +102,16 @@ def xml_number(node: ElementTree.Element, field: str, where: str) -> float:
     return value
 
 
-ALL = "all"
-"""The split that every folder has: all its annotated images."""
-
-_FLAGS = {"-1", "0", "1"}  # the second column of VOC's per-class lists
+# ---------------------------------------------------------------- folders
 
 
 def is_voc(folder: Path) -> bool:
-    """Whether a folder is a VOC folder, or holds one or several (VOCdevkit)."""
+    """Whether a folder is a VOC folder, or contains one or several (VOCdevkit)."""
     return folder.is_dir() and bool(_roots(folder))
 
 
 def voc_root(folder: Path) -> Path:
-    """The folder that holds ``Annotations``: the one named, or the only one inside it that does (VOCdevkit/VOC2007)."""
+    """The folder with ``Annotations``: the given one, or the only such folder inside it (VOCdevkit/VOC2007)."""
     roots = _roots(folder) if folder.is_dir() else []
     if len(roots) == 1:
         return roots[0]
@@ -140,7 +126,7 @@ def _roots(folder: Path) -> list[Path]:
 
 
 def _is_root(folder: Path) -> bool:
-    # Names are compared as spelled: where a file system ignores case, COCO's `annotations` would pass for VOC's.
+    # Names are compared as spelled: if the file system ignores case, COCO's `annotations` would pass for VOC's.
     names = {path.name for path in folder.iterdir() if path.is_dir()}
     return "Annotations" in names or {"JPEGImages", "ImageSets"} <= names
 
@@ -148,40 +134,40 @@ def _is_root(folder: Path) -> bool:
 # ---------------------------------------------------------------- image lists
 
 
-def read_voc_split(root: Path, split: str, complain: OnFault = refuse) -> tuple[str, ...]:
+def read_voc_split(root: Path, split: str, on_fault: OnFault = refuse) -> tuple[str, ...]:
     """Image ids of ``ImageSets/Main/SPLIT.txt``, or of a text file of that name, in the file's order."""
     path = root / "ImageSets" / "Main" / f"{split}.txt"
-    if not is_regular_file(path):
+    if not listings.is_regular_file(path):
         known = ", ".join([*_splits(root), ALL])
-        if not is_regular_file(Path(split)):
+        if not listings.is_regular_file(Path(split)):
             raise UserError(f"{path}: no such split; splits found here: {known}")
         path = Path(split)
     ids: dict[str, int] = {}
     for number, line in read_lines(path, "a list of image ids").items():
         image_id = _image_id(root, line)
         where = f"{path}: line {number}"
-        if below(root, f"Annotations/{image_id}") != f"Annotations/{image_id}":
-            complain(Fault("outside the folder", line, f"{where}: {line} is no image of {root}; expected an id"))
+        if listings.path_below(root, f"Annotations/{image_id}") != f"Annotations/{image_id}":
+            on_fault(Fault("outside the folder", line, f"{where}: {line} is no image of {root}; expected an id"))
         elif image_id in ids:
             again = f"{where}: image {image_id} is already on line {ids[image_id]}; remove one"
-            complain(Fault("listed twice", image_id, again))
+            on_fault(Fault("listed twice", image_id, again))
         else:
             ids[image_id] = number
     return tuple(ids)
 
 
-def voc_ids(root: Path, split: str | None, complain: OnFault = refuse) -> tuple[str, ...]:
-    """Image ids of a split; without one, those of the only list there is, or of all images where there is none."""
+def voc_ids(root: Path, split: str | None, on_fault: OnFault = refuse) -> tuple[str, ...]:
+    """Image ids of a split; default: those of the only image list, or of all images if there is no list."""
     lists = _splits(root)
     if split is None and len(lists) > 1:
         raise UserError(f"{root}: has several image lists; name one with --split: {', '.join([*lists, ALL])}")
     if (split == ALL and ALL not in lists) or (split is None and not lists):
         return all_ids(root)
-    return read_voc_split(root, lists[0] if split is None else split, complain)
+    return read_voc_split(root, lists[0] if split is None else split, on_fault)
 
 
 def all_ids(root: Path) -> tuple[str, ...]:
-    """Ids of all annotated images, sorted; of all photos, where no image is annotated."""
+    """Ids of all annotated images, sorted; of all photos if no image is annotated."""
     folder = root / "Annotations"
     annotated = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.xml"))
     return tuple(annotated or sorted(photos_by_id(root / "JPEGImages")))
@@ -194,7 +180,7 @@ def _splits(root: Path) -> list[str]:
 
 
 def _image_id(root: Path, line: str) -> str:
-    """The id of a line, without the -1/0/1 of per-class lists and without a photo's suffix; ids may hold spaces."""
+    """The id on a line, without the -1/0/1 of per-class lists and the suffix of a photo; ids may contain spaces."""
     if annotation_path(root, line).exists():
         return line
     parts = line.rsplit(maxsplit=1)
@@ -203,7 +189,7 @@ def _image_id(root: Path, line: str) -> str:
     return name.with_suffix("").as_posix() if name.suffix.lower() in SUFFIXES else bare
 
 
-# ---------------------------------------------------------------- photos, classes, tags
+# ---------------------------------------------------------------- photos and tags
 
 
 def photos_by_id(folder: Path) -> dict[str, str]:
@@ -214,44 +200,44 @@ def photos_by_id(folder: Path) -> dict[str, str]:
 def voc_classes(root: Path, given: Sequence[str] | None, seen: set[str]) -> tuple[str, ...]:
     """Classes given, else those of ``classes.txt``, else those seen, sorted."""
     if given is not None:
-        return unique(given, f"{root}: classes")
+        return listings.unique_classes(given, f"{root}: classes")
     path = root / "classes.txt"
     listed = tuple(read_lines(path, "a list of class names").values()) if path.exists() else ()
-    return unique(listed, str(path)) or tuple(sorted(seen))
+    return listings.unique_classes(listed, str(path)) or tuple(sorted(seen))
 
 
-def list_voc(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The images of a split, tagged with the classes of their objects; objects of other classes are passed over.
+def list_voc(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The images of a split, tagged with the classes of their objects; objects of other classes are skipped.
 
-    A class seen in difficult objects only is unsure, as in VOC's per-class lists (label 0).
+    A class of difficult objects only is unsure, as in VOC's per-class lists (label 0).
     """
     root = voc_root(source.path)
-    ids = voc_ids(root, source.split, complain)
+    ids = voc_ids(root, source.split, on_fault)
     refuse_bare(root, ids, source.split)
-    mentions = {name: found for name in ids if (found := _mentions(root, name, complain)) is not None}
-    classes = voc_classes(root, source.classes, {m.name for found in mentions.values() for m in found})
-    folder, files = _photos(root, source, tuple(mentions))
+    objects = {name: found for name in ids if (found := _objects(root, name, on_fault)) is not None}
+    classes = voc_classes(root, source.classes, {o.name for found in objects.values() for o in found})
+    folder, files = _photos(root, source, tuple(objects))
     entries = []
-    for name, found in mentions.items():
-        tags = {m.name for m in found if not m.difficult}
-        unsure = {m.name for m in found} - tags
+    for name, found in objects.items():
+        tags = {o.name for o in found if not o.difficult}
+        unsure = {o.name for o in found} - tags
         where = str(annotation_path(root, name))
         entries.append(PhotoEntry(name, files[name], _kept(classes, tags), _kept(classes, unsure), where))
     return Listing(folder, classes, tuple(entries))
 
 
-def list_voc_photos(source: DataSource, complain: OnFault = refuse) -> Listing:
-    """The images of a split, or of all photos where none is named, without tags: annotations are not read."""
+def list_voc_photos(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+    """The images of a split (default: all photos), without tags: annotations are not read."""
     root = voc_root(source.path)
     anything = source.split is None or (source.split == ALL and ALL not in _splits(root))
-    ids = tuple(sorted(photos_by_id(_folder(root, source)))) if anything else voc_ids(root, source.split, complain)
+    ids = tuple(sorted(photos_by_id(_folder(root, source)))) if anything else voc_ids(root, source.split, on_fault)
     folder, files = _photos(root, source, ids)
     where = str(root) if anything else f"{root}: split {source.split}"
     return Listing(folder, (), tuple(PhotoEntry(name, files[name], (), (), where) for name in ids))
 
 
 def refuse_bare(root: Path, ids: Sequence[str], split: str | None) -> None:
-    """A split none of whose images is annotated gives neither tags nor boxes."""
+    """Raise a ``UserError`` if no image of a split is annotated."""
     if ids and not any(annotation_path(root, name).exists() for name in ids):
         raise UserError(
             f"{annotation_path(root, ids[0])}: no such file; no image {f'of {split} ' if split else ''}is annotated, "
@@ -260,25 +246,25 @@ def refuse_bare(root: Path, ids: Sequence[str], split: str | None) -> None:
 
 
 def voc_is_annotated(source: DataSource) -> bool:
-    """Whether any image of the split has an annotation; without a split, whether there is any at all."""
+    """Whether any image of the split (default: of the folder) has an annotation."""
     root = voc_root(source.path)
     ids = all_ids(root) if source.split is None else voc_ids(root, source.split, lambda _: None)
     return any(annotation_path(root, name).exists() for name in ids)
 
 
-def _mentions(root: Path, image_id: str, complain: OnFault) -> tuple[Mention, ...] | None:
-    tree = read_annotation(root, image_id, complain)
+def _objects(root: Path, image_id: str, on_fault: OnFault) -> tuple[NamedObject, ...] | None:
+    tree = read_annotation(root, image_id, on_fault)
     if tree is None:
         return None
-    return tuple(found.mention for found in each_object(tree, annotation_path(root, image_id), complain))
+    return tuple(found.named for found in each_object(tree, annotation_path(root, image_id), on_fault))
 
 
 def _folder(root: Path, source: DataSource) -> Path:
-    return photos_folder(source.photos, [root / "JPEGImages"], (), root)
+    return listings.photos_folder(source.photos, [root / "JPEGImages"], (), root)
 
 
 def _photos(root: Path, source: DataSource, ids: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """The photos folder and each image's file in it, of whatever suffix; where there is none, the usual name."""
+    """The photos folder and each image's file in it, of any suffix; the usual name if there is none."""
     folder = _folder(root, source)
     known = photos_by_id(folder)
     return folder, {name: known.get(name, f"{name}.jpg") for name in ids}

@@ -1,6 +1,4 @@
-"""Coupled MIL heads: what the second must not see, and which of both top boxes is kept (C-MIDN, Gao et al. 2019)."""
-
-from __future__ import annotations
+"""C-MIDN, coupled MIL detection networks (Gao et al., 2019): a second MIL head without the proposals of the first."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -11,28 +9,26 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.errors import UserError
-from tag2box.methods.base import MilResult, TagLoss
 from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.methods.protocols import MilResult, TagLoss
 from tag2box.methods.slv import cells_of, likelihood_map
-from tag2box.ops.boxes import containment, iou
-from tag2box.ops.mil import mil_scores
-from tag2box.ops.refine import assign
+from tag2box.ops import assign, containment, iou, mil_scores
 from tag2box.types import BatchMeta, LabelerInput, Labeling, PseudoBoxes, Requirements, StageScores
 
 
 def class_mask(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, cell: float, threshold: float
 ) -> Bool[Tensor, "h w"]:
-    """Where a photo shows a class: cells whose likelihood, voted for by scored boxes, reaches the threshold.
+    """Mask of a class: cells whose likelihood, the sum of the scores of the boxes over them, reaches the threshold.
 
-    It stands in for the paper's segmentation head.
+    It replaces the segmentation network of the paper.
     """
     likelihood = likelihood_map(boxes, scores, cell)
     return (likelihood >= threshold) & (likelihood > 0)
 
 
 def cells_inside(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
-    """Cells of the mask in each box, from a table of running sums; boxes end at the grid's border."""
+    """Number of mask cells in each box, from an integral image; boxes are clipped at the grid's border."""
     height, width = mask.shape
     sums = torch.zeros(height + 1, width + 1, dtype=torch.long, device=mask.device)
     sums[1:, 1:] = mask.long().cumsum(dim=0).cumsum(dim=1)
@@ -42,12 +38,12 @@ def cells_inside(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: f
 
 
 def coverage(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
-    """Share of the mask that lies in each box; zero of an empty mask."""
+    """Fraction of the mask that lies in each box; zero for an empty mask."""
     return cells_inside(mask, boxes, cell) / mask.sum().clamp(min=1)
 
 
 def mask_fit(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
-    """Intersection over union of each box with the mask, counted in cells: high for a box that is large and tight."""
+    """Intersection over union of each box with the mask, in cells: high for a box that is large and tight."""
     shared = cells_inside(mask, boxes, cell)
     left, top, right, bottom = cells_of(boxes, cell).unbind(dim=1)
     union = (right - left) * (bottom - top) + mask.sum() - shared
@@ -57,10 +53,10 @@ def mask_fit(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float
 def is_removed(
     boxes: Float[Tensor, "P 4"], top: int, covered: Float[Tensor, " P"], *, iou_threshold: float, enough: float
 ) -> Bool[Tensor, " P"]:
-    """Which proposals the second head does not see for a class.
+    """Which proposals are removed from the second head for a class.
 
-    Those that overlap the first head's top box by more than the threshold, but for those that cover enough of the
-    class's mask. None, where nothing else would be left.
+    Those with an IoU above the threshold to the first head's top box, except those that cover enough of the class
+    mask. None if no proposal would be left.
     """
     near = iou(boxes, boxes[top : top + 1]).squeeze(1) > iou_threshold
     removed = near & (covered < enough)
@@ -70,9 +66,9 @@ def is_removed(
 def kept_of_two(
     boxes: Float[Tensor, "2 4"], mask: Bool[Tensor, "h w"], *, apart: float, cell: float
 ) -> Bool[Tensor, " 2"]:
-    """Which of both heads' top boxes are objects: both where they lie apart, else the one that fits the mask better.
+    """Which of both heads' top boxes become pseudo boxes: both if they lie apart, else the better fit to the mask.
 
-    Equals keep the first.
+    On ties the first is kept.
     """
     if containment(boxes[:1], boxes[1:]).item() <= apart:
         return torch.ones(2, dtype=torch.bool, device=boxes.device)
@@ -82,17 +78,29 @@ def kept_of_two(
 
 @dataclass(frozen=True, kw_only=True)
 class CMidn(TagLoss):
-    """Two heads learn the tags; the second is not shown what overlaps the first one's top box of a tagged class."""
+    """Two MIL heads; proposals that overlap the top box of the first are removed from the second, per tagged class.
+
+    Yan Gao, Boxiao Liu, Nan Guo, Xiaochun Ye, Fang Wan, Haihang You and Dongrui Fan: C-MIDN: Coupled Multiple Instance
+    Detection Network with Segmentation Guidance for Weakly Supervised Object Detection, ICCV 2019.
+    https://openaccess.thecvf.com/content_ICCV_2019/papers/Gao_C-MIDN_Coupled_Multiple_Instance_Detection_Network_With_Segmentation_Guidance_for_ICCV_2019_paper.pdf
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(mil=CMidn(), labeler=CMidnLabeler()))
+        >>> config.criterion.requirements.mil_heads
+        2
+    """
 
     kind: Literal["c_midn"] = "c_midn"
     removed_iou: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Proposals that overlap the first head's top box by more are taken from the second head."""
+    """Proposals with a higher IoU to the first head's top box are removed from the second head."""
     covered: Annotated[float, Field(ge=0)] = 0.8
-    """But for those that hold so much of the class's mask; above 1 there are none."""
+    """Except those that cover this fraction of the class mask; above 1 there is no exception."""
     mask: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """A place belongs to the class's mask where its likelihood is so high; its best place has 1."""
+    """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
-    """Side of the mask's cells in pixels of the resized photo."""
+    """Side of the mask's cells, in pixels of the resized photo."""
 
     @property
     def requirements(self) -> Requirements:
@@ -100,7 +108,7 @@ class CMidn(TagLoss):
         return Requirements(mil_heads=2)
 
     def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
-        """X of both heads, and the sum of their losses."""
+        """Proposal scores of both heads, and the sum of their losses."""
         if len(scores.mil_more) != 2:
             raise UserError("heads.mil_heads: criterion.mil.kind c_midn reads two MIL heads; --set heads.mil_heads=2")
         sizes, (cls, det) = meta.proposals.sizes, scores.mil_more
@@ -109,7 +117,7 @@ class CMidn(TagLoss):
         return MilResult(first, self.tag_loss(first, meta) + self.tag_loss(second, meta), second)
 
     def removed(self, first: Float[Tensor, "R c"], meta: BatchMeta) -> Bool[Tensor, "R c"]:
-        """What the second head does not see, by class."""
+        """Mask of the proposals that are removed from the second head, per class."""
         removed = torch.zeros_like(first, dtype=torch.bool)
         for span, tags in zip(meta.proposals.spans(), meta.tags, strict=True):
             inside = slice(span.start, span.stop)
@@ -126,17 +134,29 @@ class CMidn(TagLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class CMidnLabeler:
-    """Stage 1 learns from the top proposals of both MIL heads, later stages from the top of the stage before."""
+    """Labeler of C-MIDN: stage 1 uses the top proposals of both MIL heads, later stages those of the stage before.
+
+    Yan Gao, Boxiao Liu, Nan Guo, Xiaochun Ye, Fang Wan, Haihang You and Dongrui Fan: C-MIDN: Coupled Multiple Instance
+    Detection Network with Segmentation Guidance for Weakly Supervised Object Detection, ICCV 2019.
+    https://openaccess.thecvf.com/content_ICCV_2019/papers/Gao_C-MIDN_Coupled_Multiple_Instance_Detection_Network_With_Segmentation_Guidance_for_ICCV_2019_paper.pdf
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=CMidnLabeler(apart=0.2)))
+        >>> config.criterion.labeler.cell
+        8.0
+    """
 
     kind: Literal["c_midn"] = "c_midn"
     apart: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Both are objects where no more than this share of the smaller lies in the other."""
+    """Both top proposals are kept if no more than this fraction of the smaller lies in the other."""
     mask: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """A place belongs to the class's mask where its likelihood is so high; its best place has 1."""
+    """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
-    """Side of the mask's cells in pixels of the resized photo."""
+    """Side of the mask's cells, in pixels of the resized photo."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed above this IoU; others are background."""
+    """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
 
     @property
     def requirements(self) -> Requirements:
@@ -144,19 +164,18 @@ class CMidnLabeler:
         return Requirements(mil_heads=2)
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         later = [argmax_pseudo_boxes(inputs, stage) for stage in range(1, len(inputs.probs))]
         pseudo_boxes, num_classes = [self.coupled(inputs), *later], inputs.tags.shape[1]
         return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
     def coupled(self, inputs: LabelerInput) -> PseudoBoxes:
-        """Seeds of stage 1; those of the first head alone where a MIL strategy has no second."""
+        """Pseudo boxes of stage 1; those of the first head if the MIL head strategy has no second."""
         first = argmax_pseudo_boxes(inputs, 0)
         if inputs.second is None:
             return first
-        second = argmax_pseudo_boxes(
-            replace(inputs, probs=(inputs.second,)), 0
-        )  # the same images and classes in the same order
+        # the same images and classes in the same order
+        second = argmax_pseudo_boxes(replace(inputs, probs=(inputs.second,)), 0)
         rows = torch.stack([first.rows, second.rows], dim=1)  # (pairs, 2)
         scores = torch.stack([first.score, second.score], dim=1)
         cls = first.cls[:, None].expand_as(rows)
@@ -165,7 +184,7 @@ class CMidnLabeler:
         return PseudoBoxes(rows[is_kept], cls[is_kept], scores[is_kept])
 
     def keep(self, inputs: LabelerInput, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
-        """Which of two top proposals of one class of one image are objects, by the mask that both heads vote for."""
+        """Which of two top proposals of one class of one image are kept, by the mask of both heads' scores."""
         assert inputs.second is not None
         span = next(span for span in inputs.proposals.spans() if int(pair[0]) in span)
         inside = slice(span.start, span.stop)

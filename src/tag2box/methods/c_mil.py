@@ -1,6 +1,4 @@
-"""Continuation MIL: boxes merged into subsets that fall apart as training goes on (C-MIL, Wan et al. 2019)."""
-
-from __future__ import annotations
+"""C-MIL, continuation MIL (Wan et al., 2019): proposals are scored in subsets that become smaller during training."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,23 +6,20 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.methods.base import MilResult, TagLoss
 from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.ops.boxes import iou, row_iou
-from tag2box.ops.mil import mil_scores
-from tag2box.ops.refine import assign
+from tag2box.methods.protocols import MilResult, TagLoss
+from tag2box.ops import assign, iou, mil_scores, row_iou
 from tag2box.types import BatchMeta, LabelerInput, Labeling, Proposals, PseudoLabels, Requirements, StageScores
 
 _BLOCK = 128  # boxes compared with all others at a time
 
 
 def continuation(fraction: float, steepness: float) -> float:
-    """lambda: 0 at the start of training, 1 at its end, a logarithm between them; a line where steepness is small.
+    """lambda: 0 at the start of training, 1 at its end, logarithmic in between; linear for a small steepness.
 
     ln((e + 0.01) / 0.01) / ln((E + 0.01) / 0.01) over E epochs has a steepness of 100 E.
     """
@@ -39,14 +34,18 @@ def greedy_subsets(
     top: int | None = None,
     window: int | None = None,
 ) -> Int[Tensor, " P"]:
-    """The subset of each box of a photo; subsets are numbered in the order of their first rows.
+    """Subset index of each box of a photo; subsets are numbered in the order of their first rows.
 
-    The best free box opens a subset; a lower-ranked free one joins where it overlaps all members by ``threshold`` at
-    least. At 0 all boxes are one subset; at 1 each is its own, copies of a box too.
+    The best free box starts a subset; a lower-ranked free box joins if its IoU with all members is at least
+    ``threshold``. At 0 all boxes are one subset; at 1 each is its own, even duplicates.
 
     Args:
-        top: only so many of the best boxes are merged; the others stay alone.
-        window: members are fewer than so many ranks below the box that opened their subset.
+        top: only this many of the best boxes are merged; the others stay alone.
+        window: members are fewer than this many ranks below the box that started their subset.
+
+    >>> boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 0.0, 13.0, 4.0], [1.0, 0.0, 5.0, 4.0]])
+    >>> greedy_subsets(boxes, torch.tensor([0.9, 0.8, 0.7]), threshold=0.5)
+    tensor([0, 1, 0])
     """
     first_row = list(range(len(boxes)))  # of the subset of each box
     if threshold < 1:
@@ -61,28 +60,28 @@ def greedy_subsets(
     return subsets.to(boxes.device)
 
 
-def _overlapping(boxes: Float[Tensor, "P 4"], threshold: float) -> NDArray[np.bool_]:
-    """Which pairs overlap by so much: a few rows at a time, which stay in the cache."""
+def _overlapping(boxes: Float[Tensor, "P 4"], threshold: float) -> Bool[np.ndarray, "P P"]:
+    """Which pairs have an IoU of at least the threshold; a few rows at a time, which stay in the CPU cache."""
     blocks = [iou(block, boxes) >= threshold for block in boxes.split(_BLOCK)]
     return torch.cat(blocks).cpu().numpy()
 
 
-def _cliques(joins: NDArray[np.bool_], window: int) -> list[list[int]]:
-    """Ranks that belong together: one joins where all members before it let it.
+def _cliques(joins: Bool[np.ndarray, "P P"], window: int) -> list[list[int]]:
+    """Greedy cliques of ranks: a rank joins if it overlaps all members before it.
 
-    Sets of ranks are the bits of an integer: a thousand ranks are asked at once.
+    Sets of ranks are the bits of an integer, so that a thousand ranks are tested at once.
     """
-    lets = [int.from_bytes(line.tobytes(), "little") for line in np.packbits(joins, axis=1, bitorder="little")]
-    free, found = (1 << len(lets)) - 1, []
+    overlaps = [int.from_bytes(line.tobytes(), "little") for line in np.packbits(joins, axis=1, bitorder="little")]
+    free, found = (1 << len(overlaps)) - 1, []
     while free:
         opener = _lowest(free)
         members, taken = [opener], 1 << opener
-        welcome = free & lets[opener] & ((1 << (opener + window)) - 1) & ~taken
-        while welcome:
-            rank = _lowest(welcome)
+        candidates = free & overlaps[opener] & ((1 << (opener + window)) - 1) & ~taken
+        while candidates:
+            rank = _lowest(candidates)
             members.append(rank)
             taken |= 1 << rank
-            welcome &= lets[rank] & ~taken
+            candidates &= overlaps[rank] & ~taken
         free &= ~taken
         found.append(members)
     return found
@@ -93,27 +92,28 @@ def _lowest(bits: int) -> int:
 
 
 def subset_sizes(subsets: Int[Tensor, " R"]) -> Int[Tensor, " S"]:
-    """Members of each subset."""
+    """Number of members of each subset."""
     return torch.bincount(subsets)
 
 
 def subset_means(x: Float[Tensor, "R c"], subsets: Int[Tensor, " R"]) -> Float[Tensor, "S c"]:
-    """The mean of the members of each subset."""
+    """Mean over the members of each subset."""
     sizes = subset_sizes(subsets)
     return x.new_zeros(len(sizes), x.shape[1]).index_add(0, subsets, x) / sizes[:, None]
 
 
-def shared_out(
+def member_scores(
     merged: Float[Tensor, "S c"],
     subsets: Int[Tensor, " R"],
     own: Float[Tensor, "R c"],
     to: Literal["best", "all"],
 ) -> Float[Tensor, "R c"]:
-    """Scores of subsets as scores of their members, which add up to them.
+    """Scores of subsets distributed to their members, so that the members' scores sum to them.
 
     Args:
-        own: what each proposal scores by itself.
-        to: the member that is the ``best`` by itself gets all of it, the first of equals; or ``all`` get the same part.
+        own: score of each proposal on its own.
+        to: ``best`` gives the whole score to the member with the highest own score, the first one on ties; ``all``
+            gives equal parts.
     """
     if to == "all":
         return merged[subsets] / subset_sizes(subsets)[subsets][:, None]
@@ -125,54 +125,67 @@ def shared_out(
     return merged[subsets] * (rows == first[subsets])
 
 
-def without_doubt(
+def drop_uncertain(
     labels: PseudoLabels, proposals: Proposals, num_classes: int, *, positive_iou: float, negative_iou: float
 ) -> PseudoLabels:
-    """Labels judged anew by two overlaps: a seed's class from ``positive_iou`` on, background below ``negative_iou``.
+    """Labels by two thresholds: the pseudo box's class from ``positive_iou`` on, background below ``negative_iou``.
 
-    What lies between them has no weight.
+    Proposals in between have weight zero.
     """
     overlap = row_iou(proposals.boxes, labels.boxes)
-    is_judged = labels.owner >= 0
-    is_positive, is_negative = is_judged & (overlap >= positive_iou), is_judged & (overlap < negative_iou)
+    is_assigned = labels.owner >= 0
+    is_positive, is_negative = is_assigned & (overlap >= positive_iou), is_assigned & (overlap < negative_iou)
     background = torch.full_like(labels.cls, num_classes)
-    seed_cls = labels.pseudo_boxes.cls[labels.owner[is_positive]]
-    cls = background.masked_scatter(is_positive, seed_cls)
+    positive_cls = labels.pseudo_boxes.cls[labels.owner[is_positive]]
+    cls = background.masked_scatter(is_positive, positive_cls)
     weight = torch.where(is_positive | is_negative, labels.weight, 0)
     return replace(labels, cls=cls, weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CMil(TagLoss):
-    """Overlapping boxes are judged as one: first all of a photo, in the end each by itself, as WSDDN does."""
+    """MIL head that scores overlapping proposals as one subset: all of a photo at first, each on its own at the end.
+
+    The end of training equals WSDDN.
+
+    Fang Wan, Chang Liu, Wei Ke, Xiangyang Ji, Jianbin Jiao and Qixiang Ye: C-MIL: Continuation Multiple Instance
+    Learning for Weakly Supervised Object Detection, CVPR 2019. https://arxiv.org/abs/1904.05647
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(mil=CMil(top=200, window=40)))
+        >>> config.criterion.mil.share
+        'best'
+    """
 
     kind: Literal["c_mil"] = "c_mil"
     steepness: Annotated[float, Field(gt=0)] = 2000.0
-    """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at the share t of training; 100 an epoch."""
+    """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at fraction t of training; 100 per epoch."""
     top: Annotated[int, Field(ge=1)] | None = None
-    """Only so many of a photo's best boxes are merged; all where it is not set. A reimplementation takes 200."""
+    """Only this many of a photo's best boxes are merged; None merges all. A reimplementation uses 200."""
     window: Annotated[int, Field(ge=1)] | None = None
-    """Boxes of a subset are of so many neighbouring ranks; any where it is not set. A reimplementation takes 40."""
+    """Boxes of a subset lie within this many ranks; None is no limit. A reimplementation uses 40."""
     share: Literal["best", "all"] = "best"
-    """Who gets the score of a subset: its best box all of it, or all boxes the same part."""
+    """How the score of a subset is distributed: all of it to its best box, or equal parts to all boxes."""
 
     @property
     def requirements(self) -> Requirements:
-        """Nothing else."""
+        """None beyond tags and logits."""
         return Requirements()
 
     def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
-        """Scores of subsets, as scores of their boxes, and their loss."""
+        """Scores of subsets, distributed to their boxes, and their loss."""
         own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes).detach()
         subsets, counts = self.merge(own[:, : meta.tags.shape[1]], meta.proposals, fraction)
         cls, det = subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets)
-        mil = shared_out(mil_scores(cls, det, counts), subsets, own, self.share)
+        mil = member_scores(mil_scores(cls, det, counts), subsets, own, self.share)
         return MilResult(mil, self.tag_loss(mil, meta))
 
     def merge(
         self, own: Float[Tensor, "R C"], proposals: Proposals, fraction: float
     ) -> tuple[Int[Tensor, " R"], list[int]]:
-        """The subset of each proposal of the batch, and the number of subsets of each photo."""
+        """Subset index of each proposal of the batch, and the number of subsets per photo."""
         threshold = continuation(fraction, self.steepness)
         subsets = [torch.zeros(0, dtype=torch.long, device=own.device)]
         counts: list[int] = []
@@ -185,23 +198,34 @@ class CMil(TagLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class CMilLabeler:
-    """Argmax seeds whose neighbourhoods grow with training; in the end they are OICR's."""
+    """Labeler of C-MIL: argmax pseudo boxes whose clusters grow during training; at the end it equals OICR.
+
+    Fang Wan, Chang Liu, Wei Ke, Xiangyang Ji, Jianbin Jiao and Qixiang Ye: C-MIL: Continuation Multiple Instance
+    Learning for Weakly Supervised Object Detection, CVPR 2019. https://arxiv.org/abs/1904.05647
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=CMilLabeler(steepness=1000.0)))
+        >>> config.criterion.labeler
+        CMilLabeler(kind='c_mil', steepness=1000.0)
+    """
 
     kind: Literal["c_mil"] = "c_mil"
     steepness: Annotated[float, Field(gt=0)] = 2000.0
-    """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at the share t of training; 100 an epoch."""
+    """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at fraction t of training; 100 per epoch."""
 
     @property
     def requirements(self) -> Requirements:
-        """It looks at scores alone."""
+        """None beyond scores."""
         return Requirements()
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         return Labeling(tuple(self.labels(inputs, stage) for stage in range(len(inputs.probs))))
 
     def labels(self, inputs: LabelerInput, stage: int) -> PseudoLabels:
-        """Of one stage: positive from an IoU of 1 - lambda / 2 on, negative below lambda / 2."""
+        """Pseudo labels of one stage: positive from an IoU of 1 - lambda / 2 on, negative below lambda / 2."""
         num_classes, half = inputs.tags.shape[1], continuation(inputs.fraction, self.steepness) / 2
         labels = assign(inputs.proposals, argmax_pseudo_boxes(inputs, stage), num_classes)
-        return without_doubt(labels, inputs.proposals, num_classes, positive_iou=1 - half, negative_iou=half)
+        return drop_uncertain(labels, inputs.proposals, num_classes, positive_iou=1 - half, negative_iou=half)

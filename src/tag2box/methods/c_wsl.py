@@ -1,6 +1,4 @@
-"""Count-limited selection: as many boxes as there are objects, none inside another (C-WSL, Gao et al. 2018)."""
-
-from __future__ import annotations
+"""C-WSL, count-guided weakly supervised localization (Gao et al., 2018): as many pseudo boxes as counted objects."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,19 +8,22 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.ops.boxes import containment
-from tag2box.ops.refine import assign
+from tag2box.ops import assign, containment
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 def counted_boxes(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], count: int, *, overlap: float = 0.1, openers: int = 100
 ) -> Int[Tensor, " s"]:
-    """The rows of up to ``count`` boxes whose scores add up to the most, best first, found greedily.
+    """Rows of up to ``count`` boxes with the largest sum of scores, best first, found greedily.
 
-    Each of the best boxes opens a set, which others join in the order of their scores while no box of the set has
-    ``overlap`` of its area, or more, inside another. The set with the largest sum wins; the first of equals. Boxes of
-    negative score never join: they are taken.
+    Each of the best ``openers`` boxes starts a set, which others join in the order of their scores as long as no box of
+    the set has ``overlap`` of its area, or more, inside another. The set with the largest sum wins; the first one on
+    ties. Boxes of negative score never join: they are taken by another class.
+
+    >>> boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [0.0, 0.0, 4.0, 9.0], [5.0, 0.0, 9.0, 9.0]])
+    >>> counted_boxes(boxes, torch.tensor([0.9, 0.8, 0.7]), count=2)
+    tensor([1, 2])
     """
     ranked = scores.argsort(descending=True, stable=True)
     if count <= 1 or len(ranked) == 0:
@@ -37,7 +38,7 @@ def counted_boxes(
         joins = may_join.any(dim=1)
         if not joins.any():
             break
-        first = torch.where(joins, may_join.byte().argmax(dim=1), chosen[:, 0])  # nobody fits: its opener, again
+        first = torch.where(joins, may_join.byte().argmax(dim=1), chosen[:, 0])  # no box fits: repeat the first one
         total = total + torch.where(joins, scores[first], 0)
         chosen = torch.cat([chosen, first[:, None]], dim=1)
     return ranked[chosen[total.argmax()].unique()]
@@ -45,29 +46,40 @@ def counted_boxes(
 
 @dataclass(frozen=True, kw_only=True)
 class CWsl:
-    """As many seeds for a class as it has objects, none inside another; one where nobody counted."""
+    """As many pseudo boxes per class as it has objects, none inside another; one if the count is unknown.
+
+    Mingfei Gao, Ang Li, Ruichi Yu, Vlad I. Morariu and Larry S. Davis: C-WSL: Count-guided Weakly Supervised
+    Localization, ECCV 2018. https://arxiv.org/abs/1711.05282
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=CWsl(overlap=0.2)))
+        >>> config.criterion.requirements.counts
+        True
+    """
 
     kind: Literal["c_wsl"] = "c_wsl"
     overlap: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """T: no seed has this share of its area, or more, inside another of its class."""
+    """T: no pseudo box has this fraction of its area, or more, inside another of its class."""
     openers: Annotated[int, Field(ge=1)] = 100
-    """So many of the best proposals are each tried as the first of a set; 1 is plain greedy selection."""
+    """Number of best proposals that are each tried as the first of a set; 1 is plain greedy selection."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed above this IoU; others are background."""
+    """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """Counts, where there are any."""
+        """Object counts, if the dataset has any."""
         return Requirements(counts=True)
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         num_classes = inputs.tags.shape[1]
         pseudo_boxes = [self.find(inputs, probs) for probs in inputs.probs]
         return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
     def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
-        """The seeds one teacher gives, image after image, class after class; none serves two classes."""
+        """Pseudo boxes from one teacher's scores, image after image, class after class; none belongs to two classes."""
         counts = inputs.tags.long() if inputs.side_info.counts is None else inputs.side_info.counts
         left = probs.clone()
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]

@@ -1,6 +1,4 @@
-"""Multiple-instance self-training: many seeds for each class, wherever scores are high (MIST, Ren et al. 2020)."""
-
-from __future__ import annotations
+"""MIST, multiple instance self-training (Ren et al., 2020): many pseudo boxes per class, wherever scores are high."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,17 +8,20 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.ops.boxes import iou
-from tag2box.ops.refine import assign
+from tag2box.ops import assign, iou
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 def far_from_better(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, share: float = 0.15, apart: float = 0.2
 ) -> Int[Tensor, " s"]:
-    """Seeds of one class in one image, best first: of the best share, those that hardly overlap any better one.
+    """Pseudo boxes of one class in one image, best first: of the best share, those that hardly overlap a better one.
 
-    Stricter than NMS: a box that is no seed itself still keeps worse ones out. The best of all is always a seed.
+    Stricter than NMS: a box that is suppressed itself still suppresses worse ones. The best of all always survives.
+
+    >>> boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [1.0, 0.0, 5.0, 4.0], [8.0, 0.0, 12.0, 4.0]])
+    >>> far_from_better(boxes, torch.tensor([0.9, 0.8, 0.7]), share=1.0)
+    tensor([0, 2])
     """
     ranked = scores.argsort(descending=True, stable=True)[: max(int(share * len(scores)), 1)]
     is_near = iou(boxes[ranked], boxes[ranked]) >= apart
@@ -29,29 +30,41 @@ def far_from_better(
 
 @dataclass(frozen=True, kw_only=True)
 class Mist:
-    """Of each present class's best proposals, those that hardly overlap a better one are its seeds."""
+    """Of the best proposals of each present class, those that hardly overlap a better one are its pseudo boxes.
+
+    Zhongzheng Ren, Zhiding Yu, Xiaodong Yang, Ming-Yu Liu, Yong Jae Lee, Alexander G. Schwing and Jan Kautz:
+    Instance-aware, Context-focused, and Memory-efficient Weakly Supervised Object Detection, CVPR 2020.
+    https://arxiv.org/abs/2004.04725
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=Mist(share=0.1)))
+        >>> config.criterion.labeler.apart
+        0.2
+    """
 
     kind: Literal["mist"] = "mist"
     share: Annotated[float, Field(gt=0, le=1)] = 0.15
-    """p: the share of an image's proposals that may be seeds of a class."""
+    """p: fraction of an image's proposals that may become pseudo boxes of a class."""
     apart: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """A seed overlaps every better proposal of that share by less than this IoU."""
+    """A pseudo box overlaps every better proposal of that fraction by less than this IoU."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed from this IoU on; others are background."""
+    """A proposal takes the class of its nearest pseudo box from this IoU on; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """Ranks and overlaps are enough."""
+        """None beyond scores and boxes."""
         return Requirements()
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         num_classes, pseudo_boxes = inputs.tags.shape[1], [self.find(inputs, probs) for probs in inputs.probs]
         labels = (assign(inputs.proposals, s, num_classes, self.foreground_iou, or_equal=True) for s in pseudo_boxes)
         return Labeling(tuple(labels))
 
     def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
-        """The seeds one teacher gives, image after image, class after class."""
+        """Pseudo boxes from one teacher's scores, image after image, class after class."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             inside = slice(span.start, span.stop)

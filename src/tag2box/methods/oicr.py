@@ -1,6 +1,4 @@
-"""Argmax labelling: the top proposal of each present class is the only pseudo ground truth (Tang et al., 2017)."""
-
-from __future__ import annotations
+"""OICR, online instance classifier refinement (Tang et al., 2017): one pseudo box per tag, the top-scoring proposal."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,32 +8,43 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.ops.refine import assign
+from tag2box.ops import assign
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oicr:
-    """The top-scoring proposal per present class seeds a cluster."""
+    """The top-scoring proposal of each present class is its only pseudo box.
+
+    Peng Tang, Xinggang Wang, Xiang Bai and Wenyu Liu: Multiple Instance Detection Network with Online Instance
+    Classifier Refinement, CVPR 2017. https://arxiv.org/abs/1704.00138
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=Oicr(foreground_iou=0.6)))
+        >>> config.criterion.labeler
+        Oicr(kind='oicr', foreground_iou=0.6)
+    """
 
     kind: Literal["oicr"] = "oicr"
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed above this IoU; others are background."""
+    """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """Argmax looks at scores alone."""
+        """None beyond scores."""
         return Requirements()
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         num_classes = inputs.tags.shape[1]
         pseudo_boxes = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
         return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
 
 def argmax_pseudo_boxes(inputs: LabelerInput, stage: int) -> PseudoBoxes:
-    """The top proposal of each present class of each image, by one stage's teacher (eq. 2)."""
+    """Top proposal of each present class of each image, by the teacher of one stage (eq. 2 of OD-WSCL)."""
     probs = inputs.probs[stage]
     rows, classes = [inputs.tags.new_zeros(0, dtype=torch.long)], [inputs.tags.new_zeros(0, dtype=torch.long)]
     for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
@@ -49,17 +58,20 @@ def argmax_pseudo_boxes(inputs: LabelerInput, stage: int) -> PseudoBoxes:
 
 
 def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Tensor, " c"]:
-    """The best proposal of each present class of one image (eq. 2), classes in order.
+    """Best proposal of each present class of one image (eq. 2 of OD-WSCL), classes in order.
 
-    A proposal that is the top of one class cannot be the top of a later one; with fewer proposals than classes the
-    later classes share what there is.
+    The top proposal of one class cannot be the top of a later one; with fewer proposals than classes the later classes
+    share proposals.
+
+    >>> top_rows(torch.tensor([[0.9, 0.8], [0.1, 0.3]]), torch.tensor([0, 1]))
+    tensor([0, 1])
     """
     left = probs[:, present]
     ids = torch.arange(len(probs), device=probs.device)
     tops: list[Tensor] = []
     for scores in left.unbind(dim=1):
         top = torch.where(scores == scores.max(), ids, len(ids)).min()
-        top = top.clamp(max=len(ids) - 1)  # nan equals nothing: any row will do, and the loss will tell
+        top = top.clamp(max=len(ids) - 1)  # NaN equals nothing: any row will do, the loss will be NaN
         tops.append(top)
         left[top] = -1.0  # below every probability
     return torch.stack(tops) if tops else present.new_zeros(0)

@@ -1,6 +1,4 @@
-"""Object instance mining: more objects of a class by where they are and what they look like (OIM, 2020)."""
-
-from __future__ import annotations
+"""OIM, object instance mining (Lin et al., 2020): more pseudo boxes by position and feature distance; reweighting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +12,25 @@ from torch import Tensor
 from tag2box.errors import UserError
 from tag2box.methods.discovery import keep_apart
 from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.ops.boxes import iou
-from tag2box.ops.refine import assign
+from tag2box.ops import assign, iou
 from tag2box.types import LabelerInput, Labeling, Proposals, PseudoBoxes, PseudoLabels, Requirements
 
 
 def distances(vectors: Float[Tensor, "P F"], cores: Int[Tensor, " k"]) -> Float[Tensor, "P k"]:
-    """d_r: how far every proposal of an image is from each core instance, by feature vectors."""
+    """d_r: Euclidean distance of every proposal of an image to each core instance, between feature vectors."""
     return torch.cdist(vectors, vectors[cores], compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def embedding_spread(
     boxes: Float[Tensor, "P 4"], distance: Float[Tensor, " P"], core: int, near_iou: float
 ) -> Float[Tensor, ""]:
-    """D: the mean distance over the spatial graph, which is the core instance and what overlaps it."""
+    """D: mean distance over the spatial graph, which is the core instance and the proposals that overlap it."""
     near = iou(boxes, boxes[core : core + 1]).squeeze(1) >= near_iou
     near[core] = True  # an empty box overlaps nothing, itself included
     return distance[near].mean()
 
 
-def instances(
+def mine_instances(
     boxes: Float[Tensor, "P 4"],
     distance: Float[Tensor, " P"],
     core: int,
@@ -42,12 +39,12 @@ def instances(
     free: Bool[Tensor, " P"],
     apart_iou: float,
 ) -> Int[Tensor, " s"]:
-    """The appearance graph: free proposals nearer than the limit, nearest first, that keep apart; the core comes first.
+    """The appearance graph: free proposals within the limit, nearest first, after NMS; the core comes first.
 
     Args:
         limit: rho D.
-        free: proposals that may be taken.
-        apart_iou: an instance overlaps the accepted ones no more than this.
+        free: proposals that may be used.
+        apart_iou: maximum IoU of an instance with those accepted before.
     """
     return keep_apart(boxes, -distance, free & (distance < limit), core, apart_iou)
 
@@ -55,10 +52,10 @@ def instances(
 def label_instances(
     proposals: Proposals, pseudo_boxes: PseudoBoxes, cores: int, num_classes: int, foreground_iou: float
 ) -> PseudoLabels:
-    """Labels of one stage: the first ``cores`` seeds have clusters, the others (mined) stand for themselves alone.
+    """Pseudo labels of one stage: the first ``cores`` pseudo boxes have clusters, mined ones only themselves.
 
-    What overlaps a core is its positive. All else is judged by the seed it overlaps most, and is background, but for
-    the mined instances themselves.
+    Proposals that overlap a core are its positives. All others are assigned to the pseudo box of highest IoU and are
+    background, except for the mined instances themselves.
     """
     own = PseudoBoxes(pseudo_boxes.rows[:cores], pseudo_boxes.cls[:cores], pseudo_boxes.score[:cores])
     around = assign(proposals, own, num_classes, foreground_iou, or_equal=True)
@@ -74,19 +71,19 @@ def label_instances(
 
 
 HARD_FROM = 0.3
-"""A proposal that has less than this share of its weight is not hard but probably wrong: its weight stays."""
+"""Below this ratio q a proposal is probably mislabelled rather than hard: its weight is unchanged."""
 
 
 def reweighted(
     logits: Float[Tensor, "R c1"], labels: PseudoLabels, *, hard_gain: float, seed_cut: float
 ) -> Float[Tensor, " R"]:
-    """Weights of proposals by q = p / w, the student's probability of the label over the weight.
+    """Loss weights by q = p / w, the student's probability of the label over the weight.
 
-    Foreground with 0.3 <= q < 1 counts (1 + ``hard_gain``) times: it belongs to an object and is not seen as one yet.
-    A seed with other foreground around it counts (1 - ``seed_cut``) times, so that its surroundings catch up.
+    Foreground with 0.3 <= q < 1 is hard and is weighted by (1 + ``hard_gain``). A pseudo box with other foreground in
+    its cluster is weighted by (1 - ``seed_cut``), so that less discriminative proposals catch up.
     """
     p = logits.detach().softmax(dim=1).gather(1, labels.cls[:, None]).squeeze(1)
-    q = p / labels.weight  # inf or nan where the weight is zero, which is then neither hard nor anything
+    q = p / labels.weight  # inf or NaN if the weight is zero, which is then not hard
     is_foreground = labels.cls < logits.shape[1] - 1
     is_hard = is_foreground & (q >= HARD_FROM) & (q < 1)
     members = labels.owner[is_foreground].bincount(minlength=len(labels.pseudo_boxes))
@@ -98,30 +95,40 @@ def reweighted(
 
 @dataclass(frozen=True, kw_only=True)
 class Oim:
-    """The top proposal is the core; proposals apart from it whose features are nearly as near as its neighbours' join.
+    """The top proposal is the core; other proposals with features as close as those of its neighbours are mined.
 
     ``criterion.refine.reweight`` is the other half of the system.
+
+    Chenhao Lin, Siwen Wang, Dongqi Xu, Yu Lu and Wayne Zhang: Object Instance Mining for Weakly Supervised Object
+    Detection, AAAI 2020. https://arxiv.org/abs/2002.01087
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=Oim(reach=4.0)))
+        >>> config.criterion.requirements.vectors
+        True
     """
 
     kind: Literal["oim"] = "oim"
     reach: Annotated[float, Field(ge=0)] = 5.0
-    """rho: an instance is nearer to the core than this many times the mean of the core's neighbours."""
+    """rho: an instance is closer to the core than this multiple of the mean distance of the core's neighbours."""
     late_reach: Annotated[float, Field(ge=0)] = 2.0
     """rho late in training."""
     late_from: Annotated[float, Field(ge=0, le=1)] = 0.78
-    """The share of the training after which ``late_reach`` holds; the authors' is 70,000 of 90,000 iterations."""
+    """Fraction of the training after which ``late_reach`` applies; the authors' is 70,000 of 90,000 iterations."""
     apart_iou: Annotated[float, Field(ge=0, lt=1)] = 1e-6
-    """Instances of a class overlap each other no more than this."""
+    """Maximum IoU of two instances of a class."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """From this IoU on a proposal is the core's neighbour and its positive; around mined instances nothing is."""
+    """From this IoU on a proposal is a neighbour and positive of the core; mined instances have none."""
 
     @property
     def requirements(self) -> Requirements:
-        """Looks are compared by feature vectors."""
+        """Feature vectors of proposals."""
         return Requirements(vectors=True)
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Cores, mined instances and labels of every stage."""
+        """Cores, mined instances and pseudo labels of every stage."""
         num_classes = inputs.tags.shape[1]
         cores = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
         far = _distances(inputs, cores)
@@ -135,10 +142,10 @@ class Oim:
     def find(
         self, inputs: LabelerInput, probs: Float[Tensor, "R C"], cores: PseudoBoxes, far: dict[int, Float[Tensor, " P"]]
     ) -> PseudoBoxes:
-        """The cores of one stage, then what was mined, class after class; no proposal is taken twice.
+        """The cores of one stage, then the mined instances, class after class; no proposal is used twice.
 
         Args:
-            far: the distance of every proposal of its image to each core.
+            far: distance of every proposal of its image to each core.
         """
         reach = self.late_reach if inputs.fraction >= self.late_from else self.reach
         spans, images = inputs.proposals.spans(), inputs.proposals.image_ids()[cores.rows].tolist()
@@ -149,9 +156,10 @@ class Oim:
             start, inside = spans[image].start, slice(spans[image].start, spans[image].stop)
             boxes, distance = inputs.proposals.boxes[inside], far[core]
             limit = reach * embedding_spread(boxes, distance, core - start, self.foreground_iou)
-            mined = instances(boxes, distance, core - start, limit=limit, free=free[inside], apart_iou=self.apart_iou)[
-                1:
-            ]
+            found = mine_instances(
+                boxes, distance, core - start, limit=limit, free=free[inside], apart_iou=self.apart_iou
+            )
+            mined = found[1:]
             free[mined + start] = False
             picks.append(torch.stack([mined + start, torch.full_like(mined, c)], dim=1))
         rows, cls = torch.cat(picks).unbind(dim=1)
@@ -159,9 +167,11 @@ class Oim:
 
 
 def _distances(inputs: LabelerInput, cores: Sequence[PseudoBoxes]) -> dict[int, Float[Tensor, " P"]]:
-    """How far the proposals of an image are from each core in it, whatever stage it is of."""
+    """Distance of the proposals of an image to each core in it, for the cores of all stages."""
     if inputs.vectors is None:
-        raise UserError("labeler oim: compares feature vectors of proposals, and this scene has none: set its vectors")
+        raise UserError(
+            "labeler oim: compares feature vectors of proposals, and this input has none: set LabelerInput.vectors"
+        )
     rows = torch.cat([pseudo_boxes.rows for pseudo_boxes in cores]).unique()
     far: dict[int, Float[Tensor, " P"]] = {}
     for span in inputs.proposals.spans():

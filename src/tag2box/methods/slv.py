@@ -1,6 +1,4 @@
-"""Connected parts of a mask, and the rectangles around them."""
-
-from __future__ import annotations
+"""SLV, spatial likelihood voting (Chen et al., 2020): boxes around the connected components of a likelihood map."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -12,15 +10,17 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.ops.boxes import iou
-from tag2box.ops.refine import assign, first_argmax
+from tag2box.ops import assign, first_argmax, iou
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, PseudoLabels, Requirements
 
 
 def rectangles(mask: Bool[np.ndarray, "h w"]) -> Int[np.ndarray, "n 4"]:
-    """The smallest rectangle (xyxy, exclusive) around every connected part, corners connecting too.
+    """Bounding box (xyxy, exclusive) of every 8-connected component of a mask.
 
-    In the order of the first cell of each, read line by line. Works on runs of cells, not on cells.
+    In reading order of the first cell of each. Works on runs of cells, not on cells.
+
+    >>> rectangles(np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1]], bool)).tolist()
+    [[0, 0, 2, 2], [0, 3, 3, 4]]
     """
     runs = _runs(mask)
     part = _joined(len(runs), _touching(runs, mask.shape[1]))
@@ -46,7 +46,7 @@ def _runs(mask: Bool[np.ndarray, "h w"]) -> Int[np.ndarray, "r 3"]:
 
 
 def _touching(runs: Int[np.ndarray, "r 3"], width: int) -> Int[np.ndarray, "t 2"]:
-    """Pairs of runs of neighbouring rows that touch, by an edge or a corner."""
+    """Pairs of runs in neighbouring rows that share an edge or a corner."""
     row, begin, end = runs.T
     line = width + 2  # longer than a row, so that runs of different rows never compare as neighbours
     first = np.searchsorted(row * line + end, (row + 1) * line + begin, side="left")
@@ -58,7 +58,7 @@ def _touching(runs: Int[np.ndarray, "r 3"], width: int) -> Int[np.ndarray, "t 2"
 
 
 def _joined(count: int, pairs: Int[np.ndarray, "t 2"]) -> Int[np.ndarray, " r"]:
-    """The first member of the group each run belongs to."""
+    """First run of the component of each run (union-find)."""
     above = list(range(count))
 
     def root(i: int) -> int:
@@ -73,19 +73,19 @@ def _joined(count: int, pairs: Int[np.ndarray, "t 2"]) -> Int[np.ndarray, " r"]:
     return np.array([root(i) for i in range(count)], np.int64)
 
 
-_VOTE = 2.0**32  # the strongest vote as a whole number: sums are exact, in any order, on every device
+_VOTE = 2.0**32  # the strongest vote as an integer: sums are exact, in any order, on every device
 
 
 def cells_of(boxes: Float[Tensor, "P 4"], cell: float) -> Int[Tensor, "P 4"]:
-    """The first and the last line of cells that each box takes: edges go to the nearest line, one cell at least."""
+    """Boxes in cells (xyxy, exclusive): edges rounded to the nearest line, at least one cell wide and high."""
     lines = (boxes.clamp(min=0) / cell).round().long()
     return torch.cat([lines[:, :2], torch.maximum(lines[:, 2:], lines[:, :2] + 1)], dim=1)
 
 
 def likelihood_map(boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], cell: float) -> Float[Tensor, "h w"]:
-    """The sum of the scores of the boxes over each cell, divided by its maximum; the grid reaches as far as the boxes.
+    """Sum of the scores of the boxes over each cell, divided by its maximum; the grid extends as far as the boxes.
 
-    Four numbers a box (a difference array), then running sums down and across.
+    A difference array with four entries per box, then cumulative sums along both axes.
     """
     edges = cells_of(boxes, cell)
     width, height = edges[:, 2:].amax(dim=0).tolist() if len(edges) else (0, 0)
@@ -103,17 +103,17 @@ def likelihood_map(boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], cel
 def voted_boxes(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, threshold: float, cell: float
 ) -> Float[Tensor, "n 4"]:
-    """The smallest rectangle around every connected part of the likelihood map that reaches the threshold.
+    """Bounding box of every connected component of the likelihood map at or above the threshold.
 
-    What a rectangle's side on the grid came from is a side of some voter, so the strongest such voter's own side is
-    taken: one box alone gives itself back.
+    Each side of a component on the grid comes from a side of some box that voted; the exact side of the highest-scoring
+    such box is used. So a single box votes for itself exactly.
     """
     mask = likelihood_map(boxes, scores, cell) >= threshold
     found = torch.from_numpy(rectangles(mask.cpu().numpy())).to(boxes.device)  # (n, 4), in cells
     edges = cells_of(boxes, cell)
     sides = [_own_side(found, edges, boxes, scores, side) for side in range(4)]
     own, lines = torch.stack(sides, dim=1), found.to(boxes.dtype) * cell
-    is_box = (own[:, 2:] > own[:, :2]).repeat(1, 2)  # sides of voters smaller than a cell may cross
+    is_box = (own[:, 2:] > own[:, :2]).repeat(1, 2)  # sides of boxes smaller than a cell may cross
     return torch.where(is_box, own, lines)
 
 
@@ -124,7 +124,7 @@ def _own_side(
     scores: Float[Tensor, " P"],
     side: int,
 ) -> Float[Tensor, " n"]:
-    """One side (0 to 3, as in xyxy) of each rectangle: that of the strongest voter it can have come from."""
+    """One side (0 to 3, as in xyxy) of each rectangle: that of the highest-scoring box it can have come from."""
     if len(boxes) == 0:
         return boxes.new_zeros(0)
     other = 1 - side % 2  # the axis along the side
@@ -136,39 +136,49 @@ def _own_side(
 
 @dataclass(frozen=True, kw_only=True)
 class Slv:
-    """The last stage learns from voted boxes, more and more; those before it from their top proposals.
+    """The last stage is trained on voted boxes, with a growing weight; the stages before it on their top proposals.
 
-    Made for one stage more (``heads.stages = 4``) and ``criterion.refine.last_teacher = "mean"``.
+    Use with one more stage (``heads.stages = 4``) and ``criterion.refine.last_teacher = "mean"``.
+
+    Ze Chen, Zhihang Fu, Rongxin Jiang, Yaowu Chen and Xian-Sheng Hua: SLV: Spatial Likelihood Voting for Weakly
+    Supervised Object Detection, CVPR 2020. https://arxiv.org/abs/2006.12884
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=Slv(threshold=0.4)))
+        >>> config.criterion.labeler.cell
+        4.0
     """
 
     kind: Literal["slv"] = "slv"
     min_score: Annotated[float, Field(ge=0, lt=1)] = 0.001
-    """Proposals above this score vote; where there is none, the best votes alone."""
+    """Proposals above this score vote; if there is none, only the best one votes."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """What has this share of the most votes of its class belongs to an object; the paper takes 0.2 for people."""
+    """Cells with this fraction of the maximum votes of their class belong to an object; 0.2 for people in the paper."""
     cell: Annotated[float, Field(gt=0)] = 4.0
-    """Side of the cells that votes are counted in, in pixels of the resized photo."""
+    """Side of the cells of the likelihood map, in pixels of the resized photo."""
     ramp: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The share of the training over which the last stage's weight grows from 0 to 1."""
+    """Fraction of the training over which the weight of the last stage grows from 0 to 1."""
     weights: Literal["even", "score"] = "even"
-    """Whether all proposals of the last stage count alike, or by their seed's score as in the stages before."""
+    """Loss weights of the last stage: equal, or the score of the pseudo box as in the stages before."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed above this IoU (in the last stage: from it on); others are background."""
+    """A proposal takes the class of its nearest pseudo box above this IoU (in the last stage: from it on)."""
 
     @property
     def requirements(self) -> Requirements:
-        """Boxes and their scores vote."""
+        """None beyond scores and boxes."""
         return Requirements()
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         num_classes, last = inputs.tags.shape[1], len(inputs.probs) - 1
         tops = [argmax_pseudo_boxes(inputs, stage) for stage in range(last)]
         stages = [assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou) for pseudo_boxes in tops]
         return Labeling((*stages, self._voted(inputs, self.find(inputs, inputs.probs[last]))))
 
     def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
-        """Voted boxes, image after image, class after class; each is scored as the proposal nearest to it."""
+        """Voted boxes, image after image, class after class; each has the score of the proposal nearest to it."""
         none = torch.zeros(0, dtype=torch.long, device=probs.device)
         found = [(none, none, inputs.proposals.boxes[:0])]
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):

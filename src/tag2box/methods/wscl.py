@@ -1,10 +1,8 @@
-"""The weakly supervised contrastive loss (eq. 11-12), as the paper writes it and as its published code does.
+"""OD-WSCL, the weakly supervised contrastive loss (Seo et al., 2022): exemplars (eq. 5-8) and L_wscl (eq. 11-12).
 
-|S|^2 similarities never exist at once: they are made in square blocks, and made again for the gradient. Similarity is
-symmetric, so a block above the diagonal serves its rows and, turned over, its columns.
+The |S|^2 similarities are never in memory at once: they are computed in square blocks, and recomputed in backward.
+Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its columns.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from tag2box.methods.discovery import neighbours
 from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.ops.boxes import at_least_single
+from tag2box.ops.losses import at_least_single
 from tag2box.types import AugmentRois, Exemplars, LabelerInput, Labeling
 
-_SIDE = 1024  # of a block: 4 MB in single precision, which stays in a cache
+_SIDE = 1024  # of a block: 4 MB in single precision, which fits the CPU cache
 _NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
 
 
@@ -35,9 +33,13 @@ def wscl(
 ) -> Float[Tensor, ""]:
     """L_wscl (eq. 11-12): pull exemplars of one class together, push other classes away, easy instances first.
 
-    ``outside`` is eq. 11, the mean over positives of log-ratios. ``inside`` is the published code's variant: one
-    logarithm of the positives' summed share. An exemplar alone in its class has no positive and adds zero.
+    ``outside`` is eq. 11, the mean over positives of log-ratios. ``inside`` is the variant of the published code: one
+    logarithm of the positives' summed probability. An exemplar alone in its class has no positive and adds zero.
     Sums run in single precision at least, also under autocast.
+
+    >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> wscl(z, torch.tensor([0, 0, 1]), torch.ones(3), temperature=1.0)
+    tensor(0.2088)
     """
     if len(cls) == 0:
         return embed.sum() * 0.0
@@ -57,7 +59,7 @@ def wscl(
 def _mean_positive(
     embed: Float[Tensor, "M D"], cls: Int[Tensor, " M"], members: Int[Tensor, " M"], temperature: float
 ) -> Float[Tensor, " M"]:
-    """Each exemplar's mean logit with the others of its class: its product with their sum, so no pairs are needed."""
+    """Mean logit of each exemplar with the others of its class: its product with their sum, without any pairs."""
     sums = embed.new_zeros(int(cls.max()) + 1, embed.shape[1]).index_add(0, cls, embed)
     with_all = (embed * sums[cls]).sum(dim=1) - embed.square().sum(dim=1)
     return with_all / ((members - 1).clamp(min=1).to(embed.dtype) * temperature)
@@ -70,14 +72,14 @@ def _log_sum(embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature:
 
 
 class _End(NamedTuple):
-    """What the gradient needs to know of the exemplars along one side of a block."""
+    """Log-sum and incoming gradient of the exemplars along one side of a block."""
 
     total: Float[Tensor, " a"]
     grad: Float[Tensor, " a"]
 
 
 class _LogSum(torch.autograd.Function):
-    """The sums block by block, and their gradient: softmax-weighted sums of embeddings, block by block again."""
+    """Log-sums by block, and their gradient: softmax-weighted sums of embeddings, by block again."""
 
     @staticmethod
     def forward(ctx: Any, embed: Tensor, group: Tensor, temperature: float) -> Tensor:
@@ -96,7 +98,7 @@ class _LogSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         embed, group, total = ctx.saved_tensors
-        total = total.masked_fill(total.isneginf(), torch.inf)  # nobody in the group: every share is zero
+        total = total.masked_fill(total.isneginf(), torch.inf)  # alone in its group: all probabilities are zero
         pull = torch.zeros_like(embed)
         with torch.autocast(embed.device.type, enabled=False):
             for rows, columns, logits in _blocks(embed, group, ctx.temperature):
@@ -128,7 +130,7 @@ def _blocks(
 
 
 def _block_sums(logits: Float[Tensor, "a b"], bound: float) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
-    """Log-sum-exp along both axes; narrow logits share one exponential, because nothing can vanish."""
+    """Log-sum-exp along both axes; logits of a narrow range share one exponential, which cannot underflow."""
     if bound <= _NARROW:
         shares = logits.sub_(bound).exp_()
         return shares.sum(dim=1).log() + bound, shares.sum(dim=0).log() + bound
@@ -136,7 +138,7 @@ def _block_sums(logits: Float[Tensor, "a b"], bound: float) -> tuple[Float[Tenso
 
 
 def _block_shares(logits: Float[Tensor, "a b"], bound: float, left: _End, right: _End) -> Float[Tensor, "a b"]:
-    """g_i softmax_i(j) + g_j softmax_j(i): what the logit of a pair means to the loss, from its two ends."""
+    """g_i softmax_i(j) + g_j softmax_j(i): gradient of the logit of a pair, from both of its exemplars."""
     if bound <= _NARROW:
         factors = [end.grad * (bound - end.total).exp() for end in (left, right)]
         return logits.sub_(bound).exp_().mul_(factors[0][:, None] + factors[1][None, :])
@@ -146,17 +148,28 @@ def _block_shares(logits: Float[Tensor, "a b"], bound: float, left: _End, right:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """IoU sampling (eq. 5): which proposals stand for their class before anything is discovered."""
+    """IoU sampling (eq. 5): the proposals that are exemplars of their class before discovery.
+
+    Jinhwan Seo, Wonho Bae, Danica J. Sutherland, Junhyug Noh and Daijin Kim: Object Discovery via Contrastive Learning
+    for Weakly Supervised Object Detection, ECCV 2022. https://arxiv.org/abs/2208.07576
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(sampling=Sampling(iou_threshold=0.6)))
+        >>> config.criterion.sampling
+        Sampling(iou=True, iou_threshold=0.6)
+    """
 
     iou: bool = True
-    """Also take the neighbours of the top proposals; off, the top proposals alone."""
+    """Also sample the neighbours of the top proposals; if off, only the top proposals."""
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """tau_IoU: how much a neighbour overlaps."""
+    """tau_IoU: minimum IoU of a neighbour with a top proposal."""
 
-    def __call__(self, inputs: LabelerInput, views: AugmentRois) -> Exemplars:
-        """S (eq. 5-8): sampled proposals and their augmented copies over the whole batch, class known by the tag."""
+    def __call__(self, inputs: LabelerInput, augment_rois: AugmentRois) -> Exemplars:
+        """S (eq. 5-8): sampled proposals and their augmented copies over the whole batch, with their classes."""
         rows, cls = self._rows(inputs)
-        copies = views(rows)
+        copies = augment_rois(rows)
         repeats = 1 + copies.embed.shape[0]
         own = torch.cat([inputs.embed[rows][None], copies.embed]).flatten(0, 1)  # (repeats * m, D)
         probs = [
@@ -189,7 +202,7 @@ class Sampling:
 
 
 def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """omega (eq. 12): a proposal's MIL score over the sum of its image's, for the class it stands for."""
+    """omega (eq. 12): a proposal's MIL score over the sum of its image's, for the class of the exemplar."""
     mil = inputs.probs[0]
     sums = torch.stack([x.sum(dim=0) for x in inputs.proposals.split(mil)])  # (N, C)
     return mil[rows, cls] / sums[inputs.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)
@@ -203,11 +216,22 @@ def no_exemplars(embed: Float[Tensor, "R D"]) -> Exemplars:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """The weakly supervised contrastive loss (eq. 11-12)."""
+    """The weakly supervised contrastive loss (eq. 11-12).
+
+    Jinhwan Seo, Wonho Bae, Danica J. Sutherland, Junhyug Noh and Daijin Kim: Object Discovery via Contrastive Learning
+    for Weakly Supervised Object Detection, ECCV 2022. https://arxiv.org/abs/2208.07576
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(contrast=Contrast(weight=0.01)))
+        >>> config.criterion.contrast.temperature
+        0.2
+    """
 
     enabled: bool = True
     weight: Annotated[float, Field(ge=0)] = 0.03
-    """lambda; the paper takes 0.01 on COCO."""
+    """lambda; 0.01 on COCO in the paper."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """epsilon."""
     positives: Literal["outside", "inside"] = "outside"

@@ -1,6 +1,4 @@
-"""Bottom-up evidence: what the photo itself says of boxes, mixed into what the detector learns from (WSOD2, 2019)."""
-
-from __future__ import annotations
+"""WSOD2 (Zeng et al., 2019): bottom-up evidence from superpixels mixed into the loss weights of proposals."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -11,13 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.errors import UserError
-from tag2box.ops.nms import nms
-from tag2box.ops.refine import assign
+from tag2box.ops import assign, nms
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, PseudoLabels, Requirements
 
 
 def close_to_best(scores: Float[Tensor, " P"], share: float) -> Int[Tensor, " s"]:
-    """Proposals whose score is at least a share of the best one's; the best of several is always among them."""
+    """Proposals whose score is at least a fraction ``share`` of the best one's."""
     if len(scores) == 0:
         return torch.zeros(0, dtype=torch.long, device=scores.device)
     return (scores >= share * scores.max()).nonzero().flatten()
@@ -26,13 +23,13 @@ def close_to_best(scores: Float[Tensor, " P"], share: float) -> Int[Tensor, " s"
 def mix_evidence(
     labels: PseudoLabels, evidence: Float[Tensor, " R"], belief: Float[Tensor, " R"], *, trust: float, num_classes: int
 ) -> PseudoLabels:
-    """Labels whose foreground weighs a belief + (1 - a) bu, and whose background weighs 1.
+    """Labels with weight a belief + (1 - a) bu on foreground and 1 on background.
 
-    Proposals of an image without seeds keep no weight.
+    Proposals of an image without pseudo boxes have weight zero.
 
     Args:
-        belief: what the detector thinks of each foreground proposal.
-        trust: a, from 0 (evidence alone) to 1 (the detector alone).
+        belief: weight of each foreground proposal by the detector (top-down).
+        trust: a, from 0 (evidence only) to 1 (detector only).
     """
     foreground = trust * belief + (1 - trust) * evidence.to(belief.dtype)
     weight = torch.where(labels.cls < num_classes, foreground, torch.ones_like(belief))
@@ -41,31 +38,42 @@ def mix_evidence(
 
 @dataclass(frozen=True, kw_only=True)
 class Wsod2:
-    """All proposals nearly as good as the best are seeds, thinned by NMS; superpixels weigh what they teach."""
+    """Proposals nearly as good as the best become pseudo boxes after NMS; superpixels weight their labels.
+
+    Zhaoyang Zeng, Bei Liu, Jianlong Fu, Hongyang Chao and Lei Zhang: WSOD2: Learning Bottom-up and Top-down Objectness
+    Distillation for Weakly-supervised Object Detection, ICCV 2019. https://arxiv.org/abs/1909.04972
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(labeler=Wsod2(near_best=0.8)))
+        >>> config.criterion.requirements.evidence
+        True
+    """
 
     kind: Literal["wsod2"] = "wsod2"
     near_best: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """A seed has at least this share of the best score of its class in the photo."""
+    """A pseudo box has at least this fraction of the best score of its class in the photo."""
     nms_iou: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Seeds of a photo, of whatever class, overlap no more than this."""
+    """Maximum IoU of two pseudo boxes of a photo, of any class."""
     fade: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The share of the training over which the evidence gives way to the detector."""
+    """Fraction of the training over which the evidence is replaced by the detector."""
     belief: Literal["one", "score"] = "one"
-    """What the evidence gives way to: 1 (the authors' code) or the seed's teacher score (the paper)."""
+    """What replaces the evidence: 1 (the authors' code) or the teacher score of the pseudo box (the paper)."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A proposal joins its nearest seed from this IoU on; others are background."""
+    """A proposal takes the class of its nearest pseudo box from this IoU on; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """How well proposals keep to superpixels."""
+        """Superpixel straddling of proposals."""
         return Requirements(evidence=True)
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
-        """Seeds and labels of every stage."""
+        """Pseudo boxes and pseudo labels of every stage."""
         return Labeling(tuple(self._labels(inputs, self.find(inputs, probs)) for probs in inputs.probs))
 
     def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
-        """The seeds one teacher gives, image after image, best score first; a class may lose all to a better one."""
+        """Pseudo boxes from one teacher's scores, image after image, best first; NMS may leave a class none."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
             pairs = [picks[0]]
@@ -80,7 +88,9 @@ class Wsod2:
 
     def _labels(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes) -> PseudoLabels:
         if inputs.side_info.evidence is None:
-            raise UserError("labeler wsod2: weighs proposals by superpixels, and this scene has no evidence: give it")
+            raise UserError(
+                "labeler wsod2: weights proposals by superpixels, and this input has no evidence: set SideInfo.evidence"
+            )
         num_classes, trust = inputs.tags.shape[1], min(inputs.fraction / self.fade, 1.0)
         labels = assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou, or_equal=True)
         belief = torch.ones_like(labels.weight) if self.belief == "one" else labels.weight

@@ -1,6 +1,4 @@
-"""Proposals judged anew by the MIL head: what it thinks little of takes no further part (WSRPN, 2018)."""
-
-from __future__ import annotations
+"""WSRPN, weakly supervised region proposal network (Tang et al., 2018): proposals rescored by the MIL head."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,40 +8,52 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.ops.nms import nms
+from tag2box.ops import nms
 from tag2box.types import BatchMeta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rescore:
-    """Which proposals of a photo stay for the stages and for detection: the best, and no two too alike."""
+    """Keeps the best proposals of a photo by MIL score, after NMS, for the refinement stages and for detection.
+
+    Peng Tang, Xinggang Wang, Angtian Wang, Yongluan Yan, Wenyu Liu, Junzhou Huang and Alan Yuille: Weakly Supervised
+    Region Proposal Network and Object Detection, ECCV 2018.
+    https://openaccess.thecvf.com/content_ECCV_2018/papers/Peng_Tang_Weakly_Supervised_Region_ECCV_2018_paper.pdf
+
+    Example:
+        >>> from tag2box.recipes import Config
+        >>> from tag2box.training.criterion import Criterion
+        >>> config = Config(criterion=Criterion(rescore=Rescore(keep=0.5)))
+        >>> config.criterion.rescore
+        Rescore(keep=0.5, nms_iou=0.75, begin=0.25)
+    """
 
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """At most this share of a photo's proposals stays, the best by the MIL head; 1 does not judge them at all."""
+    """At most this fraction of a photo's proposals is kept, the best by MIL score; 1 turns rescoring off."""
     nms_iou: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Of two that overlap more than this the better one stays."""
+    """IoU of the NMS by MIL score."""
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    """Share of the training before anything is judged: the head must have learnt something."""
+    """Fraction of the training before rescoring begins: the MIL head must be trained first."""
 
     def acts(self, fraction: float) -> bool:
-        """Whether proposals are judged at this moment of the training."""
+        """Whether proposals are rescored at this fraction of the training."""
         return self.keep < 1 and fraction >= self.begin
 
-    def __call__(self, worth: Float[Tensor, " R"], meta: BatchMeta) -> Bool[Tensor, " R"]:
-        """Which proposals stay, given what the MIL head thinks of each; the same in all looks at a photo."""
-        spans, stays = meta.proposals.spans(), torch.zeros(len(worth), dtype=torch.bool, device=worth.device)
-        for views_per_image, _ in meta.view_groups():
-            first = slice(spans[views_per_image[0]].start, spans[views_per_image[0]].stop)
-            kept = self.best(worth[first], meta.proposals.boxes[first])
-            for look in views_per_image:
-                stays[kept + spans[look].start] = True
-        return stays
+    def __call__(self, scores: Float[Tensor, " R"], meta: BatchMeta) -> Bool[Tensor, " R"]:
+        """Mask of the proposals that are kept, given a MIL score each; the same in all views of a photo."""
+        spans, is_kept = meta.proposals.spans(), torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+        for views, _ in meta.view_groups():
+            first = slice(spans[views[0]].start, spans[views[0]].stop)
+            kept = self.best(scores[first], meta.proposals.boxes[first])
+            for view in views:
+                is_kept[kept + spans[view].start] = True
+        return is_kept
 
-    def best(self, worth: Float[Tensor, " P"], boxes: Float[Tensor, "P 4"]) -> Int[Tensor, " kept"]:
-        """The rows of a photo that stay, best first; one at least, where there is any."""
-        most = max(1, round(self.keep * len(worth)))
-        return nms(boxes, worth, self.nms_iou)[:most]
+    def best(self, scores: Float[Tensor, " P"], boxes: Float[Tensor, "P 4"]) -> Int[Tensor, " kept"]:
+        """Rows of a photo that are kept, best first; at least one, if there is any."""
+        most = max(1, round(self.keep * len(scores)))
+        return nms(boxes, scores, self.nms_iou)[:most]
 
 
 KEEP_EVERYTHING = Rescore()
-"""All stay."""
+"""No rescoring."""

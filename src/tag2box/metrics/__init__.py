@@ -1,1 +1,1 @@
-"""Metrics over detections and truth. Nothing here is ever seen by training."""
+"""Metrics of detections against ground truth. Training never imports this package."""

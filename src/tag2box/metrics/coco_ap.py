@@ -1,20 +1,17 @@
-"""COCO's twelve numbers, from faster-coco-eval, which computes what the official evaluator does."""
-
-from __future__ import annotations
+"""COCO's twelve numbers, computed by faster-coco-eval, which agrees with the official evaluator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from faster_coco_eval import COCO, COCOeval_faster
-from jaxtyping import Float
-from torch import Tensor
 
 from tag2box.annotations import Detections, Truth
+from tag2box.metrics.voc_ap import ObjectAreas
 
 
 @dataclass(frozen=True, slots=True)
 class CocoScores:
-    """COCO's summary, in the official order; None where no object falls into the range."""
+    """COCO's summary, in the official order; None if no object falls into the range."""
 
     AP: float | None = None
     AP50: float | None = None
@@ -30,14 +27,12 @@ class CocoScores:
     ARl: float | None = None
 
 
-def coco_scores(
-    truth: Truth, detections: Mapping[str, Detections], *, areas: Mapping[str, Float[Tensor, " B"]] | None = None
-) -> CocoScores:
+def coco_scores(truth: Truth, detections: Mapping[str, Detections], *, areas: ObjectAreas | None = None) -> CocoScores:
     """COCO bounding-box AP and AR (Lin et al., 2014).
 
-    ``areas`` gives per image the area of each object that sorts it into small, medium and large: COCO's own files
-    bring areas of masks. Without it, the area of the box. Difficult objects are ignored in the one way the COCO
-    evaluator knows, as crowds are.
+    ``areas`` gives per image the area of each object, which makes it small, medium or large: COCO files contain areas
+    of masks. Without it, the area of the box is used. Difficult objects are ignored like crowds, the only way the COCO
+    evaluator has.
     """
     if not truth.ids:
         return CocoScores()
@@ -52,7 +47,7 @@ def coco_scores(
 
 
 def _quiet(*_: object) -> None:
-    """Takes the place of print."""
+    """Replaces print."""
 
 
 def _frame(truth: Truth) -> dict[str, list[dict[str, object]]]:
@@ -69,7 +64,7 @@ def _xywh(box: list[float]) -> list[float]:
     return [box[0], box[1], box[2] - box[0], box[3] - box[1]]
 
 
-def _truth_index(truth: Truth, areas: Mapping[str, Float[Tensor, " B"]]) -> COCO:
+def _truth_index(truth: Truth, areas: ObjectAreas) -> COCO:
     rows: list[dict[str, object]] = []
     for number, (image_id, objects) in enumerate(zip(truth.ids, truth.objects, strict=True), start=1):
         boxes = [_xywh(box) for box in objects.boxes.double().tolist()]

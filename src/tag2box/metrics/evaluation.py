@@ -1,45 +1,39 @@
-"""Metrics by name: run them, print them, write them down."""
+"""Run metrics by name, print their numbers as a table, and write them as JSON.
 
-from __future__ import annotations
+A metric is a function ``(truth, detections) -> ClassScores``, or one that returns a dict or a dataclass of numbers.
+Built-in metrics are listed in ``tag2box.extend``; any other is named ``package.module:function``.
+"""
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import pairwise
 
-from jaxtyping import Float
 from rich.table import Table
-from torch import Tensor
 
+from tag2box import extend
 from tag2box.annotations import Detections, Truth
 from tag2box.errors import UserError
-from tag2box.metrics.challenges import MIN_SCORE, ChallengeShares, challenges
-from tag2box.metrics.coco_ap import CocoScores, coco_scores
-from tag2box.metrics.voc_ap import ClassScores, JsonNumbers, corloc, voc07, voc12
+from tag2box.metrics.challenges import MIN_SCORE
+from tag2box.metrics.voc_ap import ClassScores, JsonNumbers, ObjectAreas
 
-MetricScores = ClassScores | CocoScores | ChallengeShares
+MetricScores = ClassScores | dict[str, float | None]
+"""Scores of one metric: a fraction per class, or named numbers."""
 
-METRICS: dict[str, Callable[[Truth, Mapping[str, Detections]], MetricScores]] = {
-    "voc07": voc07,
-    "voc12": voc12,
-    "corloc": corloc,
-    "coco": coco_scores,
-    "challenges": challenges,
-}
-
-_MEAN_NAMES = {"voc07": "mAP", "voc12": "mAP", "corloc": "mean"}
+MetricSection = dict[str, dict[str, float | None]]
+"""Rows of the printed table: row name to metric to number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The scores of every metric asked for, by name, in the order asked."""
+    """Scores of the requested metrics by name, in the requested order."""
 
     scores: dict[str, MetricScores]
 
     def to_json(self) -> dict[str, JsonNumbers]:
-        """All numbers as fractions in full precision; None where undefined, never NaN."""
-        return {name: _numbers(name, scores) for name, scores in self.scores.items()}
+        """All numbers as fractions in full precision; None if undefined, never NaN."""
+        return {name: _numbers(scores) for name, scores in self.scores.items()}
 
 
 def evaluate_detections(
@@ -48,27 +42,57 @@ def evaluate_detections(
     metrics: Sequence[str],
     *,
     min_score: float = MIN_SCORE,
-    areas: Mapping[str, Float[Tensor, " B"]] | None = None,
+    areas: ObjectAreas | None = None,
 ) -> EvaluationResult:
     """Score detections of the images of ``truth``; an image without an entry has no detections.
 
+    ``min_score`` and ``areas`` are passed to the metrics that have an argument of that name.
+
     Args:
-        min_score: detections from this score up count for ``challenges``; the other metrics rank all of them.
-        areas: what ``coco`` takes for small, medium and large, where a COCO file brings its own.
+        metrics: names in ``tag2box.extend.METRICS``, or ``package.module:function``.
+        min_score: minimum score of the detections that ``challenges`` counts; the other metrics rank all of them.
+        areas: object areas by which ``coco`` tells small, medium and large, if a COCO file has its own.
     """
-    for name in metrics:
-        if name not in METRICS:
-            raise UserError(f"metric {name!r}: {_nearest(name)}; the metrics are {', '.join(METRICS)}")
+    functions = {name: _find_metric(name) for name in metrics}
     _check(truth, detections)
-    chosen = METRICS | {
-        "coco": partial(coco_scores, areas=areas),
-        "challenges": partial(challenges, min_score=min_score),
-    }
-    return EvaluationResult({name: chosen[name](truth, detections) for name in metrics})
+    options = {"min_score": min_score, "areas": areas}
+    scores: dict[str, MetricScores] = {}
+    for name, metric in functions.items():
+        accepted = inspect.signature(metric).parameters
+        result = metric(truth, detections, **{key: value for key, value in options.items() if key in accepted})
+        scores[name] = _checked_scores(name, result)
+    return EvaluationResult(scores)
+
+
+def _find_metric(name: str) -> Callable[..., object]:
+    if name not in extend.METRICS and ":" not in name:
+        near = difflib.get_close_matches(name.lower(), extend.METRICS, n=1, cutoff=0.0)
+        raise UserError(
+            f"metric {name!r}: did you mean {near[0]!r}?; the metrics are {', '.join(extend.METRICS)}, "
+            'or "package.module:function" of your own'
+        )
+    try:
+        found = extend.find_part("metric", name)
+    except UserError as error:
+        raise UserError(f"metric {error}") from None
+    if not callable(found):
+        raise UserError(f"metric {name!r}: must be a function of (truth, detections)")
+    metric: Callable[..., object] = found
+    return metric
+
+
+def _checked_scores(name: str, result: object) -> MetricScores:
+    if isinstance(result, ClassScores):
+        return result
+    if is_dataclass(result) and not isinstance(result, type):
+        result = asdict(result)
+    if not isinstance(result, Mapping):
+        raise UserError(f"metric {name!r}: must return ClassScores, a dict or a dataclass of numbers, not {result!r}")
+    return dict(result)
 
 
 def metrics_table(result: EvaluationResult) -> Table:
-    """All numbers in per cent: a column for each metric, a row for each class or named number."""
+    """Table of all numbers in per cent: a column per metric, a row per class or named number."""
     sections = _sections(result)
     printed = Table("", *result.scores)
     for column in printed.columns[1:]:
@@ -79,11 +103,6 @@ def metrics_table(result: EvaluationResult) -> Table:
         if following:
             printed.add_section()
     return printed
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), METRICS, n=1, cutoff=0.0)
-    return f"did you mean {near[0]!r}?"
 
 
 def _check(truth: Truth, detections: Mapping[str, Detections]) -> None:
@@ -98,17 +117,14 @@ def _check(truth: Truth, detections: Mapping[str, Detections]) -> None:
             )
 
 
-def _numbers(name: str, scores: MetricScores) -> JsonNumbers:
+def _numbers(scores: MetricScores) -> JsonNumbers:
     if isinstance(scores, ClassScores):
-        return {_MEAN_NAMES[name]: scores.mean, "per_class": scores.per_class()}
-    return asdict(scores)
-
-
-MetricSection = dict[str, dict[str, float | None]]  # row name -> metric -> number
+        return {scores.mean_name: scores.mean, "per_class": scores.per_class()}
+    return dict(scores)
 
 
 def _sections(result: EvaluationResult) -> list[MetricSection]:
-    """Classes, then their mean, then one section for each metric with numbers of its own."""
+    """Classes, then their mean, then a section per metric with named numbers."""
     by_class: MetricSection = {}
     mean: MetricSection = {}
     others: list[MetricSection] = []
@@ -118,7 +134,7 @@ def _sections(result: EvaluationResult) -> list[MetricSection]:
                 by_class.setdefault(name, {})[metric] = value
             mean.setdefault("mean", {})[metric] = scores.mean
         else:
-            others.append({field.name: {metric: getattr(scores, field.name)} for field in fields(scores)})
+            others.append({name: {metric: value} for name, value in scores.items()})
     return [section for section in (by_class, mean, *others) if section]
 
 

@@ -1,6 +1,4 @@
-"""What a metric answers: plain numbers as fractions, None where there is nothing to measure, never NaN."""
-
-from __future__ import annotations
+"""VOC AP, CorLoc, and the types that all metrics share: numbers are fractions, None if undefined, never NaN."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tag2box.annotations import Detections, Objects, Truth
-from tag2box.ops.boxes import iou
+from tag2box.ops import iou
+
+ObjectAreas = Mapping[str, Float[Tensor, " B"]]
+"""Area of each object of an image, by image id."""
 
 JsonNumbers = dict[str, float | dict[str, float | None] | None]
-"""A metric's numbers as JSON: names to fractions, and at most one level of classes below."""
+"""Numbers of a metric as JSON: names to fractions, or to fractions per class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ClassScores:
 
     classes: tuple[str, ...]
     values: tuple[float | None, ...]
+    mean_name: str = "mean"  # of the mean in JSON
 
     @property
     def mean(self) -> float | None:
@@ -36,41 +38,41 @@ class ClassScores:
 
 
 def share(part: int, whole: int) -> float | None:
-    """``part / whole``, or None of nothing."""
+    """``part / whole``, or None if the whole is zero."""
     return part / whole if whole else None
 
 
 OTHER_CLASS = -1.0
-"""Stands where detection and object are of different classes: below every overlap, even none."""
+"""Value for a detection and an object of different classes: below every IoU, even zero."""
 
 
 def same_class_iou(detections: Detections, objects: Objects) -> Float[Tensor, "B G"]:
-    """IoU of every detection with every object of its own class, ``OTHER_CLASS`` elsewhere; in double precision."""
+    """IoU of every detection with every object of its class, ``OTHER_CLASS`` for others; in double precision."""
     overlap = iou(detections.boxes.double(), objects.boxes.double())
     same = detections.labels[:, None] == objects.labels[None, :]
     return torch.where(same, overlap, overlap.new_tensor(OTHER_CLASS))
 
 
 MATCH_IOU = 0.5
-"""A detection finds an object above this overlap; exactly this overlap is not enough."""
+"""A detection matches an object above this IoU; exactly this IoU is not enough."""
 
 PIXEL = 1.0
-"""The historic one."""
+"""VOC counts pixels from one."""
 
 
 def from_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
-    """VOC's boxes (first pixel is 1, last pixel included) as ours (first pixel is 0, right and bottom excluded)."""
+    """Convert VOC boxes (first pixel is 1, last pixel included) to xyxy from 0 with exclusive right and bottom."""
     return boxes - boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
 
 
 def to_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
-    """Our boxes as VOC's: the inverse of ``from_voc_pixels``."""
+    """Inverse of ``from_voc_pixels``."""
     return boxes + boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Precision and recall of one class while ever lower scores are let in. P detections, best first."""
+    """Precision-recall curve of one class over decreasing score thresholds. P detections, best first."""
 
     recall: Float[np.ndarray, " P"]
     precision: Float[np.ndarray, " P"]
@@ -79,80 +81,90 @@ class Curve:
 
 def voc07(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
     """VOC 2007 AP at IoU 0.5: mean of the best precision at or beyond the recalls 0, 0.1, ... 1."""
-    return _class_scores(truth, detections, eleven_point)
+    return _average_precision(truth, detections, eleven_point)
 
 
 def voc12(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
     """VOC 2010-2012 AP at IoU 0.5: area under the precision-recall curve made monotone."""
-    return _class_scores(truth, detections, area_under)
+    return _average_precision(truth, detections, area_under)
 
 
 def eleven_point(curve: Curve) -> float:
-    """Mean over eleven recalls of the best precision at or beyond them."""
-    # Classic evaluators step by 0.1, where 3 * 0.1 > 0.3: a recall of exactly 0.3 misses the fourth point. Kept.
+    """Mean over eleven recalls of the best precision at or beyond them.
+
+    >>> eleven_point(Curve(recall=np.array([0.5, 1.0]), precision=np.array([1.0, 0.5]), positives=2))
+    0.7727272727272727
+    """
+    # As in the classic evaluators, 3 * 0.1 > 0.3: a recall of exactly 0.3 misses the fourth point.
     levels = np.arange(11) * 0.1
     reached = curve.recall[None, :] >= levels[:, None]  # (11, P)
     return float(np.where(reached, curve.precision[None, :], 0.0).max(axis=1, initial=0.0).mean())
 
 
 def area_under(curve: Curve) -> float:
-    """Area under the curve after every precision is raised to the best one at any higher recall."""
+    """Area under the curve after every precision is raised to the best one at any higher recall.
+
+    >>> area_under(Curve(recall=np.array([0.5, 1.0]), precision=np.array([1.0, 0.5]), positives=2))
+    0.75
+    """
     recall = np.concatenate([[0.0], curve.recall])
     best_beyond = np.maximum.accumulate(curve.precision[::-1])[::-1]
     return float(((recall[1:] - recall[:-1]) * best_beyond).sum())
 
 
 def curves(truth: Truth, detections: Mapping[str, Detections]) -> tuple[Curve, ...]:
-    """Precision-recall curve of every class; difficult objects and crowds neither reward nor punish."""
-    claims = _claims(truth, detections)
+    """Precision-recall curve of every class; difficult objects and crowds are ignored, as are their matches."""
+    matches = _matches(truth, detections)
     counted = [objects.labels[~(objects.difficult | objects.crowd)] for objects in truth.objects]
     labels = torch.cat(counted) if counted else torch.zeros(0, dtype=torch.long)
     positives = torch.bincount(labels, minlength=len(truth.classes)).tolist()
-    return tuple(_curve(claims, label, count) for label, count in enumerate(positives))
+    return tuple(_curve(matches, label, count) for label, count in enumerate(positives))
 
 
-def _class_scores(truth: Truth, detections: Mapping[str, Detections], average: Callable[[Curve], float]) -> ClassScores:
+def _average_precision(
+    truth: Truth, detections: Mapping[str, Detections], average: Callable[[Curve], float]
+) -> ClassScores:
     values = tuple(average(c) if c.positives else None for c in curves(truth, detections))
-    return ClassScores(truth.classes, values)
+    return ClassScores(truth.classes, values, mean_name="mAP")
 
 
 @dataclass(frozen=True, slots=True)
-class _Claims:
-    """All detections of the set, image after image: which object each would claim. P detections."""
+class _Matches:
+    """All detections of the set, image after image, with the object that each would match. P detections."""
 
     scores: Float[np.ndarray, " P"]
     labels: Int[np.ndarray, " P"]
-    target: Int[np.ndarray, " P"]  # number of the claimed object within the set, -1 for none
-    ignored: Bool[np.ndarray, " P"]  # the claimed object is difficult or a crowd
+    target: Int[np.ndarray, " P"]  # index of the matched object within the set, -1 for none
+    ignored: Bool[np.ndarray, " P"]  # the matched object is difficult or a crowd
 
 
-def _claims(truth: Truth, detections: Mapping[str, Detections]) -> _Claims:
+def _matches(truth: Truth, detections: Mapping[str, Detections]) -> _Matches:
     scores, labels, targets, ignored = [], [], [], []
     offset = 0
     for image_id, objects in zip(truth.ids, truth.objects, strict=True):
         found = detections.get(image_id, Detections.empty())
         if len(found):
             overlap = same_class_iou(found, objects).numpy()
-            # numpy's argmax takes the first of equals, as the classic evaluator does.
+            # numpy's argmax returns the first on ties, as the classic evaluator does
             best = overlap.argmax(axis=1) if len(objects) else np.zeros(len(found), dtype=np.int64)
-            claims = overlap.max(axis=1, initial=-1.0) > MATCH_IOU
+            is_match = overlap.max(axis=1, initial=-1.0) > MATCH_IOU
             skip = (objects.difficult | objects.crowd).numpy()
             scores.append(found.scores.double().numpy())
             labels.append(found.labels.numpy())
-            targets.append(np.where(claims, best + offset, -1))
-            ignored.append(claims & skip[best] if len(objects) else claims)
+            targets.append(np.where(is_match, best + offset, -1))
+            ignored.append(is_match & skip[best] if len(objects) else is_match)
         offset += len(objects)
     if not scores:
-        return _Claims(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
-    return _Claims(*(np.concatenate(column) for column in (scores, labels, targets, ignored)))
+        return _Matches(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
+    return _Matches(*(np.concatenate(column) for column in (scores, labels, targets, ignored)))
 
 
-def _curve(claims: _Claims, label: int, positives: int) -> Curve:
-    rows = np.flatnonzero(claims.labels == label)
-    rows = rows[np.argsort(-claims.scores[rows], kind="stable")]
-    target, ignored = claims.target[rows], claims.ignored[rows]
+def _curve(matches: _Matches, label: int, positives: int) -> Curve:
+    rows = np.flatnonzero(matches.labels == label)
+    rows = rows[np.argsort(-matches.scores[rows], kind="stable")]
+    target, ignored = matches.target[rows], matches.ignored[rows]
     is_true = np.zeros(len(rows), dtype=bool)
-    _, first = np.unique(target, return_index=True)  # only the best-scored claim of an object is right
+    _, first = np.unique(target, return_index=True)  # only the best-scored match of an object is correct
     is_true[first] = True
     is_true &= (target >= 0) & ~ignored
     is_false = ~is_true & ~ignored
@@ -165,11 +177,11 @@ CORLOC_IOU = 0.5
 
 
 def corloc(truth: Truth, detections: Mapping[str, Detections]) -> ClassScores:
-    """CorLoc (Deselaers et al., 2012): share of a class's positive images whose best box of it has IoU >= 0.5.
+    """CorLoc (Deselaers et al., 2012): fraction of a class's positive images whose best box of it has IoU >= 0.5.
 
-    An image is positive where it shows an object of the class, difficult ones included: the tag says it is there.
-    Crowds are regions, not objects. A positive image without a box of the class is a failure. Boxes and objects are
-    compared in one pixel frame.
+    An image is positive if it shows an object of the class, even a difficult one: it has the tag. Crowds are regions,
+    not objects. A positive image without a box of the class is a failure. Boxes and objects are compared in one pixel
+    frame.
     """
     positive = np.zeros(len(truth.classes), dtype=np.int64)
     right = np.zeros(len(truth.classes), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Networks: backbones, heads, the detector, and their pretrained weights."""
+"""Networks: backbones, heads, the detector, its regularizers and augmentations, and pretrained weights."""

@@ -1,6 +1,4 @@
-"""Heads over RoI feature vectors: MIL, refinement with box regression, and similarity."""
-
-from __future__ import annotations
+"""The detector: a backbone, and heads over RoI feature vectors (MIL, refinement with box regression, similarity)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,11 +10,11 @@ from torch import Tensor, nn
 
 from tag2box.models.backbone import Backbone
 from tag2box.models.rng import RowRng
-from tag2box.ops.boxes import at_least_single, unit_rows
+from tag2box.ops.losses import at_least_single, unit_rows
 from tag2box.types import Batch, Proposals, StageScores
 
 HEAD_STD = 0.001
-"""Spread of fresh head weights: scores start nearly uniform."""
+"""Standard deviation of initial head weights: scores start nearly uniform."""
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -36,12 +34,12 @@ class MilHead(nn.Module):
         self.temperature = temperature
 
     def logits(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
-        """Of both streams; detection logits are divided by the temperature."""
+        """Logits of both streams; detection logits are divided by the temperature."""
         return self.cls(vector), self.det(vector) / self.temperature
 
 
 class RefineHead(nn.Module):
-    """One refinement stage: C+1 class logits and, if wanted, class-specific box deltas."""
+    """One refinement stage: C+1 class logits and, with ``regress``, class-specific box deltas."""
 
     def __init__(self, features: int, num_classes: int, *, regress: bool) -> None:
         super().__init__()
@@ -50,7 +48,7 @@ class RefineHead(nn.Module):
 
 
 class SimilarityHead(nn.Module):
-    """phi: two linear layers onto the unit sphere (section 4.1)."""
+    """phi: two linear layers onto the unit sphere (OD-WSCL, section 4.1)."""
 
     def __init__(self, features: int, embed_dim: int) -> None:
         super().__init__()
@@ -68,10 +66,10 @@ class SimilarityHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What stands on the backbone."""
+    """Heads on top of the backbone."""
 
     stages: Annotated[int, Field(ge=0)] = 3
-    """K, the number of refinement stages; without any, the MIL head itself detects."""
+    """K, the number of refinement stages; with 0, detections come from the MIL head."""
     regress: bool = True
     """Class-specific box regression in every stage."""
     embed_dim: Annotated[int, Field(ge=1)] = 128
@@ -79,27 +77,34 @@ class Heads:
     mil_background: bool = False
     """A background column in both MIL softmaxes (the published code has one, the paper has none).
 
-    A single class always gets one: a softmax over one column is 1 whatever the photo shows, and nothing would learn.
+    With a single class there is always one: a softmax over one column is constant and has no gradient.
     """
 
     mil_heads: Annotated[int, Field(ge=1, le=2)] = 1
-    """Pairs of MIL layers; a coupled MIL strategy reads two."""
+    """Number of MIL heads; coupled MIL (C-MIDN) needs two."""
     mil_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """What detection logits are divided by before the softmax over proposals; WSDDN's authors take 2."""
+    """Temperature of the softmax over proposals; WSDDN's authors use 2."""
 
     box_prior: Annotated[float, Field(ge=0)] = 0.0
-    """Maps of proposals are multiplied by this times the score their method gave them; 0 leaves them as they are.
+    """Factor on objectness: RoI maps are multiplied by this times the proposal's score; 0 disables it.
 
-    WSDDN's authors take 10 with Edge Boxes. Needs proposals with scores.
+    WSDDN's authors use 10 with Edge Boxes. Requires proposals with scores.
     """
 
     def mil_columns(self, num_classes: int) -> int:
-        """Width of the MIL head."""
+        """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
 
 
 class Detector(nn.Module):
-    """Trunk, RoI maps, neck and heads. Each step is a method; nothing here knows about losses or labels."""
+    """Trunk, RoI maps, neck and heads, one method each; independent of losses and labels.
+
+    Example:
+        detector = Detector(Lite0().build(), num_classes=20, heads=Heads())
+        maps = detector.roi_maps(batch)    # (R, ch, h, w)
+        vectors = detector.neck(maps)      # (R, F)
+        scores = detector.score(vectors)   # MIL and refinement logits, box deltas
+    """
 
     def __init__(self, backbone: Backbone, num_classes: int, heads: Heads) -> None:
         super().__init__()
@@ -116,16 +121,16 @@ class Detector(nn.Module):
         self.similarity = SimilarityHead(features, heads.embed_dim)
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
-        """f: one small map a proposal; read from the batch where frozen maps were kept."""
+        """f: one small map per proposal; read from the batch if it comes from the feature cache."""
         return self.weight_by_objectness(self._plain_maps(batch), batch.side_info.objectness)
 
     def weight_by_objectness(
         self, maps: Float[Tensor, "R ch h w"], objectness: Float[Tensor, " R"] | None
     ) -> Float[Tensor, "R ch h w"]:
-        """Maps weighed by what is thought of their proposals, where that is asked for."""
+        """Maps multiplied by ``box_prior`` times objectness; unchanged if ``box_prior`` is 0."""
         if self.box_prior == 0:
             return maps
-        assert objectness is not None  # asked for before training starts
+        assert objectness is not None  # checked before training starts
         return maps * (self.box_prior * objectness).to(maps)[:, None, None, None]
 
     def _plain_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
@@ -142,7 +147,7 @@ class Detector(nn.Module):
         return self.backbone.neck(maps, row_rng)
 
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
-        """Logits and deltas of all stages."""
+        """Logits and box deltas of all stages."""
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
         more = [head for head in self.mil_more if isinstance(head, MilHead)]
         mil_cls, mil_det = self.mil.logits(vector)

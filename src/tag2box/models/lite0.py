@@ -1,15 +1,12 @@
-"""EfficientNet-lite0 (Liu, 2020; Tan and Le, "EfficientNet", 2019), cut for proposals: the backbone for a CPU.
+"""EfficientNet-lite0 (Liu, 2020; Tan and Le, "EfficientNet", 2019) as a RoI backbone: the one for a CPU.
 
-Trunk: stem and blocks 0-10 (stride 16, 112 channels). Every proposal: pooled, then blocks 11-15 (the map f, 320
-channels). Neck: the head convolution and the mean over cells. The whole of it is pretrained.
+Trunk: stem and blocks 0-10 (stride 16, 112 channels). RoI map f (320 channels): RoI pooling, then blocks 11-15. Neck:
+the head convolution and the mean over cells. All of it is pretrained.
 
-Batch norm always uses its stored statistics, so each is folded into the convolution before it: fewer passes over
-memory, and nothing that training mode could change.
+Batch norm always uses its stored statistics, so it is folded into the convolution before it: fewer passes over memory,
+and no state that training mode could change.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
@@ -18,21 +15,17 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tag2box.methods.casd import channel_mean
 from tag2box.models.backbone import Backbone, BackboneSettings
-from tag2box.models.drop_block import dropout
-from tag2box.models.rng import RowRng
-from tag2box.models.weights.architectures import LITE0_HEAD, LITE0_STAGES, LITE0_STEM, PREPROCESS
-from tag2box.models.weights.state_dict import load_into
-from tag2box.models.weights.zoo import LITE0_PACKAGE, lite0_weights
-from tag2box.ops.roi import masked_mean, roi_align, roi_pool
+from tag2box.models.rng import RowRng, dropout
+from tag2box.models.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into
+from tag2box.models.weights.state_dict import LITE0_HEAD, LITE0_STAGES, LITE0_STEM
+from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
 
 _TRUNK_BLOCKS = 11
 _BATCH_NORM_EPS = 1e-3
-_CHUNK = 64  # proposals that run through frozen tail blocks at a time: their maps then stay in the cache
+_CHUNK = 64  # proposals per pass through frozen tail blocks: their maps then stay in the CPU cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +35,18 @@ class Lite0(BackboneSettings):
     kind: Literal["lite0"] = "lite0"
     layers: ClassVar[int] = 2
     pooling: Literal["align", "max"] = "align"
-    """How a proposal is cut out of the photo's map: RoIAlign, whose values the pretrained blocks know, or RoIPool."""
+    """RoI pooling: RoIAlign, whose values are like those the blocks were pretrained on, or max pooling (RoIPool)."""
     pool_size: Annotated[int, Field(ge=2, multiple_of=2)] = 14
     """Side of the pooled grid before blocks 11-15, which halve it: 14 gives the paper's 7 x 7 maps, 8 is cheaper."""
     train_tail: bool = False
-    """Let blocks 11-15 learn. Maps of photos are then kept on disk in place of those of proposals."""
+    """Train blocks 11-15. The feature cache then holds maps of photos instead of RoI maps."""
     train_neck: bool = True
-    """Let the head convolution learn."""
+    """Train the head convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on the feature vector of a proposal."""
+    """Dropout rate on the feature vector of a proposal."""
 
-    def build(self, *, pretrained: bool = True) -> Lite0Backbone:
-        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+    def build(self, *, pretrained: bool = True) -> "Lite0Backbone":
+        """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
         backbone = Lite0Backbone(self)
         if pretrained:
             load_into(backbone, fold_weights(lite0_weights()), LITE0_PACKAGE)
@@ -89,12 +82,12 @@ class Lite0Backbone(Backbone):
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 112 h w"]:
         """Photo maps at stride 16. Photos are padded to a multiple of 16, so that every size halves evenly."""
         height, width = images.shape[-2:]
-        pixels = F.pad(self.preprocess(images), (0, -width % self.stride, 0, -height % self.stride))
+        pixels = nn.functional.pad(self.preprocess(images), (0, -width % self.stride, 0, -height % self.stride))
         x: Tensor = self.body(self.stem(pixels.contiguous(memory_format=torch.channels_last)))
         return x
 
     def roi_maps(self, features: Float[Tensor, "N 112 h w"], proposals: Proposals) -> Float[Tensor, "R 320 s s"]:
-        """Pooling, then blocks 11-15: a bounded number of proposals at a time where these do not learn."""
+        """RoI pooling, then blocks 11-15; in chunks of proposals if these are frozen."""
         ids = proposals.image_ids()
         step = max(1, len(ids)) if any(p.requires_grad for p in self.tail.parameters()) else _CHUNK
         parts = [
@@ -110,8 +103,8 @@ class Lite0Backbone(Backbone):
     def neck_stem(self, maps: Float[Tensor, "R 320 s s"]) -> Float[Tensor, "R cells 1280"]:
         """The head convolution without its bias."""
         cells = maps.flatten(2).transpose(1, 2)  # (R, s * s, 320)
-        # a 1 x 1 convolution is a matrix product, and on maps this small torch is a quarter faster if told so
-        return F.linear(cells, self.head.weight.flatten(1))
+        # a 1 x 1 convolution as a matrix product: a quarter faster in torch on maps this small
+        return nn.functional.linear(cells, self.head.weight.flatten(1))
 
     def neck_tail(
         self, stem: Float[Tensor, "R cells 1280"], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
@@ -123,13 +116,13 @@ class Lite0Backbone(Backbone):
     def responses(
         self, maps: Float[Tensor, "R 320 s s"], stem: Float[Tensor, "R cells 1280"]
     ) -> Float[Tensor, "R 2 s s"]:
-        """Of f, and of the head convolution after its ReLU6, which learns where f is frozen."""
+        """Of f, and of the head convolution after its ReLU6, which is trained even if f is frozen."""
         assert self.head.bias is not None
         head = channel_mean(stem, self.head.bias).view(len(maps), *maps.shape[2:])
         return torch.stack([maps.mean(dim=1), head], dim=1)
 
     def roi_map_key(self) -> str:
-        """Also the way proposals are pooled."""
+        """The base key and the RoI pooling."""
         return f"{super().roi_map_key()} {self.pool.__name__}"
 
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
@@ -144,7 +137,7 @@ class Lite0Backbone(Backbone):
 class _Conv(nn.Conv2d):
     """A convolution with its batch norm folded in, then ReLU6 unless ``linear``.
 
-    A stride of 2 pads one cell less before than after, as TensorFlow does on even sizes: the weights expect it.
+    A stride of 2 pads one cell less before than after, like TensorFlow on even sizes: the weights were trained so.
     """
 
     def __init__(
@@ -155,12 +148,12 @@ class _Conv(nn.Conv2d):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x if self.before is None else F.pad(x, self.before))
-        return y if self.linear else F.relu6(y, inplace=True)
+        y = super().forward(x if self.before is None else nn.functional.pad(x, self.before))
+        return y if self.linear else nn.functional.relu6(y, inplace=True)
 
 
 class _Block(nn.Module):
-    """Inverted residual: expand, filter each channel, project; added to its input where the shapes agree."""
+    """Inverted residual: expand, filter each channel, project; added to its input if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -184,8 +177,8 @@ def _blocks() -> list[_Block]:
     ]
 
 
-def fold_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The package's convolutions and batch norms as the biased convolutions of ``Lite0Backbone``, under its names."""
+def fold_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fold the pip package's batch norms into its convolutions, under the names of ``Lite0Backbone``."""
     pairs = [("_conv_stem", "_bn0", "stem"), ("_conv_head", "_bn1", "head")]
     for index in range(sum(count for *_, count in LITE0_STAGES)):
         ours = f"body.{index}" if index < _TRUNK_BLOCKS else f"tail.{index - _TRUNK_BLOCKS}"

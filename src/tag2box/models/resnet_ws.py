@@ -1,49 +1,34 @@
-"""R50-WS and R101-WS: ResNets rebuilt for weakly supervised detection (Shen et al., 2020, section 4).
+"""R50-WS and R101-WS: ResNets redesigned for weakly supervised detection (Shen et al., 2020, section 4).
 
-The stem is three 3 x 3 convolutions and a max-pool. Later maps are halved by a max-pool at the end of a stage, never by
-a convolution with a stride, which would drop three cells of four: here once, after res2. res4 and res5 are dilated by 2
-instead, so that the trunk ends at stride 8. RoIPool 7 x 7 and two linear layers follow, as in VGG16.
+The stem is three 3 x 3 convolutions and a max-pool. Later maps are halved by a max-pool at the end of a stage, not by a
+strided convolution, which would drop three of four cells: here once, after res2. res4 and res5 are dilated by 2
+instead, so that the trunk has stride 8. RoIPool 7 x 7 and two linear layers follow, as in VGG16.
 
-Batch norm never learns, and always uses its stored statistics. It is a fixed scale and shift of every channel, folded
-into the convolution before it at each call: the convolution learns as it would with the norm behind it, and there is
-nothing that training mode could change.
+Batch norm is frozen and always uses its stored statistics. It is a fixed scale and shift per channel, folded into the
+convolution before it at each call: gradients are those of a convolution followed by the norm, and there is no state
+that training mode could change.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tag2box.errors import UserError
-from tag2box.models.backbone import (
-    PIXELS_BUFFER,
-    Backbone,
-    BackboneSettings,
-    Preprocess,
-    from_numbers,
-    normal_init,
-    to_numbers,
-)
-from tag2box.models.drop_block import dropout
-from tag2box.models.rng import RowRng
-from tag2box.models.weights.architectures import PREPROCESS, WS_BLOCKS, WS_NECK, WS_WIDTH, Weights
-from tag2box.models.weights.state_dict import load_into
-from tag2box.models.weights.weight_cache import find_weights, is_weight_file
+from tag2box.models.backbone import PIXELS_BUFFER, BackboneSettings, PreprocessBufferBackbone, normal_init
+from tag2box.models.rng import RowRng, dropout
+from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into
+from tag2box.models.weights.state_dict import WS_BLOCKS, WS_NECK, WS_WIDTH
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
 _BATCH_NORM_EPS = 1e-5
 _DILATION = {2: 1, 3: 1, 4: 2, 5: 2}  # of the 3 x 3 convolutions of each stage
-_BRANCH = 0.25  # how much smaller a block's fresh branch is than its shortcut: sums of many would grow without bound
+_BRANCH = 0.25  # initial scale of a block's residual branch: sums of many full-size branches would explode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +37,13 @@ class ResNetWs(BackboneSettings):
 
     kind: Literal["resnet_ws"] = "resnet_ws"
     depth: Literal[50, 101] = 50
-    """R50-WS or R101-WS; the weights must agree."""
+    """50 for R50-WS, 101 for R101-WS; must match the weights."""
     weights: str | None = None
-    """Name of stored weights (``tag2box weights convert`` makes one of your file), or a file."""
+    """Name of stored weights (``tag2box weights convert`` stores a file under a name), or a file."""
     preprocess: Literal["torchvision", "caffe"] | None = None
-    """The pixels a file was trained on, where it does not tell. Stored weights bring their own, and may not differ."""
+    """Preprocessing that a file was trained with, if the file leaves it open. Stored weights include their own."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Dropout after each of the two linear layers."""
+    """Dropout rate after each of the two linear layers."""
 
     @property
     def architecture(self) -> str:
@@ -67,17 +52,15 @@ class ResNetWs(BackboneSettings):
 
     @property
     def title(self) -> str:
-        """The name in tables."""
+        """The name in tables and error messages."""
         return self.architecture
 
     def with_absolute_paths(self) -> Self:
-        """The same settings with the weight file, if there is one, named by its absolute path."""
-        if self.weights is None or not is_weight_file(self.weights):
-            return self
-        return replace(self, weights=f"{Path(self.weights).absolute()}")
+        """The same settings with an absolute path if ``weights`` is a file."""
+        return replace(self, weights=absolute_weights(self.weights))
 
-    def build(self, *, pretrained: bool = True) -> ResNetWsBackbone:
-        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+    def build(self, *, pretrained: bool = True) -> "ResNetWsBackbone":
+        """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
         if not pretrained:
             return ResNetWsBackbone(self)
         if self.weights is None:
@@ -92,16 +75,14 @@ class ResNetWs(BackboneSettings):
         return backbone
 
 
-class ResNetWsBackbone(Backbone):
-    """R-WS as trunk and fc neck; the stem and res2 never learn. Its preprocessing is a buffer among its weights."""
+class ResNetWsBackbone(PreprocessBufferBackbone):
+    """R-WS as trunk and fc neck; the stem and res2 are always frozen."""
 
     stride = 8
     map_size = 7
-    pixels: Tensor
 
     def __init__(self, settings: ResNetWs, *, width: int = WS_WIDTH, neck: tuple[int, int] = WS_NECK) -> None:
-        super().__init__()
-        self.register_buffer(PIXELS_BUFFER, to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
+        super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
         self.architecture = settings.architecture
         self.channels = 32 * width
         self.vector_size = neck[1]
@@ -118,13 +99,8 @@ class ResNetWsBackbone(Backbone):
         self.stem.requires_grad_(False)
         self.res2.requires_grad_(False)
 
-    @property  # only weights that are loaded set it
-    def preprocess(self) -> Preprocess:  # type: ignore[override]
-        """The pixels that the weights now in this network learnt from."""
-        return from_numbers(self.pixels)
-
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
-        """Photo maps at stride 8: stem and res2 to res5. Sizes are halved upwards, so that no edge is lost."""
+        """Photo maps at stride 8: stem and res2 to res5. Sizes are rounded up when halved, so that no edge is lost."""
         x = _halved(self.res2(_halved(self.stem(self.preprocess(images)))))
         y: Tensor = self.res5(self.res4(self.res3(x)))
         return y
@@ -136,8 +112,8 @@ class ResNetWsBackbone(Backbone):
 
     def neck(self, maps: Float[Tensor, "R c 7 7"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """Two linear layers, each with ReLU and dropout."""
-        hidden = dropout(F.relu(self.fc6(maps.flatten(1))), self.dropout, row_rng)
-        return dropout(F.relu(self.fc7(hidden)), self.dropout, row_rng)
+        hidden = dropout(nn.functional.relu(self.fc6(maps.flatten(1))), self.dropout, row_rng)
+        return dropout(nn.functional.relu(self.fc7(hidden)), self.dropout, row_rng)
 
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The stem and the four stages."""
@@ -145,7 +121,7 @@ class ResNetWsBackbone(Backbone):
 
 
 class _Conv(nn.Conv2d):
-    """A convolution and the fixed batch norm behind it."""
+    """A convolution followed by a fixed batch norm."""
 
     scale: Tensor
     shift: Tensor
@@ -158,7 +134,7 @@ class _Conv(nn.Conv2d):
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        # weights are far fewer than the values of a photo's map: to scale them is all but free
+        # scaling the weights is almost free: they are far fewer than the values of a photo's map
         y: Tensor = self._conv_forward(x, self.weight * self.scale.view(-1, 1, 1, 1), self.shift)
         return y
 
@@ -174,12 +150,12 @@ class _Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2, self.conv3):
-            x = F.relu(conv(x), inplace=True)
+            x = nn.functional.relu(conv(x), inplace=True)
         return x
 
 
 class _Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input; a convolution fits that where widths differ."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input, or to a projection of it if widths differ."""
 
     def __init__(self, inputs: int, inner: int, *, dilation: int) -> None:
         super().__init__()
@@ -192,9 +168,9 @@ class _Bottleneck(nn.Module):
             self.conv3.weight.mul_(_BRANCH)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.conv2(F.relu(self.conv1(x), inplace=True)), inplace=True)
+        inner = nn.functional.relu(self.conv2(nn.functional.relu(self.conv1(x), inplace=True)), inplace=True)
         y: Tensor = self.conv3(inner)
-        return F.relu(y.add_(self.shortcut(x)), inplace=True)
+        return nn.functional.relu(y.add_(self.shortcut(x)), inplace=True)
 
 
 def _stage(width: int, stage: int, count: int) -> nn.Sequential:
@@ -205,16 +181,16 @@ def _stage(width: int, stage: int, count: int) -> nn.Sequential:
 
 
 def _halved(x: Tensor) -> Tensor:
-    return F.max_pool2d(x, 2, ceil_mode=True)
+    return nn.functional.max_pool2d(x, 2, ceil_mode=True)
 
 
 # ---------------------------------------------------------------- weights
 
 
 def load_resnet_ws(backbone: ResNetWsBackbone, weights: Weights, where: str) -> None:
-    """Load the trunk, its preprocessing and, where there are any, fc6 and fc7.
+    """Load the trunk, its preprocessing and, if present, fc6 and fc7.
 
-    Warns where there are none: fc6 and fc7 then stay random.
+    Without fc6 and fc7 these stay randomly initialized, with a warning.
     """
     if weights.architecture != backbone.architecture:
         hint = f"; set backbone.depth = {weights.architecture[1:-3]}" if weights.architecture in WS_BLOCKS else ""
@@ -224,7 +200,7 @@ def load_resnet_ws(backbone: ResNetWsBackbone, weights: Weights, where: str) -> 
         )
     own = {name: value for name, value in backbone.state_dict().items() if name.startswith(("fc6.", "fc7."))}
     has_neck = "fc6.weight" in weights.tensors
-    given = {**fixed_norms(weights.tensors), PIXELS_BUFFER: to_numbers(weights.preprocess)}
+    given = {**fixed_norms(weights.tensors), PIXELS_BUFFER: weights.preprocess.to_tensor()}
     load_into(backbone, given if has_neck else {**own, **given}, where)
     if not has_neck:
         warnings.warn(
@@ -234,8 +210,8 @@ def load_resnet_ws(backbone: ResNetWsBackbone, weights: Weights, where: str) -> 
         )
 
 
-def fixed_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under canonical names with each batch norm as the scale and shift it comes to, in our names."""
+def fixed_norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under canonical names with each batch norm replaced by its fixed scale and shift."""
     fixed = {name: value for name, value in tensors.items() if ".norm." not in name}
     for name in tensors:
         conv, norm, _ = name.partition(".norm.weight")

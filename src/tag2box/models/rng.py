@@ -1,10 +1,8 @@
-"""Random numbers by image: what a photo draws does not depend on its company, on the order of work or on who works.
+"""Per-image RNG streams: the same draws whatever the batch, order or rank; and dropout that draws from them.
 
-A batch that runs at once, image by image or spread over processes meets the same dropped squares, masks and noise; and
-a second pass over an image meets those of the first.
+A batch that runs at once, image by image or spread over ranks gets the same dropped squares, masks and noise, and a
+recomputed forward pass gets those of the first one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from torch import Tensor
 
 
 class Stream(IntEnum):
-    """What numbers are drawn for; each has a stream of its own."""
+    """The use of random numbers; each use has a stream of its own."""
 
     DROP_BLOCK = 0
     NECK = 1
@@ -29,36 +27,19 @@ class Stream(IntEnum):
     CONCRETE = 7
 
 
-@dataclass(frozen=True, slots=True)
-class StepRng:
-    """All random numbers of an iteration."""
-
-    seed: int
-    iteration: int
-
-    def row_rng(self, purpose: Stream, images: Int[Tensor, " m"]) -> RowRng:
-        """Fresh dice for m rows, each of an image by its number in the whole batch. Equal calls give equal dice."""
-        generators = {image: self._generator(purpose, image, images.device) for image in images.unique().tolist()}
-        return RowRng(images, generators)
-
-    def _generator(self, purpose: Stream, image: int, device: torch.device) -> torch.Generator:
-        seed = np.random.SeedSequence([self.seed, self.iteration, image, purpose]).generate_state(1, np.uint64)[0]
-        return torch.Generator(device).manual_seed(int(seed >> np.uint64(1)))  # manual_seed takes a signed number
-
-
 @dataclass(frozen=True)
 class RowRng:
-    """Random numbers of rows, each image's from its own stream in the order of its rows."""
+    """RNG of m rows: each image draws from its own generator, in the order of its rows."""
 
-    images: Int[Tensor, " m"]
+    images: Int[Tensor, " m"]  # the image of each row, by its index in the whole batch
     generators: dict[int, torch.Generator]
 
     def uniform(self, *shape: int) -> Float[Tensor, "m ..."]:
-        """Numbers from 0 up to 1, a tensor of ``shape`` a row."""
+        """Draw from [0, 1): one tensor of ``shape`` per row."""
         return self._draw(torch.rand, shape)
 
     def normal(self, *shape: int) -> Float[Tensor, "m ..."]:
-        """Numbers of the standard normal distribution, a tensor of ``shape`` a row."""
+        """Draw from N(0, 1): one tensor of ``shape`` per row."""
         return self._draw(torch.randn, shape)
 
     def _draw(self, source: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -73,3 +54,27 @@ class RowRng:
         if bool((images.diff() >= 0).all()):
             return numbers
         return torch.empty_like(numbers).index_copy_(0, images.argsort(stable=True), numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRng:
+    """All random streams of one iteration."""
+
+    seed: int
+    iteration: int
+
+    def row_rng(self, stream: Stream, images: Int[Tensor, " m"]) -> RowRng:
+        """A new RNG for m rows, each of an image by its index in the whole batch. Equal calls give equal draws."""
+        generators = {image: self._generator(stream, image, images.device) for image in images.unique().tolist()}
+        return RowRng(images, generators)
+
+    def _generator(self, stream: Stream, image: int, device: torch.device) -> torch.Generator:
+        seed = np.random.SeedSequence([self.seed, self.iteration, image, stream]).generate_state(1, np.uint64)[0]
+        return torch.Generator(device).manual_seed(int(seed >> np.uint64(1)))  # manual_seed takes a signed number
+
+
+def dropout(x: Float[Tensor, "R F"], rate: float, row_rng: RowRng | None) -> Float[Tensor, "R F"]:
+    """Zero values at ``rate`` and rescale the others by 1 / (1 - rate); the identity without an RNG (inference)."""
+    if row_rng is None or rate == 0:
+        return x
+    return x * (row_rng.uniform(*x.shape[1:]) >= rate).to(x.dtype) / (1 - rate)

@@ -1,14 +1,11 @@
-"""VGG16 (Simonyan and Zisserman, 2015) as weakly supervised detection uses it: stride 8, dilated conv5, fc6 and fc7.
+"""VGG16 (Simonyan and Zisserman, 2015) as in weakly supervised detection: stride 8, dilated conv5, fc6 and fc7.
 
-Pool4 is removed and conv5 dilated by 2 in its place; no ReLU follows conv5_3 (its raw map is pooled); RoIPool 7 x 7
-replaces pool5. Modules keep torchvision's numbers, so that its weight files load by name.
+Pool4 is removed and conv5 dilated by 2 instead; no ReLU follows conv5_3 (its raw map is pooled); RoIPool 7 x 7 replaces
+pool5. Modules keep torchvision's indices, so that its weight files load by name.
 """
-
-from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from jaxtyping import Float
@@ -16,20 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tag2box.errors import UserError
-from tag2box.models.backbone import (
-    PIXELS_BUFFER,
-    Backbone,
-    BackboneSettings,
-    Preprocess,
-    from_numbers,
-    normal_init,
-    to_numbers,
-)
-from tag2box.models.drop_block import dropout
-from tag2box.models.rng import RowRng
-from tag2box.models.weights.architectures import PREPROCESS, VGG_BLOCKS, VGG_NECK, Weights
-from tag2box.models.weights.state_dict import load_into
-from tag2box.models.weights.weight_cache import find_weights, is_weight_file
+from tag2box.models.backbone import PIXELS_BUFFER, BackboneSettings, PreprocessBufferBackbone, normal_init
+from tag2box.models.rng import RowRng, dropout
+from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into
+from tag2box.models.weights.state_dict import VGG_BLOCKS, VGG_NECK
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
@@ -42,22 +29,20 @@ class Vgg16(BackboneSettings):
 
     kind: Literal["vgg16"] = "vgg16"
     weights: str | None = None
-    """Name of stored weights (``tag2box weights list``), or a file. Best with fc6 and fc7 in it."""
+    """Name of stored weights (``tag2box weights list``), or a file; preferably with fc6 and fc7."""
     preprocess: Literal["torchvision", "caffe"] | None = None
-    """The pixels a file was trained on, where it does not tell. Stored weights bring their own, and may not differ."""
+    """Preprocessing that a file was trained with, if the file leaves it open. Stored weights include their own."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Dropout after fc6 and fc7."""
+    """Dropout rate after fc6 and fc7."""
     train_trunk: bool = True
-    """Let conv3 to conv5 learn. False: all convolutions are frozen, for small machines; their maps are kept on disk."""
+    """Train conv3 to conv5. False freezes all convolutions, for small machines: the feature cache holds their maps."""
 
     def with_absolute_paths(self) -> Self:
-        """The same settings with the weight file, if there is one, named by its absolute path."""
-        if self.weights is None or not is_weight_file(self.weights):
-            return self
-        return replace(self, weights=f"{Path(self.weights).absolute()}")
+        """The same settings with an absolute path if ``weights`` is a file."""
+        return replace(self, weights=absolute_weights(self.weights))
 
-    def build(self, *, pretrained: bool = True) -> Vgg16Backbone:
-        """The network; without ``pretrained`` its weights are random, to be loaded from a checkpoint."""
+    def build(self, *, pretrained: bool = True) -> "Vgg16Backbone":
+        """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
         if not pretrained:
             return Vgg16Backbone(self)
         if self.weights is None:
@@ -70,26 +55,21 @@ class Vgg16(BackboneSettings):
         return backbone
 
 
-class Vgg16Backbone(Backbone):
-    """VGG16 as trunk and fc neck; conv1 and conv2 never learn.
-
-    Its preprocessing is a buffer among its weights: whatever loads these, loads it.
-    """
+class Vgg16Backbone(PreprocessBufferBackbone):
+    """VGG16 as trunk and fc neck; conv1 and conv2 are always frozen."""
 
     stride = 8
     channels = VGG_BLOCKS[-1][0]
     map_size = 7
-    pixels: Tensor
 
     def __init__(self, settings: Vgg16, *, vector_size: int = VGG_NECK) -> None:
-        super().__init__()
-        self.register_buffer(PIXELS_BUFFER, to_numbers(PREPROCESS[settings.preprocess or "torchvision"]))
+        super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
         self.vector_size = vector_size
         self.features = _convolutions()
         self.classifier = nn.Sequential(
             nn.Linear(self.channels * self.map_size**2, vector_size),
             nn.ReLU(inplace=True),
-            nn.Identity(),  # keeps the place of dropout in the numbering
+            nn.Identity(),  # index of torchvision's dropout
             nn.Linear(vector_size, vector_size),
             nn.ReLU(inplace=True),
         )
@@ -97,11 +77,6 @@ class Vgg16Backbone(Backbone):
         normal_init(self.classifier, std=0.01)
         frozen = self.features[:_FROZEN] if settings.train_trunk else self.features
         frozen.requires_grad_(False)
-
-    @property  # only weights that are loaded set it
-    def preprocess(self) -> Preprocess:  # type: ignore[override]
-        """The pixels that the weights now in this network learnt from."""
-        return from_numbers(self.pixels)
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 512 h w"]:
         """Photo maps at stride 8: conv1 to conv5_3, raw."""
@@ -131,23 +106,23 @@ def _convolutions() -> nn.Sequential:
         for _ in range(count):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation), nn.ReLU(inplace=True)]
             inputs = outputs
-        layers.append(nn.MaxPool2d(2) if block < 4 else nn.Identity())  # keeps the place of pool4 in the numbering
+        layers.append(nn.MaxPool2d(2) if block < 4 else nn.Identity())  # index of torchvision's pool4
     return nn.Sequential(*layers[:-2])  # neither the ReLU after conv5_3 nor pool5
 
 
 def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
-    """Load the convolutions, their preprocessing and, where there are any, fc6 and fc7.
+    """Load the convolutions, their preprocessing and, if present, fc6 and fc7.
 
-    Warns where there are none: fc6 and fc7 then stay random.
+    Without fc6 and fc7 these stay randomly initialized, with a warning.
     """
     if weights.architecture not in {"vgg16", "vgg16-conv"}:
         raise UserError(f"backbone.weights = {where}: these are weights of {weights.architecture}, not of vgg16")
     neck = {name: value for name, value in backbone.state_dict().items() if name.startswith("classifier.")}
     own = {} if weights.architecture == "vgg16" else neck
-    load_into(backbone, {**own, **weights.tensors, PIXELS_BUFFER: to_numbers(weights.preprocess)}, where)
+    load_into(backbone, {**own, **weights.tensors, PIXELS_BUFFER: weights.preprocess.to_tensor()}, where)
     if own:
         warnings.warn(
-            f"{where}: holds the convolutions alone, so fc6 and fc7 start random and have but your photos to learn "
-            "from; prefer weights with fc6 and fc7",
+            f"{where}: holds the convolutions alone, so fc6 and fc7 start random and learn from your photos alone; "
+            "prefer weights with fc6 and fc7",
             stacklevel=2,
         )

@@ -1,56 +1,47 @@
-"""Precision and length of numbers."""
-
-from __future__ import annotations
+"""Box operations: areas, IoU, containment, clipping, box coding and non-maximum suppression (NMS)."""
 
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_SHORTEST = 1e-6  # rows that are no longer have no direction
-
-
-def at_least_single(x: Tensor) -> Tensor:
-    """Half-precision numbers in single precision, others as they are: for sums, softmaxes and logarithms."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def unit_rows(x: Float[Tensor, "R D"]) -> Float[Tensor, "R D"]:
-    """Each row over its length. A row of length zero stays, and teaches nothing: which way it should turn is unknown.
-
-    (Divided by a tiny number instead, as is common, its gradient would outweigh all others by orders of magnitude.)
-    """
-    length = x.norm(dim=1, keepdim=True)
-    return torch.where(length > _SHORTEST, x / length.clamp(min=_SHORTEST), torch.zeros_like(x))
-
-
 CODE_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-"""Scale of (dx, dy, dw, dh): spreads of about 0.1, 0.1, 0.2 and 0.2 become one."""
+"""Scale of (dx, dy, dw, dh): standard deviations of about 0.1, 0.1, 0.2 and 0.2 become one."""
 
 MAX_LOG_SIZE = math.log(1000.0 / 16)
 """Predicted log-sizes are clipped here, before exp() can overflow."""
 
+_NMS_BLOCK = 256  # boxes compared with each other at a time
+
 
 def areas(boxes: Float[Tensor, "A 4"]) -> Float[Tensor, " A"]:
-    """Area of each box; zero for an empty one."""
+    """Area of each box; zero for an empty one.
+
+    >>> areas(torch.tensor([[0.0, 0.0, 4.0, 2.0], [3.0, 3.0, 1.0, 5.0]]))
+    tensor([8., 0.])
+    """
     return (boxes[:, 2] - boxes[:, 0]).clamp(min=0) * (boxes[:, 3] - boxes[:, 1]).clamp(min=0)
 
 
 def intersections(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
-    """Area shared by every box of ``a`` with every box of ``b``."""
+    """Intersection area of every box of ``a`` with every box of ``b``."""
     across, down = (_shared_sides(a[:, axis::2], b[:, axis::2]) for axis in (0, 1))
     return across * down
 
 
 def _shared_sides(a: Float[Tensor, "A 2"], b: Float[Tensor, "B 2"]) -> Float[Tensor, "A B"]:
-    """Length that every interval of ``a`` shares with every one of ``b``."""
-    begins, ends = b.T.contiguous()  # each in one piece: several times faster to spread over A rows
+    """Overlap length of every interval of ``a`` with every one of ``b``."""
+    begins, ends = b.T.contiguous()  # contiguous: several times faster to broadcast over A rows
     return (torch.minimum(a[:, 1:], ends) - torch.maximum(a[:, :1], begins)).clamp_(min=0)
 
 
 def iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
-    """Intersection over union of all pairs; zero where both boxes are empty."""
+    """Intersection over union of all pairs; zero if both boxes are empty.
+
+    >>> iou(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[0.0, 0.0, 2.0, 2.0], [1.0, 0.0, 3.0, 2.0]]))
+    tensor([[1.0000, 0.3333]])
+    """
     shared = intersections(a, b)
     union = areas(a)[:, None] + areas(b)[None, :] - shared
     return torch.where(union > 0, shared / union, shared.new_zeros(()))
@@ -64,13 +55,13 @@ def row_iou(a: Float[Tensor, "A 4"], b: Float[Tensor, "A 4"]) -> Float[Tensor, "
 
 
 def containment(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tensor, "A B"]:
-    """The larger share of either box that lies inside the other, of all pairs: shared area over the smaller one."""
+    """Intersection over the smaller area of all pairs: the larger fraction of either box that lies in the other."""
     smaller = torch.minimum(areas(a)[:, None], areas(b)[None, :])
     return torch.where(smaller > 0, intersections(a, b) / smaller, smaller.new_zeros(()))
 
 
 def clip(boxes: Float[Tensor, "A 4"], width: float, height: float) -> Float[Tensor, "A 4"]:
-    """Boxes cut at the borders of an image."""
+    """Boxes clipped to the borders of an image."""
     limit = boxes.new_tensor([width, height, width, height])
     return torch.minimum(boxes.clamp(min=0), limit)
 
@@ -81,7 +72,7 @@ def _centres(boxes: Float[Tensor, "A 4"]) -> tuple[Float[Tensor, "A 2"], Float[T
 
 
 def encode(targets: Float[Tensor, "A 4"], proposals: Float[Tensor, "A 4"]) -> Float[Tensor, "A 4"]:
-    """The deltas that move each proposal onto its target."""
+    """Deltas (dx, dy, dw, dh) that move each proposal onto its target, as in Fast R-CNN."""
     to_centre, to_size = _centres(targets)
     centre, size = _centres(proposals)
     deltas = torch.cat([(to_centre - centre) / size, (to_size / size).log()], dim=1)
@@ -89,10 +80,62 @@ def encode(targets: Float[Tensor, "A 4"], proposals: Float[Tensor, "A 4"]) -> Fl
 
 
 def decode(deltas: Float[Tensor, "A c4"], proposals: Float[Tensor, "A 4"]) -> Float[Tensor, "A c4"]:
-    """Proposals moved by their deltas; several classes side by side give as many boxes side by side."""
+    """Proposals moved by their deltas, the inverse of ``encode``; four columns per class in, four per class out."""
     count = deltas.shape[1] // 4
     centre, size = _centres(proposals)
     codes = deltas.reshape(len(deltas), count, 4) / deltas.new_tensor(CODE_WEIGHTS)
     new_centre = codes[..., :2] * size[:, None] + centre[:, None]  # (A, count, 2)
     new_size = codes[..., 2:].clamp(max=MAX_LOG_SIZE).exp() * size[:, None]
     return torch.cat([new_centre - 0.5 * new_size, new_centre + 0.5 * new_size], dim=2).reshape(deltas.shape)
+
+
+def nms(boxes: Float[Tensor, "A 4"], scores: Float[Tensor, " A"], iou_threshold: float) -> Int[Tensor, " kept"]:
+    """Greedy NMS: the rows that survive, best score first.
+
+    A box is suppressed if a kept better one overlaps it by more than the threshold. Equal scores keep their order.
+    There is no loop over boxes: the best block is resolved first, then everything that it suppresses is dropped. Most
+    boxes fall to the first few blocks and are never compared with each other.
+
+    >>> boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 0.0, 11.0, 10.0], [20.0, 0.0, 30.0, 10.0]])
+    >>> nms(boxes, torch.tensor([0.8, 0.9, 0.7]), iou_threshold=0.5)
+    tensor([1, 2])
+    """
+    left = scores.argsort(descending=True, stable=True)
+    kept = [left[:0]]
+    while len(left):
+        best, left = left[:_NMS_BLOCK], left[_NMS_BLOCK:]
+        best = best[_survives(boxes[best], iou_threshold)]
+        left = left[~(iou(boxes[best], boxes[left]) > iou_threshold).any(dim=0)]
+        kept.append(best)
+    return torch.cat(kept)
+
+
+def _survives(ranked: Float[Tensor, "a 4"], iou_threshold: float) -> Bool[Tensor, " a"]:
+    """Which boxes of one block, best first, survive each other.
+
+    Greedy suppression is the only solution of ``kept[j] = no kept i < j suppresses j``, so iterating that equation from
+    "all kept" reaches it: after t rounds the first t ranks are final, and a handful of rounds is enough in practice.
+    """
+    suppresses = (iou(ranked, ranked) > iou_threshold).triu(diagonal=1).to(torch.float32)  # (a, a), better row first
+    kept = torch.ones(len(ranked), dtype=torch.bool, device=ranked.device)
+    for _ in range(len(ranked)):
+        settled = (kept.to(torch.float32) @ suppresses) == 0
+        if torch.equal(settled, kept):
+            break
+        kept = settled
+    return kept
+
+
+def class_nms(
+    boxes: Float[Tensor, "A 4"],
+    scores: Float[Tensor, " A"],
+    labels: Int[Tensor, " A"],
+    iou_threshold: float,
+) -> Int[Tensor, " kept"]:
+    """NMS within each class; rows of all classes, best score first."""
+    groups = [(labels == label).nonzero().flatten() for label in labels.unique()]
+    kept = [ids[nms(boxes[ids], scores[ids], iou_threshold)] for ids in groups]
+    if not kept:
+        return labels.new_zeros(0)
+    rows = torch.cat(kept)
+    return rows[scores[rows].argsort(descending=True, stable=True)]

@@ -1,28 +1,37 @@
-"""Candidate boxes of one photo, as every source of them gives them."""
-
-from __future__ import annotations
+"""Proposal methods: their base class, the boxes they return, and how a method is built from its name or its record."""
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, UInt8
 from numpy import ndarray
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tag2box.errors import UserError
 from tag2box.extend import Plugin
 
+DEFAULT_SHORT_SIDE = 200
+"""Working resolution of people's own photos: a search then takes a fraction of a second per photo."""
+
+_MAX_ASPECT = 8  # a working copy's long side is at most this many short sides, so that extreme strips stay affordable
+_FILE = re.compile(r".+ sha256:[0-9a-f]{64}")  # a file setting, as ``source`` records it
+
+ProposalSource = Mapping[str, object]
+"""Provenance of a store's boxes, as JSON: a ``kind``, and the settings that affect the result."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Boxes that may hold an object, with a score each; zeros where the source does not rank its boxes."""
+    """Proposals of one photo, with scores; all scores are zero if the source does not rank its boxes."""
 
     boxes: Float32[Tensor, "P 4"]
     scores: Float32[Tensor, " P"]
@@ -35,20 +44,14 @@ class Candidates:
         return len(self.scores)
 
     @classmethod
-    def unranked(cls, boxes: Float32[Tensor, "P 4"]) -> Candidates:
+    def unranked(cls, boxes: Float32[Tensor, "P 4"]) -> "Candidates":
         """Boxes of a source that does not rank."""
         return cls(boxes, torch.zeros(len(boxes)))
 
 
-_LONGEST = 8  # short sides that the long side of a working copy may have: a scroll as tall as a tower stays affordable
-
-PhotoSource = Mapping[str, object]
-"""Where boxes come from, as JSON: a ``kind``, and the settings that matter to the result."""
-
-
 @dataclass(frozen=True, slots=True)
 class FoundBoxes:
-    """What a search found, in pixels of the picture it searched: xyxy, right and bottom excluded."""
+    """Raw result of a search, in pixels of the searched image: xyxy, right and bottom exclusive."""
 
     corners: Float[ndarray, "n 4"]
     scores: Float[ndarray, " n"]
@@ -56,45 +59,46 @@ class FoundBoxes:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalMethod:
-    """A way to propose boxes: its fields are its settings, and a subclass says how to ``search``."""
+    """Base class of proposal methods: the fields are the settings, a subclass implements ``search``."""
 
     kind: str = ""
     short_side: Annotated[int, Field(ge=32)] | None = None
-    """Side to which photos are resized for the search; None searches them as they are."""
+    """Short side to which photos are resized for the search; None searches them at full size."""
     max_boxes: Annotated[int, Field(ge=1)] | None = 2000
-    """At most so many boxes of a photo are kept."""
+    """Maximum number of boxes per photo."""
     min_side: Annotated[int, Field(ge=0)] = 20
-    """Boxes with a shorter side, in pixels of the original photo, are left out."""
+    """Boxes with a shorter side, in pixels of the original photo, are dropped."""
 
     def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
-        """All boxes of a picture; those with a side below ``min_side`` pixels of it need not be among them."""
+        """Find the boxes of an image; boxes with a side below ``min_side`` of its pixels may be omitted."""
         raise NotImplementedError
 
     def order(self, boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]) -> Int[ndarray, " n"]:
-        """The rows in the order they are kept: the best first, and of equals the leftmost."""
+        """Row indices in storage order: highest score first, ties from left to right. ``max_boxes`` cuts the end."""
         return np.argsort(-scores, kind="stable")
 
     def ready(self) -> None:
-        """Raise in one line if a file that the search needs is missing or broken."""
+        """Raise a UserError if a file required by the search is missing or unusable."""
 
     def source(self) -> dict[str, object]:
-        """The settings as a store records them; a file counts by its name and content, wherever it lies."""
+        """The settings as a store records them; a file is recorded by name and content hash, not by path."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["kind"] = Plugin("proposal method").kind_of(self)
-        return {name: _identity(v) if isinstance(v, Path) else v for name, v in values.items()}
+        return {name: _file_identity(v) if isinstance(v, Path) else v for name, v in values.items()}
 
     def working_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height at which a photo of this width and height is searched."""
         if self.short_side is None:
             return size
-        scale = min(self.short_side / min(size), _LONGEST * self.short_side / max(size))
+        scale = min(self.short_side / min(size), _MAX_ASPECT * self.short_side / max(size))
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
     def __call__(self, image: UInt8[Tensor, "3 H W"], size: tuple[int, int] | None = None) -> Candidates:
-        """Candidate boxes of a photo, without repeats, in the order that the cap keeps.
+        """Propose boxes for a photo: search, rescale, clip, drop duplicates and small boxes, order, cap.
 
         Args:
-            size: width and height of the photo, in whose pixels boxes are given, where ``image`` is a smaller copy.
+            size: width and height of the original photo, whose pixels the boxes refer to, if ``image`` is a smaller
+                copy of it.
         """
         width, height = size or (image.shape[2], image.shape[1])
         cols, rows = self.working_size((width, height))
@@ -108,24 +112,62 @@ class ProposalMethod:
         return Candidates(torch.from_numpy(boxes[kept]), torch.from_numpy(scores[kept]))
 
 
+def default_method(kind: str) -> ProposalMethod:
+    """The method of a kind for people's own photos: its defaults, and a ``short_side`` of 200 if it sets none."""
+    cls = _method_class(kind)
+    method: ProposalMethod = cls()
+    can_resize = any(field.name == "short_side" and field.init for field in fields(cls))
+    return cls(short_side=DEFAULT_SHORT_SIDE) if can_resize and method.short_side is None else method
+
+
+def method_from_source(source: ProposalSource) -> ProposalMethod:
+    """The method that a store was made with, built from the store's ``source``."""
+    kind = str(source.get("kind"))
+    cls = _method_class(kind)
+    hints = get_type_hints(cls, include_extras=True)
+    known = {field.name for field in fields(cls) if field.init} - {"kind"}
+    values: dict[str, Any] = {}
+    for name, value in source.items():
+        if name == "kind":
+            continue
+        if isinstance(value, str) and _FILE.fullmatch(value):
+            raise UserError(f"made with {value}; name this file with --set proposals.{name}=FILE")
+        if name not in known:
+            raise UserError(f"made with {name} {json.dumps(value)}, which {kind} does not have; make the store again")
+        try:
+            # JSON mode: strict about types, yet lists become tuples.
+            values[name] = TypeAdapter(hints[name]).validate_json(json.dumps(value), strict=True)
+        except ValidationError:
+            raise UserError(f"made with {name} {json.dumps(value)}, which {kind} does not accept") from None
+    method: ProposalMethod = cls(**values)
+    return method
+
+
+def _method_class(kind: str) -> Any:
+    cls = Plugin("proposal method").find(kind)
+    if not issubclass(cls, ProposalMethod):
+        raise UserError(f'"{kind}": expected a subclass of tag2box.proposals.base.ProposalMethod')
+    return cls
+
+
 def _resized(bgr: UInt8[ndarray, "H W 3"], cols: int, rows: int) -> UInt8[ndarray, "h w 3"]:
     if bgr.shape[:2] == (rows, cols):
         return bgr
-    way = cv2.INTER_AREA if rows * cols < bgr.shape[0] * bgr.shape[1] else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(bgr, (cols, rows), interpolation=way))
+    interpolation = cv2.INTER_AREA if rows * cols < bgr.shape[0] * bgr.shape[1] else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(bgr, (cols, rows), interpolation=interpolation))
 
 
 def _distinct(
     boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]
 ) -> tuple[Float32[ndarray, "m 4"], Float32[ndarray, " m"]]:
-    """The boxes without exact repeats, sorted, each with the best of its scores."""
+    """The boxes without exact duplicates, sorted, each with the highest of its scores."""
     single, owner = np.unique(boxes, axis=0, return_inverse=True)
     best = np.full(len(single), -np.inf, np.float32)
     np.maximum.at(best, owner.reshape(-1), scores)
     return single, best
 
 
-def _identity(path: Path) -> str:
+def _file_identity(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -1,13 +1,15 @@
-"""The search of one photo: whatever is wrong with it becomes a line about it."""
+"""Building a proposal store: photos are searched in parallel, and an interrupted build resumes.
 
-from __future__ import annotations
+Finished photos are kept as shards in the store's folder until all are done. Photos that are new, or whose size has
+changed, are added to an existing store.
+"""
 
 import errno
 import json
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,115 +23,23 @@ from torch import Tensor
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
 from tag2box.io import LOCK, wait_for_lock
-from tag2box.proposals.base import Candidates, PhotoSource, ProposalMethod
-from tag2box.proposals.pool import LocalPool, Pool
-from tag2box.proposals.shards import Shards, difference
-from tag2box.proposals.store import (
-    INDEX,
-    ROWS,
-    ProposalStore,
-    StoreEntry,
-    check_candidates,
-    remove_older,
-    write_entries,
-    writing,
-)
+from tag2box.parallel.pool import LocalPool, Pool
+from tag2box.progress import Progress, silent
+from tag2box.proposals import shards, store
+from tag2box.proposals.base import Candidates, ProposalMethod, ProposalSource
 
-_REDUCTIONS = 16  # powers of two by which a photo may come reduced
+SHARDS_FOLDER = "parts"
+_MAX_REDUCTIONS = 16  # powers of two by which an image may be reduced while it is decoded
+_TEMPORARY = re.compile(r"\.(boxes|scores|index).*")
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class ReadPhoto(Protocol):
-    """Reads a photo, or a copy of it reduced by a power of two that is still as large as asked for."""
+    """Decodes a photo, optionally reduced by a power of two to a size that is still at least the requested one."""
 
     def __call__(self, path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Tensor, "3 H W"]:
         """Upright RGB; ``at_least`` is (width, height)."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """Boxes and scores of a photo, or the problem with it. Arrays: tensors cross between processes less cheaply."""
-
-    boxes: Float32[ndarray, "P 4"] | None
-    scores: Float32[ndarray, " P"] | None
-    problem: str = ""
-
-    def candidates(self) -> Candidates | None:
-        """What was found; None where there was a problem."""
-        if self.boxes is None or self.scores is None:
-            return None
-        # Copies: what comes from another process may be memory that is not to be written.
-        return Candidates(torch.from_numpy(self.boxes.copy()), torch.from_numpy(self.scores.copy()))
-
-
-def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> Searched:
-    """Propose boxes for a photo."""
-    size = (photo.width, photo.height)
-    try:
-        wanted = method.working_size(size)
-        image = read(photo.path, None if wanted == size else wanted)
-        _check_size(photo, (image.shape[2], image.shape[1]))
-        found = method(image, size)
-        check_candidates(f"{photo.path}: photo {photo.id}", size, found)
-    except UserError as error:
-        return Searched(None, None, str(error))
-    except Exception as error:
-        # Also what a decoder, OpenCV or an allocator may say of a strange photo: the others must not suffer for it.
-        reason = (str(error).splitlines() or [""])[0]
-        return Searched(None, None, f"{photo.path}: not searched ({type(error).__name__}: {reason}); mend or remove it")
-    return Searched(found.boxes.numpy(), found.scores.numpy())
-
-
-def crashed(photo: Photo, number: int) -> Searched:
-    """A photo whose process did not survive it; the number of the signal is 0 where nobody saw it."""
-    name = next((known.name for known in signal.Signals if known.value == number), f"signal {number}")
-    ended = f"was ended by {name}" if number else "died, each time it was tried"
-    is_memory = name == "SIGKILL" or not number
-    hint = "perhaps out of memory; a smaller short_side needs less" if is_memory else "mend or remove it"
-    return Searched(None, None, f"{photo.path}: the process that searched it {ended}; {hint}")
-
-
-def _check_size(photo: Photo, size: tuple[int, int]) -> None:
-    """Raise unless an image is the photo, or the photo reduced by a power of two."""
-    whole = (photo.width, photo.height)
-    for factor in (1 << power for power in range(_REDUCTIONS)):
-        if all(abs(side * factor - full) < factor for side, full in zip(size, whole, strict=True)):
-            return
-    raise UserError(
-        f"{photo.path}: {size[0]}x{size[1]} pixels, expected {photo.width}x{photo.height}; read the dataset anew"
-    )
-
-
-SHARDS_FOLDER = "parts"
-_TEMPORARY = re.compile(r"\.(boxes|scores|index).*")
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-class PoolBar(Protocol):
-    """Told of every photo done."""
-
-    def advance(self, note: str = "") -> None:
-        """One more."""
-        ...
-
-
-class BuildProgress(Protocol):
-    """Opens a bar for ``total`` photos of which ``done`` are done already; the engine's ``Progress`` is one."""
-
-    def __call__(self, title: str, total: int, done: int = 0) -> AbstractContextManager[PoolBar]:
-        """The bar, for the length of a with block."""
-        ...
-
-
-class _Unseen:
-    def advance(self, note: str = "") -> None:
-        """Nobody watches."""
-
-
-@contextmanager
-def silent_build(title: str, total: int, done: int = 0) -> Iterator[PoolBar]:
-    """No bar."""
-    yield _Unseen()
 
 
 def build_proposals(
@@ -141,129 +51,195 @@ def build_proposals(
     workers: int | None = None,
     pool: Pool | None = None,
     skip_bad: bool = False,
-    progress: BuildProgress = silent_build,
-) -> ProposalStore:
-    """The store of some photos' proposals: what is missing of it is made, what is there is kept.
+    progress: Progress = silent,
+) -> store.ProposalStore:
+    """Build the proposal store of some photos, or complete an existing one.
 
-    Broken off at any moment, the same call goes on. Photos that are new or changed their size since are added to a
-    store that is there; one of other settings is refused. Of several processes, one writes, and the others wait.
+    The same call resumes after any interruption. A store made with other settings is refused. If several processes
+    build the same store, one works and the others wait.
 
     Args:
-        read: reads a photo; importable by name, as it crosses to other processes. So does ``method``.
-        workers: processes; None takes one per core (for a few photos, this one). The result does not depend on it.
-        pool: where else photos are searched, as a Ray cluster. Nor does it on that.
-        skip_bad: leave out photos that cannot be searched, and record why, instead of raising at the first.
+        read: decodes a photo; importable by name, because it is pickled for other processes, as ``method`` is.
+        workers: number of processes; None starts up to one per core. Results do not depend on it.
+        pool: another executor, such as a Ray cluster. Results do not depend on it.
+        skip_bad: record photos that cannot be searched as failed, instead of raising at the first.
     """
     _check_distinct(photos)
     _check_folder(out)
-    source = json.loads(json.dumps(method.source()))  # as it will be read: tuples become lists
-    store = _stored(out, source)
-    if store is not None and not _missing(photos, store.sizes):
-        with suppress(UserError, OSError):  # a mere reader: another may be writing, or the folder be read-only
-            _tidy(out, source)
-        return store
+    source = json.loads(json.dumps(method.source()))  # as it is read back: tuples become lists
+    stored = _open_store(out, source)
+    if stored is not None and not _missing(photos, stored.sizes):
+        with suppress(UserError, OSError):  # the folder may be read-only, or locked by a writer
+            _clean_up(out, source)
+        return stored
     method.ready()
-    with _spaced(out), wait_for_lock(out / LOCK, lambda: progress("proposals: another process makes them; waiting", 1)):
-        work = _Work(out, source, tuple(photos), _stored(out, source), Shards.open(out / SHARDS_FOLDER, source))
-        _sweep(out, work.store)
-        with work.interruptible():
+    with (
+        _disk_full_as_user_error(out),
+        wait_for_lock(out / LOCK, lambda: progress("proposals: another process makes them; waiting", 1)),
+    ):
+        stored = _open_store(out, source)
+        build = _Build(out, source, tuple(photos), stored, shards.Shards.open(out / SHARDS_FOLDER, source))
+        _remove_temporary(out, stored)
+        with build.flushed_on_interrupt():
             search = partial(search_photo, method, read)
-            work.search(search, pool or LocalPool(workers), skip_bad=skip_bad, progress=progress)
-            work.finish()
-    return ProposalStore.open(out)
+            build.search(search, pool or LocalPool(workers), skip_bad=skip_bad, progress=progress)
+            build.finish()
+    return store.ProposalStore.open(out)
+
+
+# ---------------------------------------------------------------- one photo
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Boxes and scores of a photo, or the problem with it. Arrays, because tensors are costly to send to processes."""
+
+    boxes: Float32[ndarray, "P 4"] | None
+    scores: Float32[ndarray, " P"] | None
+    problem: str = ""
+
+    def candidates(self) -> Candidates | None:
+        """Boxes and scores as tensors; None if there was a problem."""
+        if self.boxes is None or self.scores is None:
+            return None
+        # Copies, because arrays from other processes may be read-only.
+        return Candidates(torch.from_numpy(self.boxes.copy()), torch.from_numpy(self.scores.copy()))
+
+
+def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> SearchResult:
+    """Propose boxes for a photo; every error becomes a one-line problem."""
+    size = (photo.width, photo.height)
+    try:
+        working = method.working_size(size)
+        image = read(photo.path, None if working == size else working)
+        _check_size(photo, (image.shape[2], image.shape[1]))
+        found = method(image, size)
+        store.check_candidates(f"{photo.path}: photo {photo.id}", size, found)
+    except UserError as error:
+        return SearchResult(None, None, str(error))
+    except Exception as error:
+        # Including errors of decoders, OpenCV and allocators: one bad photo must not stop the others.
+        reason = (str(error).splitlines() or [""])[0]
+        problem = f"{photo.path}: not searched ({type(error).__name__}: {reason}); repair or remove it"
+        return SearchResult(None, None, problem)
+    return SearchResult(found.boxes.numpy(), found.scores.numpy())
+
+
+def crashed_search(photo: Photo, number: int) -> SearchResult:
+    """Result of a photo whose process died, given the number of the signal (0 if unknown)."""
+    name = next((known.name for known in signal.Signals if known.value == number), f"signal {number}")
+    ended = f"was ended by {name}" if number else "died on every attempt"
+    is_memory = name == "SIGKILL" or not number
+    hint = "perhaps out of memory; a smaller short_side needs less" if is_memory else "repair or remove it"
+    return SearchResult(None, None, f"{photo.path}: the process that searched it {ended}; {hint}")
+
+
+def _check_size(photo: Photo, size: tuple[int, int]) -> None:
+    """Raise unless an image has the size of the photo, or that size reduced by a power of two."""
+    whole = (photo.width, photo.height)
+    for factor in (1 << power for power in range(_MAX_REDUCTIONS)):
+        if all(abs(side * factor - full) < factor for side, full in zip(size, whole, strict=True)):
+            return
+    raise UserError(
+        f"{photo.path}: {size[0]}x{size[1]} pixels, expected {photo.width}x{photo.height}; read the dataset again"
+    )
+
+
+# ---------------------------------------------------------------- all photos
 
 
 @dataclass(slots=True)
-class _Work:
-    """What is to do in a locked folder, and what is done."""
+class _Build:
+    """State of a build in a locked folder."""
 
     out: Path
-    source: PhotoSource
+    source: ProposalSource
     photos: tuple[Photo, ...]
-    store: ProposalStore | None
-    parts: Shards
+    stored: store.ProposalStore | None
+    shards: shards.Shards
     failed: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Keep what is done when Ctrl-C ends the block."""
+    def flushed_on_interrupt(self) -> Iterator[None]:
+        """Save finished photos if Ctrl-C ends the block."""
         try:
             yield
         except KeyboardInterrupt:
-            self.parts.flush()
+            self.shards.flush()
             done = len(self.photos) - len(self._missing())
             raise Interrupted(
-                f"{self.out}: {done} of {len(self.photos)} photos are done; the same command goes on"
+                f"{self.out}: {done} of {len(self.photos)} photos are done; rerun the same command to resume"
             ) from None
 
     def search(
-        self, search: Callable[[Photo], Searched], pool: Pool, *, skip_bad: bool, progress: BuildProgress
+        self, search: Callable[[Photo], SearchResult], pool: Pool, *, skip_bad: bool, progress: Progress
     ) -> None:
-        """Search the photos that neither the store nor the parts have; the parts then have them."""
+        """Search the photos that are neither in the store nor in the shards, and add them to the shards."""
         missing = self._missing()
         if not missing:
             return
         with (
             progress("proposals", len(self.photos), len(self.photos) - len(missing)) as bar,
-            closing(pool(search, missing, lost=crashed)) as results,
+            closing(pool(search, missing, lost=crashed_search)) as results,
         ):
-            for photo, searched in results:
-                self._take(photo, searched, skip_bad=skip_bad)
+            for photo, result in results:
+                self._add(photo, result, skip_bad=skip_bad)
                 bar.advance()
 
-    def _take(self, photo: Photo, searched: Searched, *, skip_bad: bool) -> None:
-        candidates = searched.candidates()
+    def _add(self, photo: Photo, result: SearchResult, *, skip_bad: bool) -> None:
+        candidates = result.candidates()
         if candidates is not None:
-            self.parts.add(_entry(photo), candidates)
+            self.shards.add(_entry(photo), candidates)
         elif skip_bad:
-            self.failed[photo.id] = searched.problem
+            self.failed[photo.id] = result.problem
         else:
-            raise UserError(searched.problem)
+            raise UserError(result.problem)
 
     def finish(self) -> None:
-        """Turn the parts into a store, together with what was in the one before."""
+        """Merge the existing store and the shards into a new store."""
         named = {photo.id for photo in self.photos}
-        before = dict(self.store.failed) if self.store else {}
+        before = dict(self.stored.failed) if self.stored else {}
         failed = {name: why for name, why in before.items() if name not in named}
         failed |= {photo.id: self.failed[photo.id] for photo in self.photos if photo.id in self.failed}
-        if self.store is None or self.parts.sizes or failed != before:
+        if self.stored is None or self.shards.sizes or failed != before:
             entries = [_entry(photo) for photo in self.photos if photo.id not in failed]
-            entries += [StoreEntry(name, *size) for name, size in self._kept().items() if name not in named]
-            write_entries(self.out, self.source, entries, map(self._candidates, entries), failed=failed)
-        self.parts.remove()
+            entries += [store.StoreEntry(name, *size) for name, size in self._kept().items() if name not in named]
+            store.write_entries(self.out, self.source, entries, map(self._candidates, entries), failed=failed)
+        self.shards.remove()
 
-    def _candidates(self, entry: StoreEntry) -> Candidates:
-        if self.store is None or self.parts.sizes.get(entry.id) == entry.size:
-            return self.parts.candidates(entry.id)
-        return self.store.candidates(entry.id)
+    def _candidates(self, entry: store.StoreEntry) -> Candidates:
+        if self.stored is None or self.shards.sizes.get(entry.id) == entry.size:
+            return self.shards.candidates(entry.id)
+        return self.stored.candidates(entry.id)
 
     def _missing(self) -> list[Photo]:
-        return _missing(self.photos, {**self._kept(), **self.parts.sizes})
+        return _missing(self.photos, {**self._kept(), **self.shards.sizes})
 
     def _kept(self) -> Mapping[str, tuple[int, int]]:
-        return self.store.sizes if self.store else {}
+        return self.stored.sizes if self.stored else {}
 
 
-def _entry(photo: Photo) -> StoreEntry:
-    return StoreEntry(photo.id, photo.width, photo.height)
+def _entry(photo: Photo) -> store.StoreEntry:
+    return store.StoreEntry(photo.id, photo.width, photo.height)
 
 
 def _missing(photos: Sequence[Photo], sizes: Mapping[str, tuple[int, int]]) -> list[Photo]:
-    """The photos that are new, or have another size now."""
+    """The photos that are new, or have changed their size."""
     return [photo for photo in photos if sizes.get(photo.id) != (photo.width, photo.height)]
 
 
-def _stored(out: Path, source: PhotoSource) -> ProposalStore | None:
-    """The store that is there; one of another source is refused."""
-    if not ProposalStore.exists(out):
-        return None
-    store = ProposalStore.open(out)
-    if store.source != source:
-        raise UserError(f"{out}: {difference(store.source, source)}; remove it, or name another folder")
-    return store
-
-
 # ---------------------------------------------------------------- the folder
+
+
+def _open_store(out: Path, source: ProposalSource) -> store.ProposalStore | None:
+    """The existing store, if any; raises a UserError if it was made from another source."""
+    if not store.ProposalStore.exists(out):
+        return None
+    stored = store.ProposalStore.open(out)
+    if stored.source != source:
+        difference = shards.source_difference(stored.source, source)
+        raise UserError(f"{out}: {difference}; remove it, or name another folder")
+    return stored
 
 
 def _check_distinct(photos: Sequence[Photo]) -> None:
@@ -273,38 +249,36 @@ def _check_distinct(photos: Sequence[Photo]) -> None:
 
 
 def _check_folder(out: Path) -> None:
-    """Raise if a folder holds anything but proposals, so that nothing of a user's is mixed up with them."""
+    """Raise if a folder contains files other than a store's, so that users' files are never mixed with proposals."""
     for path in out.iterdir() if out.is_dir() else ():
-        if not (
-            path.name in {SHARDS_FOLDER, LOCK, INDEX} or ROWS.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)
-        ):
+        is_plain = path.name in {SHARDS_FOLDER, LOCK, store.INDEX}
+        if not (is_plain or store.ARRAY_FILE.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)):
             raise UserError(f"{out}: holds {path.name}, which is no part of a proposal store; name a folder of its own")
 
 
-def _tidy(out: Path, source: PhotoSource) -> None:
-    """Sweep up after work that was killed when its store was ready already."""
+def _clean_up(out: Path, source: ProposalSource) -> None:
+    """Remove what a build left behind that was killed after its store was complete."""
     names = {path.name for path in out.iterdir()}
     if names & {SHARDS_FOLDER, LOCK} or any(map(_TEMPORARY.fullmatch, names)):
-        with writing(out):
-            _sweep(out, _stored(out, source))
-            Shards.open(out / SHARDS_FOLDER, source).remove()
+        with store.store_lock(out):
+            _remove_temporary(out, _open_store(out, source))
+            shards.Shards.open(out / SHARDS_FOLDER, source).remove()
 
 
-def _sweep(out: Path, store: ProposalStore | None) -> None:
-    """Remove what a killed process was writing."""
+def _remove_temporary(out: Path, stored: store.ProposalStore | None) -> None:
+    """Remove the incomplete files of a killed process."""
     for path in list(out.iterdir()):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink()
-    if store is not None:
-        remove_older(out, store.generation)
+    if stored is not None:
+        store.remove_old_arrays(out, stored.generation)
 
 
 @contextmanager
-def _spaced(out: Path) -> Iterator[None]:
-    """Say in a line that the disk is full."""
+def _disk_full_as_user_error(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise
-        raise UserError(f"{out}: no space left on the disk; free some, and the same command goes on") from None
+        raise UserError(f"{out}: no space left on the disk; free some, then rerun the same command to resume") from None

@@ -1,6 +1,4 @@
-"""Edge boxes: boxes that wholly enclose contours (Zitnick and Dollar, ECCV 2014)."""
-
-from __future__ import annotations
+"""Edge boxes: boxes that enclose whole contours (Zitnick and Dollar, ECCV 2014)."""
 
 import multiprocessing
 import os
@@ -18,76 +16,82 @@ from pydantic import Field
 from tag2box.errors import UserError
 from tag2box.proposals.base import FoundBoxes, ProposalMethod
 
-_FULL = 99.0  # percentile of the gradient that counts as the strongest edge of a photo
-_FAINT = 1.0  # gradient of a 32nd of a Lab unit a pixel: less is rounding, as in a photo of one colour
-_MOST = 10_000  # boxes asked of OpenCV where there is no cap; its own default
-_PATIENCE = 300  # seconds a structured forest may take to load
+_STRONG_PERCENTILE = 99.0  # of the gradient magnitude: mapped to an edge strength of 1
+_MIN_STRENGTH = 1.0  # gradient of 1/32 Lab unit per pixel: anything less is rounding, as in a photo of one color
+_OPENCV_MAX_BOXES = 10_000  # OpenCV's own default, used without a cap
+_LOAD_TIMEOUT = 300  # seconds for loading a structured forest
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeBoxes(ProposalMethod):
-    """OpenCV's edge boxes on the gradient of the photo, or on the edges of a structured forest. Boxes are ranked."""
+    """OpenCV's edge boxes on the image gradient, or on the edges of a structured forest. Boxes are ranked.
+
+    Zitnick and Dollar, "Edge Boxes: Locating Object Proposals from Edges", ECCV 2014,
+    https://doi.org/10.1007/978-3-319-10602-1_26
+    """
 
     kind: Literal["edge_boxes"] = "edge_boxes"
     short_side: Annotated[int, Field(ge=32)] | None = 200
-    """Side to which photos are resized for the search; None searches them as they are, and takes many times as long."""
+    """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.65
-    """Overlap of neighbouring boxes in the search: higher is denser and slower."""
+    """IoU of neighboring windows in the search: higher is denser and slower."""
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    """Overlap above which the weaker of two boxes is dropped: higher fits objects tighter, lower finds more of them."""
+    """NMS threshold of the search: higher fits objects tighter, lower finds more of them."""
     smoothing: Annotated[float, Field(ge=0)] = 2.0
-    """Pixels (sigma) by which the searched copy is blurred before its gradient is taken. Unused with a ``model``."""
+    """Sigma, in pixels, of the blur applied to the searched copy before its gradient. Unused with a ``model``."""
     model: Path | None = None
-    """Structured forest (.yml.gz, as OpenCV reads it) that finds the edges; without one, the gradient does."""
+    """Structured forest (.yml.gz in OpenCV's format) that detects the edges; default: the image gradient."""
 
     def ready(self) -> None:
-        """Raise unless the model, if there is one, can be used."""
+        """Raise a UserError unless the model, if any, can be used."""
         if self.model is not None:
             _try_model(self.model)
 
     def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
-        """All boxes of a picture that enclose enough edges, with their scores."""
+        """Find all boxes of an image that enclose enough edges, with their scores."""
         edges, normals = self._edges(bgr)
-        finder = Finder(alpha=self.alpha, beta=self.beta, most=self.max_boxes, min_side=min_side)
-        return finder(edges, normals)
+        return boxes_from_edges(
+            edges, normals, alpha=self.alpha, beta=self.beta, max_boxes=self.max_boxes, min_side=min_side
+        )
 
     def _edges(self, bgr: UInt8[ndarray, "h w 3"]) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
-        """Thin edges within 0 and 1, and the direction across them within 0 and pi."""
+        """Thin edges in [0, 1], and their normals in [0, pi]."""
         if self.model is None:
-            strength, normals = gradient(bgr, self.smoothing)
-            return thinned(strength, normals), normals
+            strength, normals = color_gradient(bgr, self.smoothing)
+            return thin_edges(strength, normals), normals
         forest = _forest(self.model)
         thick = forest.detectEdges(np.ascontiguousarray(bgr[..., ::-1]).astype(np.float32) / 255)
         normals = forest.computeOrientation(thick)
         return np.asarray(forest.edgesNms(thick, normals)), np.asarray(normals)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finder:
-    """Edges in, boxes that enclose enough of them out, with their scores: OpenCV's sliding windows and their NMS."""
+def boxes_from_edges(
+    edges: Float32[ndarray, "h w"],
+    normals: Float32[ndarray, "h w"],
+    *,
+    alpha: float,
+    beta: float,
+    max_boxes: int | None,
+    min_side: float,
+) -> FoundBoxes:
+    """OpenCV's sliding-window search and NMS over thin edges in [0, 1] with normals in [0, pi]."""
+    search = cv2.ximgproc.createEdgeBoxes(
+        alpha=alpha, beta=beta, maxBoxes=max_boxes or _OPENCV_MAX_BOXES, minBoxArea=max(min_side**2, 1.0)
+    )
+    boxes, scores = search.getBoundingBoxes(edges, normals)
+    found = np.asarray(boxes, np.float64).reshape(-1, 4)  # (x, y, w, h)
+    corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
+    strength = np.asarray(scores, np.float64).reshape(-1)[: len(found)]  # the scores of no boxes are None
+    encloses = np.isfinite(strength) & (strength > 0)  # without edges, OpenCV divides zero by zero
+    return FoundBoxes(corners[encloses], strength[encloses])
 
-    alpha: float
-    beta: float
-    most: int | None
-    min_side: float
 
-    def __call__(self, edges: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> FoundBoxes:
-        """Boxes of thin edges within 0 and 1, and of the direction across them within 0 and pi."""
-        finder = cv2.ximgproc.createEdgeBoxes(
-            alpha=self.alpha, beta=self.beta, maxBoxes=self.most or _MOST, minBoxArea=max(self.min_side**2, 1.0)
-        )
-        boxes, scores = finder.getBoundingBoxes(edges, normals)
-        found = np.asarray(boxes, np.float64).reshape(-1, 4)  # (x, y, w, h)
-        corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
-        strength = np.asarray(scores, np.float64).reshape(-1)[: len(found)]  # of no boxes the scores are None
-        encloses = np.isfinite(strength) & (strength > 0)  # without edges, OpenCV divides zero by zero
-        return FoundBoxes(corners[encloses], strength[encloses])
+def color_gradient(
+    bgr: UInt8[ndarray, "h w 3"], smoothing: float
+) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
+    """Gradient magnitude in [0, 1] and direction in [0, pi] of every pixel.
 
-
-def gradient(bgr: UInt8[ndarray, "h w 3"], smoothing: float) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
-    """How much colour changes at each pixel, within 0 and 1, and in which direction, within 0 and pi.
-
-    The channel of Lab that changes most speaks for a pixel: edges between colours of equal brightness count as well.
+    Taken from the Lab channel with the largest change, so that edges between colors of equal brightness count as well.
     """
     lab = cv2.cvtColor(bgr.astype(np.float32) / 255, cv2.COLOR_BGR2LAB)
     soft = cv2.GaussianBlur(lab, (0, 0), smoothing) if smoothing else lab
@@ -95,13 +99,13 @@ def gradient(bgr: UInt8[ndarray, "h w 3"], smoothing: float) -> tuple[Float32[nd
     change = np.hypot(dx, dy)
     channel = change.argmax(2)[..., None]
     dx, dy, change = (np.take_along_axis(x, channel, 2)[..., 0] for x in (dx, dy, change))
-    strongest = max(float(np.percentile(change, _FULL)), _FAINT)
+    strongest = max(float(np.percentile(change, _STRONG_PERCENTILE)), _MIN_STRENGTH)
     normals = np.mod(np.arctan2(dy, dx), np.pi)
     return (change / strongest).clip(0, 1).astype(np.float32), normals.astype(np.float32)
 
 
-def thinned(strength: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> Float32[ndarray, "h w"]:
-    """Edges one pixel wide: what is weaker than a neighbour across the edge becomes zero."""
+def thin_edges(strength: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> Float32[ndarray, "h w"]:
+    """Edges one pixel wide: non-maximum suppression along the normals."""
     height, width = strength.shape
     y, x = np.mgrid[:height, :width].astype(np.float32)
     across, down = np.cos(normals), np.sin(normals)
@@ -118,22 +122,22 @@ def _forest(path: Path) -> Any:
 
 
 def _try_model(path: Path) -> None:
-    """Use a model in a process of its own, for OpenCV does not survive every file that is none."""
+    """Load and run a model in a process of its own, because OpenCV crashes on some files that are not models."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a structured forest for edge boxes (.yml.gz)")
-    trial = multiprocessing.get_context("spawn").Process(target=_use_once, args=(path,), daemon=True)
+    trial = multiprocessing.get_context("spawn").Process(target=_run_once, args=(path,), daemon=True)
     trial.start()
-    trial.join(_PATIENCE)
+    trial.join(_LOAD_TIMEOUT)
     if trial.exitcode is None:
         trial.kill()
     if trial.exitcode != 0:
         raise UserError(f"{path}: not usable as a structured forest for edge boxes; expected OpenCV's model.yml.gz")
 
 
-def _use_once(path: Path) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # OpenCV writes what it thinks of a file to the terminal itself
-    card = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+def _run_once(path: Path) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # OpenCV writes its messages directly to the terminal
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     try:
-        EdgeBoxes(model=path).search(card, 40.0)
+        EdgeBoxes(model=path).search(noise, 40.0)
     except Exception:
         raise SystemExit(1) from None

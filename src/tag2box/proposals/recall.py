@@ -1,6 +1,4 @@
-"""How much of the truth sets of candidate boxes could ever find, by number of boxes, class and size of the object."""
-
-from __future__ import annotations
+"""Recall of proposals against ground truth: by IoU threshold, number of boxes, class and object size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +14,15 @@ from tag2box.proposals.base import Candidates
 
 THRESHOLDS = (0.5, 0.7, 0.9)
 BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
-"""Numbers of boxes a photo at which recall is taken; and all of them."""
+"""Numbers of boxes per photo at which recall is measured, in addition to all boxes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Recall of true objects at some overlaps, and the mean overlap of each object's best box."""
+    """Recall at several IoU thresholds, and the mean over objects of the IoU of their best box."""
 
     thresholds: tuple[float, ...]
-    recall: tuple[float, ...]  # at each threshold; nan without any object
+    recall: tuple[float, ...]  # at each threshold; nan without objects
     mean_best_overlap: float
     objects: int
     boxes_per_image: float
@@ -33,10 +31,10 @@ class Recall:
 def measure_recall(
     boxes: Sequence[Float[Tensor, "_ 4"]], truth: Truth, thresholds: Sequence[float] = THRESHOLDS
 ) -> Recall:
-    """Recall of the plain (neither difficult nor crowd) objects of a truth by the boxes of each image, in its order."""
+    """Recall of the objects that count (neither difficult nor crowd), given the boxes of each image in order."""
     best = [torch.zeros(0)]
     for candidates, objects in zip(boxes, truth.objects, strict=True):
-        wanted = objects.boxes[plain_recall(objects)]
+        wanted = objects.boxes[counts_in_recall(objects)]
         overlap = iou(wanted, candidates.to(wanted.dtype))  # (G, P)
         best.append(overlap.amax(1) if len(candidates) else torch.zeros(len(wanted)))
     overlaps = torch.cat(best)
@@ -45,8 +43,8 @@ def measure_recall(
     return Recall(tuple(thresholds), shares, float(overlaps.mean()), len(overlaps), per_image)
 
 
-def plain_recall(objects: Objects) -> Bool[Tensor, " B"]:
-    """The objects that count: neither difficult nor a crowd."""
+def counts_in_recall(objects: Objects) -> Bool[Tensor, " B"]:
+    """Mask of the objects that count: neither difficult nor a crowd."""
     return ~(objects.difficult | objects.crowd)
 
 
@@ -54,57 +52,57 @@ def plain_recall(objects: Objects) -> Bool[Tensor, " B"]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """What one source of boxes reaches with its first 1, 2, 5, ... boxes of each photo.
+class RecallCurves:
+    """Recall of one source with its first 1, 2, 5, ... boxes per photo.
 
-    T thresholds, K budgets (the last one is all boxes), C classes, B bins of object size.
+    T thresholds, K budgets (the last is all boxes), C classes, B bins of object size.
     """
 
     thresholds: tuple[float, ...]
-    budgets: tuple[int, ...]  # K - 1 numbers of boxes; the last column has no limit
-    hits: Int[Tensor, "T K C B"]  # objects whose best box overlaps them by the threshold or more
-    overlap: Float64[Tensor, "K C B"]  # sums of the best overlaps
+    budgets: tuple[int, ...]  # K - 1 numbers of boxes; the last column is unlimited
+    hits: Int[Tensor, "T K C B"]  # objects whose best box has an IoU of the threshold or more
+    overlap: Float64[Tensor, "K C B"]  # sums of the best IoUs
     objects: Int[Tensor, "C B"]
-    used: Int[Tensor, " K"]  # boxes looked at, all photos together
+    used: Int[Tensor, " K"]  # boxes used, summed over photos
     photos: int
-    most: int  # boxes of the photo that has most
-    ranked: bool  # the boxes have scores; else their order is the stored one
+    most: int  # largest number of boxes of a photo
+    ranked: bool  # whether boxes have scores; otherwise they are taken in stored order
 
     def recall(self) -> Float64[Tensor, "T K"]:
-        """Share of the objects reached; nan without objects."""
+        """Share of objects recalled; nan without objects."""
         return self.hits.sum((2, 3)).double() / self.objects.sum().double()
 
     def recall_by_class(self) -> Float64[Tensor, "T C"]:
-        """The same with all boxes, class by class."""
+        """Recall per class, with all boxes."""
         return self.hits[:, -1].sum(2).double() / self.objects.sum(1).double()
 
     def recall_by_size(self) -> Float64[Tensor, "T B"]:
-        """The same with all boxes, small objects first."""
+        """Recall per object size, small to large, with all boxes."""
         return self.hits[:, -1].sum(1).double() / self.objects.sum(0).double()
 
     def best_overlap(self) -> Float64[Tensor, " K"]:
-        """Mean overlap of each object's best box."""
+        """Mean IoU of each object's best box."""
         return self.overlap.sum((1, 2)) / self.objects.sum().double()
 
     def best_overlap_by_class(self) -> Float64[Tensor, " C"]:
-        """The same with all boxes, class by class."""
+        """Mean IoU of the best box per class, with all boxes."""
         return self.overlap[-1].sum(1) / self.objects.sum(1).double()
 
     def boxes_per_photo(self) -> Float64[Tensor, " K"]:
-        """Mean number of boxes looked at: photos may have fewer than the budget."""
+        """Mean number of boxes used; photos may have fewer than the budget."""
         return self.used.double() / self.photos if self.photos else torch.full((len(self.used),), torch.nan).double()
 
 
 @dataclass(frozen=True, slots=True)
-class PhotoReach:
-    """What the boxes of one photo leave out."""
+class PhotoRecall:
+    """Objects of one photo that its boxes miss."""
 
-    missed: int  # objects no box overlaps by one half
-    shortfall: float  # sum over all objects of one minus the best overlap
+    missed: int  # objects without a box of IoU 0.5
+    shortfall: float  # sum over all objects of 1 - best IoU
 
 
-class ReachMeter:
-    """Adds up the reach of one source, photo after photo; its size does not depend on how many there are."""
+class RecallMeter:
+    """Accumulates the recall of one source photo by photo, in constant memory."""
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class ReachMeter:
         """Start at zero.
 
         Args:
-            size_edges: shares of the photo's area that part the bins of object size, ascending.
+            size_edges: ascending boundaries of the object-size bins, as fractions of the photo's area.
         """
         self._thresholds, self._budgets = tuple(thresholds), tuple(budgets)
         self._edges = torch.tensor(list(size_edges), dtype=torch.double)
@@ -128,9 +126,9 @@ class ReachMeter:
         self._used = torch.zeros(columns, dtype=torch.long)
         self._photos, self._most, self._ranked = 0, 0, False
 
-    def add(self, candidates: Candidates, objects: Objects, size: tuple[int, int]) -> PhotoReach:
-        """Count one photo of the given width and height."""
-        kept = plain_recall(objects)
+    def add(self, candidates: Candidates, objects: Objects, size: tuple[int, int]) -> PhotoRecall:
+        """Add one photo of the given width and height."""
+        kept = counts_in_recall(objects)
         boxes = objects.boxes[kept].double()
         best = best_overlaps(candidates, boxes, self._budgets)  # (G, K)
         size_bin = torch.bucketize(areas(boxes) / (size[0] * size[1]), self._edges, right=True)
@@ -143,12 +141,12 @@ class ReachMeter:
         self._photos += 1
         self._most = max(self._most, len(candidates))
         self._ranked = self._ranked or len(candidates.scores.unique()) > 1
-        return PhotoReach(int((best[:, -1] < 0.5).sum()), float((1 - best[:, -1]).sum()))
+        return PhotoRecall(int((best[:, -1] < 0.5).sum()), float((1 - best[:, -1]).sum()))
 
-    def result(self) -> Reach:
-        """What all photos so far add up to."""
+    def result(self) -> RecallCurves:
+        """The recall over all photos added so far."""
         bins = len(self._edges) + 1
-        return Reach(
+        return RecallCurves(
             thresholds=self._thresholds,
             budgets=self._budgets,
             hits=self._hits.unflatten(2, (-1, bins)).clone(),
@@ -164,9 +162,9 @@ class ReachMeter:
 def best_overlaps(
     candidates: Candidates, wanted: Float64[Tensor, "G 4"], budgets: Sequence[int] = BUDGETS
 ) -> Float64[Tensor, "G K"]:
-    """Overlap of each object with the best of the first n boxes, for every budget n (ascending), and of all of them.
+    """IoU of each object with the best of the first n boxes, for every budget n (ascending), and of all boxes.
 
-    The first are those of highest score; equal scores keep the stored order, so boxes without scores keep it, too.
+    Boxes are taken by descending score, ties in stored order; boxes without scores thus keep the stored order.
     """
     count = len(candidates)
     if not count or not len(wanted):
@@ -175,26 +173,26 @@ def best_overlaps(
     overlap = iou(wanted, candidates.boxes[order].double()).numpy()  # (G, P)
     starts = [0, *(n for n in budgets if n < count)]
     running = np.maximum.accumulate(np.maximum.reduceat(overlap, starts, axis=1), axis=1)
-    # The best of the first n lies in the segment that ends at n; a budget beyond the last box has them all.
+    # The maximum over the first n boxes is that of the segment ending at n; larger budgets use all boxes.
     columns = [starts.index(n) - 1 if n < count else len(starts) - 1 for n in budgets]
     return torch.from_numpy(running[:, [*columns, len(starts) - 1]])
 
 
-# ---------------------------------------------------------------- a look at what is out of reach
+# ---------------------------------------------------------------- missed objects
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """An object no box fits: its row among the objects, the row of the best box (None without any), their overlap."""
+    """A missed object: its row among the objects, the row of its best box (None without boxes), and their IoU."""
 
     row: int
     best: int | None
     overlap: float
 
 
-def misses(candidates: Candidates, objects: Objects, threshold: float = 0.5) -> tuple[Miss, ...]:
-    """The plain objects of a photo that no box overlaps by the threshold."""
-    rows = plain_recall(objects).nonzero().flatten().tolist()
+def find_misses(candidates: Candidates, objects: Objects, threshold: float = 0.5) -> tuple[Miss, ...]:
+    """The objects that count and have no box with an IoU of the threshold or more."""
+    rows = counts_in_recall(objects).nonzero().flatten().tolist()
     if not len(candidates):
         return tuple(Miss(row, None, 0.0) for row in rows)
     overlap, best = iou(objects.boxes[rows].double(), candidates.boxes.double()).max(1)

@@ -1,8 +1,6 @@
-"""The HTML report: one self-contained file, drawn from what runs left on disk."""
+"""HTML pages about runs, datasets, proposals and studies: self-contained files, drawn from plain data."""
 
-from __future__ import annotations
-
-from tag2box.reporting.page import write_report
 from tag2box.reporting.records import ProposalRecall, ReportInputs, RunRecord, read_run
+from tag2box.reporting.report_page import write_report
 
 __all__ = ["ProposalRecall", "ReportInputs", "RunRecord", "read_run", "write_report"]

@@ -1,6 +1,4 @@
-"""Figures as readers want them: short, aligned, and honest about what is unknown."""
-
-from __future__ import annotations
+"""Charts as SVG text: lines, stacked and grouped bars, and the elements, axes and ticks they are made of."""
 
 import math
 import re
@@ -8,83 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape as html_escape
 
-UNKNOWN = "–"  # noqa: RUF001 - the dash printed where a figure is not known
+from tag2box.reporting.tables import format_number, known, percent
 
+Points = tuple[tuple[float, float], ...]
 
-def known(value: float | None) -> bool:
-    """Whether there is a finite figure to show."""
-    return value is not None and math.isfinite(value)
-
-
-def percent(value: float | None) -> str:
-    """A fraction as per cent with one decimal, without the sign: 0.4132 -> 41.3."""
-    return f"{100 * value:.1f}" if value is not None and math.isfinite(value) else UNKNOWN
-
-
-def points(value: float | None, baseline: float | None) -> str:
-    """The difference of two fractions in percentage points, with its sign."""
-    if value is None or baseline is None or not (math.isfinite(value) and math.isfinite(baseline)):
-        return UNKNOWN
-    difference = round(100 * (value - baseline), 1)
-    return f"{difference:+.1f}".replace("-", "−") if difference else "±0.0"  # noqa: RUF001 - a true minus sign
-
-
-def format_number(value: float | None) -> str:
-    """A plain figure with three significant digits, thousands grouped."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if abs(value) >= 1000:
-        return f"{value:,.0f}".replace(",", " ")
-    return f"{value:.3g}"
-
-
-def whole(value: float | None) -> str:
-    """A count, thousands grouped."""
-    return f"{value:,.0f}".replace(",", " ") if value is not None and math.isfinite(value) else UNKNOWN
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 42 s, 12 min 3 s, 5 h 07 min."""
-    if seconds is None or not math.isfinite(seconds):
-        return UNKNOWN
-    total = round(seconds)
-    if total < 60:
-        return f"{seconds:.3g} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600} h {total % 3600 // 60:02d} min"
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun: 1 photo, 2 photos, 3 classes."""
-    ending = "" if count == 1 else "es" if noun[-1] in "sx" else "s"
-    return f"{whole(count)} {noun}{ending}"
-
-
-def spoken(count: int) -> str:
-    """A count as a sentence begins with it: Two, Three, ... and figures from eleven on."""
-    words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
-    return words[count] if count < len(words) else whole(count)
-
-
-def listed(words: tuple[str, ...], limit: int = 20) -> str:
-    """Words as a phrase: a, b and c; the tail of a long list is counted."""
-    if len(words) > limit:
-        return ", ".join(words[:limit]) + f" and {len(words) - limit} more"
-    *most, last = words or ("",)
-    return f"{', '.join(most)} and {last}" if most else last
-
+WIDTH, HEIGHT = 360.0, 216.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # plot margins; the right one is wider if line names are long
+AWAY, LONGEST, LETTER = 7.0, 18, 6.0  # line names: distance from the plot, maximum length, width of a letter
+MAX_HINTS = 40  # tooltips per line
+GUTTER, ROOM, THICK = 27.0, 62.0, 12.0  # grouped bars: per cent of the width for names and bars, pixels per bar
 
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-�\U00010000-\U0010ffff]")
 
 
 def escape(text: str) -> str:
-    """Text made safe inside SVG elements and attributes; characters XML has no place for are dropped."""
+    """Text escaped for SVG elements and attributes; characters that XML does not allow are dropped."""
     return html_escape(_NOT_XML.sub("", text), quote=True)
 
 
 def svg_tag(name: str, body: str = "", /, **attributes: str | float) -> str:
-    """An element; ``class_`` and ``stroke_width`` become ``class`` and ``stroke-width``. The body is markup already."""
+    """An SVG element; ``class_`` and ``stroke_width`` become ``class`` and ``stroke-width``. ``body`` is markup."""
     pairs = "".join(f' {k.strip("_").replace("_", "-")}="{_attribute(v)}"' for k, v in attributes.items())
     return f"<{name}{pairs}>{body}</{name}>"
 
@@ -95,16 +36,16 @@ def hint(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Text cut to ``limit`` characters, the last of them an ellipsis."""
+    """Text cut to ``limit`` characters, the last one an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> tuple[float, ...]:
     """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
     size = max(abs(low), abs(high))
-    if high - low < 1e-9 * max(size, 1.0):  # as good as one value: make room around it
-        room = 0.5 * size if size > 1e-6 else 0.5
-        low, high = low - room, high + room
+    if high - low < 1e-9 * max(size, 1.0):  # a single value: add a margin around it
+        margin = 0.5 * size if size > 1e-6 else 0.5
+        low, high = low - margin, high + margin
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
@@ -113,7 +54,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> tuple[float, ...]:
 
 
 def spread_labels(wanted: Sequence[float], gap: float, *, low: float, high: float) -> tuple[float, ...]:
-    """Positions near the wanted ones, at least ``gap`` apart, in the same order from ``low`` to about ``high``."""
+    """Positions near the wanted ones, at least ``gap`` apart and in the same order, from ``low`` to about ``high``."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = [0.0] * len(wanted)
     at = low - gap
@@ -131,21 +72,15 @@ def _attribute(value: str | float) -> str:
     return escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-Points = tuple[tuple[float, float], ...]
-
-WIDTH, HEIGHT = 360.0, 216.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 70.0, 12.0, 34.0  # margins of the plot; the right one grows with the lines' names
-AWAY, LONGEST, LETTER = 7.0, 18, 6.0  # of a line's name: its distance, its letters at most, and the width of one
-MAX_HINTS = 40  # tooltips per line
-GUTTER, ROOM, THICK = 27.0, 62.0, 12.0  # grouped bars: names' and bars' share of the width in per cent, pixels a bar
+# ---------------------------------------------------------------- lines
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve: its points, and behind them, pale, what they were smoothed from."""
+    """One curve: its points and, drawn pale behind them, the raw values before smoothing."""
 
     name: str
-    css: str  # class that sets the colour
+    css: str  # CSS class of its colour
     points: Points
     raw: Points = ()
 
@@ -161,13 +96,13 @@ class Reference:
 def line_chart(
     lines: Sequence[Line], *, label: str, x_label: str = "iteration", reference: Reference | None = None
 ) -> str:
-    """A line chart with axes, ticks and the lines' names at their ends. The value axis starts at zero or below."""
+    """A line chart with axes, ticks and a name at the end of each line. The value axis starts at zero or below."""
     everything = [p for line in lines for p in (*line.points, *line.raw)]
     values = [y for _, y in everything] + ([reference.value] if reference else []) or [1.0]
     x_ticks = nice_ticks(0, max([x for x, _ in everything], default=1.0) or 1.0)
     y_ticks = nice_ticks(min(0.0, *values), max(values) if max(values) > 0 else 1.0)
     names = [line.name for line in lines] + ([reference.name] if reference else [])
-    frame = Frame(0.0, x_ticks[-1], y_ticks[0], y_ticks[-1], right=room_for(names))
+    frame = Frame(0.0, x_ticks[-1], y_ticks[0], y_ticks[-1], right=name_margin(names))
     body = axes(frame, x_ticks, y_ticks, x_label)
     if reference:
         y = frame.y(reference.value)
@@ -182,7 +117,7 @@ def line_chart(
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """From data to drawing: the values at the plot's edges; ``right`` is the margin, ``log`` the scale across."""
+    """Maps data to drawing coordinates: values at the plot's edges, the right margin, and a linear or log x axis."""
 
     x_low: float
     x_high: float
@@ -192,21 +127,21 @@ class Frame:
     log: bool = False
 
     def x(self, value: float) -> float:
-        """How far to the right a value is drawn."""
+        """Horizontal position of a value."""
         low, high, at = (math.log(v) if self.log else v for v in (self.x_low, self.x_high, value))
         return LEFT + (WIDTH - LEFT - self.right) * (at - low) / (high - low)
 
     def y(self, value: float) -> float:
-        """How far down a value is drawn."""
+        """Vertical position of a value, from the top."""
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y_low) / (self.y_high - self.y_low)
 
     def path(self, points: Points) -> str:
-        """A line through points."""
+        """SVG path data of a line through points."""
         return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in points)
 
 
 def axes(frame: Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str = "") -> str:
-    """Grid, numbers and names of both axes; the name of the upright one stands above the plot."""
+    """Grid, tick labels and titles of both axes; the title of the y axis is above the plot."""
     parts = []
     right = WIDTH - frame.right
     for value in y_ticks:
@@ -226,7 +161,7 @@ def axes(frame: Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_lab
 
 
 def curve(frame: Frame, line: Line, x_label: str) -> str:
-    """A line with tooltips on some of its points."""
+    """A line with tooltips at some of its points."""
     body = svg_tag("path", class_="raw", d=frame.path(line.raw)) if line.raw else ""
     if line.points:
         body += svg_tag("path", class_="line", d=frame.path(line.points))
@@ -238,13 +173,13 @@ def curve(frame: Frame, line: Line, x_label: str) -> str:
     return svg_tag("g", body, class_=line.css)
 
 
-def room_for(names: Sequence[str]) -> float:
-    """The right margin that holds the names of lines."""
+def name_margin(names: Sequence[str]) -> float:
+    """Right margin that fits the names of the lines."""
     return max(RIGHT, AWAY + LETTER * min(LONGEST, max(map(len, names), default=0)))
 
 
 def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None = None) -> str:
-    """The lines' names at their right ends, apart from each other."""
+    """Names of the lines at their right ends, without overlap."""
     names = [(line.name, line.css, line.points[-1][1]) for line in lines if line.points]
     if reference:
         names.append((reference.name, "reference", reference.value))
@@ -263,14 +198,14 @@ def end_names(frame: Frame, lines: Sequence[Line], reference: Reference | None =
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One bar cut into shares that add up to about one."""
+    """One bar divided into shares that add up to about one."""
 
     name: str
     shares: tuple[float, ...]
 
 
 def stacked_bars(stacks: Sequence[Stack], parts: Sequence[str], *, label: str) -> str:
-    """Horizontal bars of full width, one a stack. ``parts`` names the shares; their classes are ``part-<name>``."""
+    """Horizontal bars of full width, one per stack; ``parts`` names the shares, with CSS classes ``part-<name>``."""
     row = 58.0
     body = ""
     for index, stack in enumerate(stacks):
@@ -288,7 +223,7 @@ def stacked_bars(stacks: Sequence[Stack], parts: Sequence[str], *, label: str) -
 
 def _segment(words: str, css: str, left: float, share: float, top: float) -> str:
     bar = svg_tag("rect", hint(words), x=f"{100 * left:.2f}%", y=top, width=f"{100 * share:.2f}%", height=30)
-    if share < 0.08:  # too narrow for its number on a telephone
+    if share < 0.08:  # too narrow for its number on a phone
         return svg_tag("g", bar, class_=css)
     figure = svg_tag(
         "text", f"{100 * share:.0f}", x=f"{100 * (left + share / 2):.2f}%", y=top + 20, text_anchor="middle"
@@ -298,7 +233,7 @@ def _segment(words: str, css: str, left: float, share: float, top: float) -> str
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A group of bars under one name, a value per series; ``mark`` is a dashed tick for comparison."""
+    """A group of bars under one name, one value per series; ``mark`` is a dashed tick for comparison."""
 
     name: str
     values: tuple[float | None, ...]
@@ -307,7 +242,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One series of a grouped chart: its name and the class that sets its colour."""
+    """Legend entry of a series: its name and the CSS class of its colour."""
 
     name: str
     css: str
@@ -321,7 +256,7 @@ def grouped_bars(
     limit: float = 1.0,
     show: Callable[[float | None], str] = percent,
 ) -> str:
-    """Horizontal bars in groups; a bar of value ``limit`` takes all the room. Unknown values show as a dash."""
+    """Horizontal bars in groups; a bar of value ``limit`` has full length. Unknown values are shown as a dash."""
     height = THICK * len(keys)
     body = ""
     for index, group in enumerate(groups):
@@ -336,22 +271,22 @@ def grouped_bars(
 
 
 def _bars(group: Bars, keys: Sequence[Key], top: float, *, limit: float, show: Callable[[float | None], str]) -> str:
-    bars, figures = "", ""  # figures come last, to be read over the mark
+    bars, figures = "", ""  # figures are drawn last, on top of the mark
     for index, (key, value) in enumerate(zip(keys, group.values, strict=True)):
-        words, y, share = show(value), top + index * THICK, _room(value, limit)
+        words, y, share = show(value), top + index * THICK, _bar_length(value, limit)
         width, tip = f"{max(share, 0.3):.2f}%", hint(f"{group.name}, {key.name}: {words}")
         bars += svg_tag("rect", tip, class_=f"bar {key.css}", x=f"{GUTTER}%", y=y + 1, width=width, height=THICK - 2)
         figures += svg_tag("text", words, class_="bar-value", x=f"{GUTTER + share + 1:.2f}%", y=y + THICK - 2.5)
     mark = ""
     if known(group.mark):
-        at = f"{GUTTER + _room(group.mark, limit):.2f}%"
+        at = f"{GUTTER + _bar_length(group.mark, limit):.2f}%"
         words = hint(f"{group.name}, true number: {show(group.mark)}")
         mark = svg_tag("line", words, class_="mark", x1=at, x2=at, y1=top - 3, y2=top + THICK * len(keys) + 3)
     return bars + mark + figures
 
 
-def _room(value: float | None, limit: float) -> float:
-    """Width of a bar in per cent of the chart."""
+def _bar_length(value: float | None, limit: float) -> float:
+    """Length of a bar in per cent of the chart's width."""
     if value is None or not known(value):
         return 0.0
     return ROOM * min(max(value, 0.0) / limit, 1.0)

@@ -1,6 +1,4 @@
-"""Figures of a dataset's objects: what one box a tag must miss, how many to a photo, how large, how close."""
-
-from __future__ import annotations
+"""Figures of a dataset: objects (missed by one box per tag, per photo, sizes, neighbours), tags, photo sizes."""
 
 import math
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from tag2box.data.stats import SIZE_EDGES, ObjectStats, PhotoSizes, TagStats
-from tag2box.reporting.charts import Bars, Key, grouped_bars, listed, percent, plural, whole
+from tag2box.reporting.charts import Bars, Key, grouped_bars
 from tag2box.reporting.plots import (
     Bubble,
     PlotColumn,
@@ -21,38 +19,45 @@ from tag2box.reporting.plots import (
     share_bars,
 )
 from tag2box.reporting.sections import Figure
+from tag2box.reporting.tables import listed, percent, plural, whole
 
-LONG = 24  # classes from which a chart is cut into two
-NUMBERS = ((1, 1), (2, 2), (3, 3), (4, 6), (7, None))  # objects on a photo, from and to
-
-OBJECTS = (Key("objects", "left-out"), Key("image-class pairs: what one box a tag can find", "level-3"))
+LONG = 24  # classes above which a chart is split into two
+NUMBERS = ((1, 1), (2, 2), (3, 3), (4, 6), (7, None))  # bins of objects per photo, from and to
+OBJECTS = (Key("objects", "left-out"), Key("image-class pairs: what one box per tag can find", "level-3"))
+MANY = 9  # tags per photo from which on columns are merged
+EVEN = 1.2  # ratio of photos up to which classes count as balanced
+TAGS_NAMED = 8  # names listed in a warning
+SHAPES = {"1:2": 1 / 2, "2:3": 2 / 3, "3:4": 3 / 4, "1:1": 1.0, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0}
 
 
 def in_columns(rows: Sequence[int], draw: Callable[[Sequence[int]], str]) -> tuple[Markup, ...]:
-    """A chart of some classes, cut into two halves where it would be long."""
+    """A chart of some classes, split into two halves if it would be long."""
     half = -(-len(rows) // 2)
     parts = (rows[:half], rows[half:]) if len(rows) > LONG else (rows,)
     return tuple(Markup(draw(part)) for part in parts)
 
 
 def by_number(counts: Sequence[int]) -> list[int]:
-    """Classes that have any, the most frequent first."""
+    """Classes with a count above zero, the most frequent first."""
     return sorted((c for c, n in enumerate(counts) if n), key=lambda c: (-counts[c], c))
 
 
+# ---------------------------------------------------------------- objects
+
+
 def missed_figure(stats: ObjectStats) -> Figure:
-    """Figure 1(c) of the paper for any dataset: objects against image-class pairs."""
+    """Objects against image-class pairs: figure 1(c) of the OD-WSCL paper for any dataset."""
     order, top = by_number(stats.objects), float(max(stats.objects, default=1))
 
     def draw(rows: Sequence[int]) -> str:
         groups = [Bars(stats.classes[c], (float(stats.objects[c]), float(stats.pairs[c]))) for c in rows]
-        return grouped_bars(groups, OBJECTS, label="Objects and image-class pairs by class", limit=top, show=whole)
+        return grouped_bars(groups, OBJECTS, label="Objects and image-class pairs per class", limit=top, show=whole)
 
     share = [m / o if o else 0.0 for m, o in zip(stats.missed, stats.objects, strict=True)]
     worst = sorted((c for c in order if stats.missed[c]), key=lambda c: -share[c])[:3]
     found, all_of_them = sum(stats.pairs), sum(stats.objects)
     reading = (
-        f"One box for each class on a photo finds at most {whole(found)} of {plural(all_of_them, 'object')}: "
+        f"One box per class and photo finds at most {whole(found)} of {plural(all_of_them, 'object')}: "
         f"{whole(all_of_them - found)} ({percent(stats.missed_share)} %) are left out"
     )
     hardest = listed(tuple(f"{stats.classes[c]} ({percent(share[c])} %)" for c in worst))
@@ -61,7 +66,7 @@ def missed_figure(stats: ObjectStats) -> Figure:
 
 
 def objects_per_photo_figure(stats: ObjectStats) -> Figure:
-    """The paper's appendix figure: how many objects of a class are on the photos that show it."""
+    """Objects of a class on the photos that show it: figure 7 of the OD-WSCL paper for any dataset."""
     order = by_number(stats.objects)
     table = stats.per_pair.tolist()
     names = [
@@ -85,7 +90,7 @@ def objects_per_photo_figure(stats: ObjectStats) -> Figure:
     charts = in_columns(ordered, draw)
     return Figure(
         "Objects of a class on a photo that shows it",
-        "share of the photos; behind the bar: the mean, and the most on one photo",
+        "share of the photos; after the bar: the mean, and the maximum on one photo",
         charts,
         _number_reading(stats, ordered, means),
         keys,
@@ -96,15 +101,15 @@ def _number_reading(stats: ObjectStats, order: Sequence[int], means: dict[int, f
     pairs = sum(stats.pairs)
     single = int(stats.per_pair[:, 0].sum()) / pairs
     words = (
-        f"A class that is on a photo is there {sum(stats.objects) / pairs:.2f} times on average, and only once on "
+        f"A class on a photo has {sum(stats.objects) / pairs:.2f} objects there on average, and a single one on "
         f"{percent(single)} % of the photos"
     )
     if len(order) == 1:
         return f"{words}."
     first, last = order[0], order[-1]
     return (
-        f"{words}; {stats.classes[first]} comes in the largest numbers ({means[first]:.1f} a photo), "
-        f"{stats.classes[last]} in the smallest ({means[last]:.1f})."
+        f"{words}; {stats.classes[first]} has the most ({means[first]:.1f} per photo), "
+        f"{stats.classes[last]} the fewest ({means[last]:.1f})."
     )
 
 
@@ -113,7 +118,7 @@ def _most(row: Sequence[int]) -> int:
 
 
 def object_size_figure(stats: ObjectStats) -> Figure:
-    """How large objects are on their photos."""
+    """Sizes of objects relative to their photos."""
     small, large = (f"{100 * edge:g} %" for edge in SIZE_EDGES)
     names = (f"small: below {small}", "medium", f"large: {large} or more")
     keys = tuple(Key(name, f"level-{i + 1}") for i, name in enumerate(names))
@@ -129,49 +134,46 @@ def object_size_figure(stats: ObjectStats) -> Figure:
     charts = in_columns(
         range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Sizes of objects")
     )
-    note = "share of the objects by their part of the photo's area; behind the bar: per cent large"
+    note = "share of the objects by their part of the photo's area; after the bar: per cent large"
     return Figure("Size of the objects", note, charts, f"{reading}.", keys)
 
 
-def company_figure(stats: ObjectStats) -> Figure:
-    """How often objects of one class touch each other, and so are easily taken for one."""
+def neighbour_figure(stats: ObjectStats) -> Figure:
+    """How often objects of one class touch each other, and so are easily grouped into one box."""
     keys = (
         Key("the only one of its class", "level-0"),
         Key("others apart", "level-2"),
         Key("touching another", "left-out"),
     )
-    total = stats.by_company.sum(0).tolist()
+    total = stats.by_adjacency.sum(0).tolist()
     order = by_number(stats.objects)
-    closest = max(order, key=lambda c: int(stats.by_company[c, 2]) / stats.objects[c])
+    closest = max(order, key=lambda c: int(stats.by_adjacency[c, 2]) / stats.objects[c])
     several = total[1] + total[2]
     reading = f"{percent(total[2] / sum(total))} % of the objects touch another of their class"
     if several:
         reading += f" ({percent(total[2] / several)} % of those that are not alone)"
     if total[2]:
-        most = percent(int(stats.by_company[closest, 2]) / stats.objects[closest])
-        reading += f", {stats.classes[closest]} most often ({most} %): one box around both is the easy mistake"
-    rows = _rows(stats, stats.by_company.tolist(), column=2)
+        most = percent(int(stats.by_adjacency[closest, 2]) / stats.objects[closest])
+        reading += f", {stats.classes[closest]} most often ({most} %): one box around both is a typical error"
+    rows = _rows(stats, stats.by_adjacency.tolist(), column=2)
     charts = in_columns(
         range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Touching objects")
     )
-    note = "share of the objects whose box meets or overlaps another of the class; behind the bar: per cent touching"
+    note = "share of the objects whose box meets or overlaps another of the class; after the bar: per cent touching"
     return Figure("Grouped objects", note, charts, f"{reading}.", keys)
 
 
 def _rows(stats: ObjectStats, table: Sequence[Sequence[int]], *, column: int) -> list[Shares]:
-    """Rows of shares, the class with the largest share in a column first."""
+    """Rows of shares, sorted by the share in a column, the largest first."""
     order = sorted(by_number(stats.objects), key=lambda c: (-table[c][column] / stats.objects[c], c))
     return [Shares(stats.classes[c], tuple(table[c]), percent(table[c][column] / stats.objects[c])) for c in order]
 
 
-MANY = 9  # tags a photo from which columns are put together
-EVEN = 1.2  # times as many photos up to which classes are called balanced
-TAGS_NAMED = 8  # pairs of classes that are named
-SHAPES = {"1:2": 1 / 2, "2:3": 2 / 3, "3:4": 3 / 4, "1:1": 1.0, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0}
+# ---------------------------------------------------------------- tags
 
 
 def tags_per_photo_figure(stats: TagStats) -> Figure:
-    """How many tags a photo has."""
+    """Histogram of tags per photo."""
     counts = [*stats.per_photo[:MANY], *([sum(stats.per_photo[MANY:])] if len(stats.per_photo) > MANY else [])]
     bars = [PlotColumn(f"{n}+" if n == MANY else str(n), float(count)) for n, count in enumerate(counts)]
     mean = sum(stats.per_class) / stats.photos if stats.photos else 0.0
@@ -181,21 +183,19 @@ def tags_per_photo_figure(stats: TagStats) -> Figure:
         f", and {plural(len(stats.untagged), 'photo')} none at all." if stats.untagged else ", and none is without."
     )
     chart = columns(bars, label="Photos by number of tags", x_label="tags of a photo", y_label="photos")
-    return Figure("Tags a photo", "how many photos have how many", (Markup(chart),), reading)
+    return Figure("Tags per photo", "photos by number of tags", (Markup(chart),), reading)
 
 
 def balance_figure(stats: TagStats) -> Figure:
-    """How many photos each class has."""
+    """Photos per class."""
     keys = (Key("photos", "run-0"),)
     order, top = by_number(stats.per_class), float(max(stats.per_class, default=1) or 1)
 
     def draw(rows: Sequence[int]) -> str:
         groups = [Bars(stats.classes[c], (float(stats.per_class[c]),)) for c in rows]
-        return grouped_bars(groups, keys, label="Photos of each class", limit=top, show=whole)
+        return grouped_bars(groups, keys, label="Photos per class", limit=top, show=whole)
 
-    return Figure(
-        "Class balance", "photos tagged with each class", in_columns(order, draw), _balance_reading(stats, order)
-    )
+    return Figure("Class balance", "photos per tag", in_columns(order, draw), _balance_reading(stats, order))
 
 
 def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
@@ -205,7 +205,7 @@ def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
     if len(order) == 1:
         return f"The only class, {first[0]}, is on {plural(first[1], 'photo')}."
     if first[1] == last[1]:
-        return f"All classes are on as many photos: {whole(first[1])}."
+        return f"All classes are on the same number of photos: {whole(first[1])}."
     if first[1] < EVEN * last[1]:
         return f"Well balanced: from {plural(last[1], 'photo')} ({last[0]}) to {whole(first[1])} ({first[0]})."
     ratio = f"{first[1] / last[1]:.1f} times as many as {last[0]} ({whole(last[1])})"
@@ -213,7 +213,7 @@ def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
 
 
 def together_figure(stats: TagStats) -> Figure:
-    """Which classes come with which; on the diagonal, how often a class comes alone."""
+    """Co-occurrence of classes; on the diagonal, how often a class is alone."""
     order = by_number(stats.per_class)
     table = stats.together.tolist()
 
@@ -222,14 +222,14 @@ def together_figure(stats: TagStats) -> Figure:
 
     def tip(row: int, column: int) -> str:
         a, b = order[row], order[column]
-        with_whom = "alone" if a == b else f"with {stats.classes[b]}"
-        return f"{stats.classes[a]} {with_whom}: {percent(share(a, b))} % of its {plural(stats.per_class[a], 'photo')}"
+        context = "alone" if a == b else f"with {stats.classes[b]}"
+        return f"{stats.classes[a]} {context}: {percent(share(a, b))} % of its {plural(stats.per_class[a], 'photo')}"
 
     values = [[share(a, b) for b in order] for a in order]
     chart = matrix([stats.classes[c] for c in order], values, label="Classes on the same photos", tip=tip)
     keys = (Key("with the class of the column", "run-0"), Key("alone", "run-1"))
     note = "per cent of the photos of the class on the left"
-    return Figure("Tags that come together", note, (Markup(chart),), _together_reading(stats, order), keys)
+    return Figure("Tags that occur together", note, (Markup(chart),), _together_reading(stats, order), keys)
 
 
 def _together_reading(stats: TagStats, order: Sequence[int]) -> str:
@@ -243,14 +243,14 @@ def _together_reading(stats: TagStats, order: Sequence[int]) -> str:
 
 
 def tag_warnings(stats: TagStats) -> tuple[str, ...]:
-    """What in the tags will make learning hard or impossible, a sentence each."""
+    """Sentences about tags that make learning hard or impossible."""
     names = stats.classes
     twins = stats.inseparable()
     bound = [(a, b) for a, b in stats.never_without() if (min(a, b), max(a, b)) not in set(twins)]
     out = []
     if twins:
         words = _some([f"{names[a]} and {names[b]}" for a, b in twins])
-        out.append(f"Never apart: {words}. From tags alone no method can tell such classes from each other.")
+        out.append(f"Never apart: {words}. From tags alone no method can distinguish such classes.")
     if bound:
         words = _some([f"{names[a]} (with {names[b]})" for a, b in bound])
         out.append(f"Never without another class: {words}. Photos of such a class without the other would help.")
@@ -258,11 +258,11 @@ def tag_warnings(stats: TagStats) -> tuple[str, ...]:
         out.append(f"No photo has these tags: {_some(stats.unused)}.")
     if stats.untagged:
         words = f"{plural(len(stats.untagged), 'photo')} without any tag: {_some(stats.untagged)}."
-        out.append(f"{words} They teach what none of the classes looks like.")
+        out.append(f"{words} They are examples without any of the classes.")
     if any(stats.unsure):
         most = by_number(stats.unsure)
         words = _some([f"{names[c]} ({whole(stats.unsure[c])})" for c in most])
-        out.append(f"{plural(sum(stats.unsure), 'unsure tag')}, neither taught nor denied: {words}.")
+        out.append(f"{plural(sum(stats.unsure), 'unsure tag')}, neither positive nor negative: {words}.")
     return tuple(out)
 
 
@@ -274,7 +274,7 @@ def _some(words: Sequence[str]) -> str:
 
 
 def photo_size_figure(stats: PhotoSizes) -> Figure:
-    """Width against height."""
+    """Widths and heights of the photos."""
     bubbles = gather_bubbles(
         [Bubble(float(w), float(h), n) for (w, h), n in zip(stats.sizes, stats.counts, strict=True)]
     )
@@ -285,15 +285,15 @@ def photo_size_figure(stats: PhotoSizes) -> Figure:
         short = sorted((min(size), n) for size, n in zip(stats.sizes, stats.counts, strict=True))
         reading = (
             f"{plural(len(stats.sizes), 'different size')} in {plural(photos, 'photo')}; the most frequent is "
-            f"{width} x {height} ({percent(stats.counts[0] / photos)} %). Short sides go from {short[0][0]} to "
-            f"{short[-1][0]} pixels, half of them up to {_median(short)}."
+            f"{width} x {height} ({percent(stats.counts[0] / photos)} %). Short sides range from {short[0][0]} to "
+            f"{short[-1][0]} pixels, with a median of {_median(short)}."
         )
     note = "a bubble's area shows how many photos; dashed: square photos"
     return Figure("Width and height", note, (Markup(chart),), reading)
 
 
 def _median(weighted: Sequence[tuple[int, int]]) -> int:
-    """The value half of the weight lies at or below; sorted values in."""
+    """The weighted median of sorted values."""
     half, below = sum(n for _, n in weighted) / 2, 0
     for value, count in weighted:
         below += count
@@ -303,7 +303,7 @@ def _median(weighted: Sequence[tuple[int, int]]) -> int:
 
 
 def shape_figure(stats: PhotoSizes) -> Figure:
-    """Width over height, each photo at the nearest of the usual shapes."""
+    """Aspect ratios, each photo counted at the nearest common one."""
     counts: Counter[str] = Counter()
     for (width, height), n in zip(stats.sizes, stats.counts, strict=True):
         counts[min(SHAPES, key=lambda name: abs(math.log(width / height / SHAPES[name])))] += n
@@ -313,10 +313,10 @@ def shape_figure(stats: PhotoSizes) -> Figure:
     )
     reading = "There is no photo."
     if stats.sizes:
-        upright, lying = stats.shares(lambda w, h: h > w), stats.shares(lambda w, h: w > h)
+        portrait, landscape = stats.shares(lambda w, h: h > w), stats.shares(lambda w, h: w > h)
         widest = max(max(w / h, h / w) for w, h in stats.sizes)
         reading = (
-            f"{percent(lying)} % of the photos lie, {percent(upright)} % stand upright and "
-            f"{percent(1 - lying - upright)} % are square; the most stretched has sides of {widest:.1f} : 1."
+            f"{percent(landscape)} % of the photos are landscape, {percent(portrait)} % portrait and "
+            f"{percent(1 - landscape - portrait)} % square; the most extreme aspect ratio is {widest:.1f} : 1."
         )
-    return Figure("Shape", "photos by width : height", (Markup(chart),), reading)
+    return Figure("Aspect ratio", "photos by width : height", (Markup(chart),), reading)

@@ -1,6 +1,4 @@
-"""The page about a dataset: what it holds, what its tags can teach, and what one box a tag would miss."""
-
-from __future__ import annotations
+"""The page about a dataset: its photos and tags, and the objects that one pseudo box per tag would miss."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +7,21 @@ from markupsafe import Markup
 
 from tag2box.annotations import TaggedPhotos
 from tag2box.data.stats import DataStats, ObjectStats, TagStats
-from tag2box.reporting import dataset_figures as object_figures
-from tag2box.reporting import dataset_figures as tag_figures
-from tag2box.reporting.charts import listed, percent, plural, whole
-from tag2box.reporting.gallery import Album, Tile, evenly_spaced
-from tag2box.reporting.sections import Fact, Leaf, Section, Shelf, write_leaf
-from tag2box.reporting.tables import Table, TableRow
+from tag2box.reporting import dataset_figures
+from tag2box.reporting.gallery import Album, Tile
+from tag2box.reporting.records import evenly_spaced
+from tag2box.reporting.sections import Section, SectionPage, TileRow, write_page
+from tag2box.reporting.tables import Fact, Table, TableRow, listed, percent, plural, whole
 
 SHEET_THUMBNAIL = 200  # longest side of a photo of the contact sheet
-SHEET_PHOTOS, SHEET_CLASSES = 160, 80  # that keep the page small
-FEWEST, MOST = 2, 8  # photos a class
-SHOWN_FAULTS = 3  # faults that are told in full
+SHEET_PHOTOS, SHEET_CLASSES = 160, 80  # limits that keep the page small
+FEWEST, MOST = 2, 8  # photos per class
+SHOWN_FAULTS = 3  # faults quoted in full
 
 
 @dataclass(frozen=True, slots=True)
 class DataInputs:
-    """What the page is made of."""
+    """Everything the page shows."""
 
     title: str
     tagged: TaggedPhotos
@@ -34,11 +31,11 @@ class DataInputs:
 
 def write_data_page(inputs: DataInputs, out: Path) -> None:
     """Write the page of a dataset as one self-contained HTML file."""
-    write_leaf(build_data_page(inputs), out)
+    write_page(build_data_page(inputs), out)
 
 
-def build_data_page(inputs: DataInputs) -> Leaf:
-    """Choose, draw and read: from counts to what the template shows."""
+def build_data_page(inputs: DataInputs) -> SectionPage:
+    """Turn counts into everything the template shows."""
     tags, objects = inputs.stats.tags, inputs.stats.objects
     album = Album(SHEET_THUMBNAIL)
     has_objects = objects is not None and any(objects.objects)
@@ -50,7 +47,7 @@ def build_data_page(inputs: DataInputs) -> Leaf:
         *_sheet_section(inputs.tagged, tags, album),
         _table_section(inputs.stats),
     ]
-    return Leaf(
+    return SectionPage(
         kicker="tag2box data",
         title=inputs.title,
         lede=_lede(inputs.stats),
@@ -72,7 +69,7 @@ def _lede(stats: DataStats) -> str:
     total, missed = sum(objects.objects), sum(objects.missed)
     return (
         f"{words} Their {plural(total, 'object')} make {plural(sum(objects.pairs), 'image-class pair')}: a method that "
-        f"takes one box for each tag must miss {whole(missed)} of them."
+        f"takes one box per tag must miss {whole(missed)} of them."
     )
 
 
@@ -82,13 +79,13 @@ def _facts(stats: DataStats) -> tuple[Fact, ...]:
     facts = [
         Fact("Photos", whole(tags.photos), "", f"{whole(len(tags.untagged))} without tags"),
         Fact("Classes", whole(len(tags.classes)), "", f"{whole(len(tags.unused))} without photos"),
-        Fact("Tags a photo", f"{mean:.2f}", "", f"{whole(sum(tags.per_class))} tags in all"),
+        Fact("Tags per photo", f"{mean:.2f}", "", f"{whole(sum(tags.per_class))} tags in all"),
     ]
     if objects is not None:
         marked = f"{whole(sum(objects.difficult))} difficult and {plural(sum(objects.crowds), 'crowd')} not counted"
         facts.append(Fact("Objects", whole(sum(objects.objects)), "", marked))
         if any(objects.objects):
-            facts.append(Fact("Missed", percent(objects.missed_share), "%", "of the objects, by one box a tag"))
+            facts.append(Fact("Missed", percent(objects.missed_share), "%", "of the objects, with one box per tag"))
     return tuple(facts)
 
 
@@ -96,25 +93,25 @@ def _object_sections(stats: ObjectStats) -> tuple[Section, ...]:
     return (
         Section(
             "missed",
-            "What one box a tag must miss",
-            "A tag says that a class is there, not how often. Labelling only the best box of each image-class pair "
-            "(argmax) leaves the others to be taught as background. Difficult objects and crowds are not counted.",
+            "What one box per tag must miss",
+            "A tag states that a class is present, not how often. Labelling only the top box of each image-class pair "
+            "(argmax) makes the other objects background. Difficult objects and crowds are not counted.",
             wide=True,
-            figures=(object_figures.missed_figure(stats),),
+            figures=(dataset_figures.missed_figure(stats),),
         ),
         Section(
             "numbers",
-            "Objects a photo",
-            "Classes that come in numbers gain most from a method that looks for further objects.",
+            "Objects per photo",
+            "Classes with many objects per photo gain most from a method that discovers further objects.",
             wide=True,
-            figures=(object_figures.objects_per_photo_figure(stats),),
+            figures=(dataset_figures.objects_per_photo_figure(stats),),
         ),
         Section(
             "boxes",
             "Size and neighbours",
-            "Small objects have few proposals that fit; neighbours of one class are easily put into one box.",
-            wide=len(stats.classes) > object_figures.LONG,
-            figures=(object_figures.object_size_figure(stats), object_figures.company_figure(stats)),
+            "Small objects have few proposals that fit; neighbours of one class are easily grouped into one box.",
+            wide=len(stats.classes) > dataset_figures.LONG,
+            figures=(dataset_figures.object_size_figure(stats), dataset_figures.neighbour_figure(stats)),
         ),
     )
 
@@ -123,39 +120,40 @@ def _tag_section(tags: TagStats) -> Section:
     return Section(
         "tags",
         "Tags",
-        "What training sees: which classes each photo shows, and nothing else.",
-        wide=len(tags.classes) > object_figures.LONG,
-        figures=(tag_figures.balance_figure(tags), tag_figures.tags_per_photo_figure(tags)),
-        warnings=tag_figures.tag_warnings(tags),
+        "The only labels of training: which classes each photo shows.",
+        wide=len(tags.classes) > dataset_figures.LONG,
+        figures=(dataset_figures.balance_figure(tags), dataset_figures.tags_per_photo_figure(tags)),
+        warnings=dataset_figures.tag_warnings(tags),
     )
 
 
 def _together_section(tags: TagStats) -> Section:
     return Section(
         "together",
-        "Classes that come together",
-        "Tags tell classes apart by the photos that show one and not the other. What always comes together looks, to a "
-        "method that learns from tags, like one thing.",
+        "Classes that occur together",
+        "Photos that show one class and not the other separate two classes. Classes that always occur together are, "
+        "to a method that learns from tags, one class.",
         wide=True,
-        figures=(tag_figures.together_figure(tags),),
+        figures=(dataset_figures.together_figure(tags),),
     )
 
 
 def _photo_section(inputs: DataInputs) -> Section:
     stats, faults = inputs.stats, inputs.left_out
-    words = f"Left out, {plural(len(faults), 'fault')} (`tag2box data check` lists them all): {'; '.join(faults[:SHOWN_FAULTS])}"
+    quoted = "; ".join(faults[:SHOWN_FAULTS])
+    words = f"Left out, {plural(len(faults), 'fault')} (`tag2box data check` lists them all): {quoted}"
     return Section(
         "photos",
         "Photos",
-        "Width and height as the eye sees them: after the camera's rotation mark.",
-        figures=(tag_figures.photo_size_figure(stats.sizes), tag_figures.shape_figure(stats.sizes)),
+        "Width and height after EXIF rotation.",
+        figures=(dataset_figures.photo_size_figure(stats.sizes), dataset_figures.shape_figure(stats.sizes)),
         warnings=(words,) if faults else (),
     )
 
 
 def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: Album) -> list[Section]:
-    """A contact sheet: a few photos of each class, at even distances through the list."""
-    order = object_figures.by_number(tags.per_class)[:SHEET_CLASSES]
+    """A contact sheet: a few photos per class, evenly spaced through the list."""
+    order = dataset_figures.by_number(tags.per_class)[:SHEET_CLASSES]
     if not order:
         return []
     count = min(max(SHEET_PHOTOS // len(order), FEWEST), MOST)
@@ -167,11 +165,11 @@ def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: Album) -> list[S
         tiles = tuple(
             Tile(shot, (), "", f"Photo {photo.id}, tagged {tags.classes[c]}") for photo, shot in shots if shot
         )
-        shelves.append(Shelf(tags.classes[c], plural(tags.per_class[c], "photo"), tiles))
-    left = len(object_figures.by_number(tags.per_class)) - len(order)
-    words = f"Up to {plural(count, 'photo')} of each class, at even distances through the list: not picked by hand."
+        shelves.append(TileRow(tags.classes[c], plural(tags.per_class[c], "photo"), tiles))
+    left = len(dataset_figures.by_number(tags.per_class)) - len(order)
+    words = f"Up to {plural(count, 'photo')} per class, evenly spaced through the list: not picked by hand."
     words += f" The {left} rarest classes are not shown." if left else ""
-    return [Section("sheet", "A look at the classes", words, shelves=tuple(shelves))]
+    return [Section("sheet", "Photos of each class", words, shelves=tuple(shelves))]
 
 
 def _table_section(stats: DataStats) -> Section:
@@ -184,4 +182,4 @@ def _table_section(stats: DataStats) -> Section:
     rows = [TableRow(name, tuple(whole(column[c]) for column in columns)) for c, name in enumerate(tags.classes)]
     total = TableRow("all", tuple(whole(sum(column)) for column in columns))
     table = Table("Counts by class", tuple(heads), (*rows, total))
-    return Section("counts", "All the numbers", "In the dataset's order of classes.", tables=(table,))
+    return Section("counts", "All numbers", "Classes in the order of the dataset.", tables=(table,))

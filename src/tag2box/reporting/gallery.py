@@ -1,6 +1,4 @@
-"""Which detections of a photo are right, which wrong, and which objects are missed."""
-
-from __future__ import annotations
+"""Photos with boxes: matching of detections to objects, embedded photos, tiles, runs side by side, drawn detections."""
 
 import base64
 import colorsys
@@ -8,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +17,18 @@ from tag2box.annotations import Detections, Objects, Truth
 from tag2box.data.images import photo_size, read_photo
 from tag2box.errors import UserError
 from tag2box.ops.boxes import areas, intersections, iou
-from tag2box.reporting.charts import plural
-from tag2box.reporting.curves import NamedRun
-from tag2box.reporting.records import Gallery, GalleryPhoto, ReportInputs
+from tag2box.reporting.records import MOMENTS, Gallery, GalleryPhoto, ReportInputs, evenly_spaced, gallery_photos
+from tag2box.reporting.run_figures import NamedRun
+from tag2box.reporting.tables import plural
+
+THUMBNAIL = 480  # longest side of an embedded photo: sharp as a 320-pixel tile, useful when enlarged
+JPEG_QUALITY = 80
+TEST_PHOTOS = 12  # test photos on which the runs are compared
 
 
 @dataclass(frozen=True, slots=True)
 class BoxMatching:
-    """The verdict on one photo. A detection that is neither right nor ignored is wrong."""
+    """Matched detections of one photo. A detection that is neither right nor ignored is wrong."""
 
     right: Bool[Tensor, " B"]  # detections
     ignored: Bool[Tensor, " B"]  # detections of difficult objects or inside crowds
@@ -40,10 +41,10 @@ class BoxMatching:
 
 
 def match_boxes(found: Detections, objects: Objects, *, min_iou: float = 0.5) -> BoxMatching:
-    """Judge detections, best score first: right where IoU >= ``min_iou`` with an unmatched object of the same class.
+    """Match detections, best score first: right if IoU >= ``min_iou`` with an unmatched object of the same class.
 
-    Of several such objects the one with the largest IoU is taken. Difficult objects and crowds neither reward nor
-    punish: a detection that only meets one of those is ignored, and they are never missed.
+    Of several such objects the one with the largest IoU is matched. Difficult objects and crowds do not count: a
+    detection that only overlaps one of those is ignored, and they are never missed.
     """
     counts = ~(objects.difficult | objects.crowd)  # (G,)
     same = found.labels[:, None] == objects.labels[None, :]  # (B, G)
@@ -61,28 +62,16 @@ def match_boxes(found: Detections, objects: Objects, *, min_iou: float = 0.5) ->
 
 
 def _share_inside(boxes: Float[Tensor, "B 4"], regions: Float[Tensor, "G 4"]) -> Float[Tensor, "B G"]:
-    """The share of each box's area that lies inside each region: how COCO compares with crowds."""
+    """Share of each box's area inside each region: COCO's overlap with crowds."""
     return intersections(boxes, regions) / areas(boxes).clamp(min=1e-6)[:, None]
 
 
-THUMBNAIL = 480  # longest side of an embedded photo: enough for a sharp 320-pixel tile and a useful enlargement
-JPEG_QUALITY = 80
-
-Item = TypeVar("Item")
-
-
-def evenly_spaced(items: Sequence[Item], count: int) -> tuple[Item, ...]:
-    """``count`` items at equal distances, the first and the last among them: a choice that cannot flatter."""
-    if len(items) <= count:
-        return tuple(items)
-    if count == 1:
-        return (items[0],)
-    return tuple(items[round(k * (len(items) - 1) / (count - 1))] for k in range(count))
+# ---------------------------------------------------------------- embedded photos
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """An embedded photo: the class that paints it, and the size of the original after EXIF rotation."""
+    """An embedded photo: its CSS class, and the size of the original after EXIF rotation."""
 
     css: str
     width: int
@@ -90,7 +79,7 @@ class Shot:
 
 
 class Album:
-    """The photos a page embeds, each once however often it is shown; ``longest`` is the longest side of the copies."""
+    """Photos embedded in a page, each once; ``longest`` is the longest side of the copies."""
 
     def __init__(self, longest: int = THUMBNAIL) -> None:
         self._longest = longest
@@ -98,7 +87,7 @@ class Album:
         self._rules: list[str] = []
 
     def add(self, path: Path) -> Shot | None:
-        """Embed a photo, or give None where it cannot be read."""
+        """Embed a photo; None if it cannot be read."""
         if path not in self._shots:
             self._shots[path] = self._embed(path)
         return self._shots[path]
@@ -121,20 +110,23 @@ class Album:
 
     @property
     def style(self) -> str:
-        """The style rules that carry the pixels."""
+        """CSS rules that hold the pixels."""
         return "\n".join(self._rules)
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Photos left out of the page because they are gone or damaged."""
+        """Photos left out of the page because they are missing or damaged."""
         return tuple(path.name for path, shot in self._shots.items() if shot is None)
+
+
+# ---------------------------------------------------------------- tiles
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
     """A rectangle over a photo, in per cent of its sides."""
 
-    kind: str  # right, wrong, missed, ignored, plain, pseudo or truth: sets colour and line
+    kind: str  # right, wrong, missed, ignored, plain, pseudo or truth: CSS class of colour and line
     left: float
     top: float
     width: float
@@ -145,8 +137,8 @@ class DrawnBox:
 
     @property
     def place(self) -> str:
-        """Where its label goes: above the box, missed ones below; inside at the photo's edge, flipped at the right."""
-        if self.kind == "missed":  # the wrong box that took its place has its label above
+        """CSS class of the label's position: above the box, below a missed one, inside or flipped near an edge."""
+        if self.kind == "missed":  # a wrong box on the same object has its label above
             side = "floor" if self.top + self.height > 92 else "below"
         else:
             side = "inside" if self.top < 8 else "above"
@@ -166,7 +158,7 @@ class Tile:
 def draw_box(
     shot: Shot, corners: Sequence[float], *, kind: str, name: str = "", score: float | None = None
 ) -> DrawnBox:
-    """A box in photo pixels as a rectangle over the shot, cut at the photo's edges."""
+    """A box in photo pixels as a rectangle over the shot, clipped at the photo's edges."""
     x1, x2 = (100 * min(max(x / shot.width, 0.0), 1.0) for x in (corners[0], corners[2]))
     y1, y2 = (100 * min(max(y / shot.height, 0.0), 1.0) for y in (corners[1], corners[3]))
     figure = "" if score is None else f"{score:.2f}"
@@ -175,28 +167,28 @@ def draw_box(
 
 
 def class_name(classes: Sequence[str], label: int) -> str:
-    """The name of a class, or its number where the list is too short."""
+    """The name of a class, or its number if the list is too short."""
     return classes[label] if 0 <= label < len(classes) else f"class {label}"
 
 
 def detection_tile(
     shot: Shot, found: Detections, objects: Objects | None, *, classes: Sequence[str], photo: str, min_score: float
 ) -> Tile:
-    """Detections above ``min_score``: right, wrong and missed where the truth is known, plain boxes where it is not."""
+    """Detections above ``min_score``: right, wrong and missed if ``objects`` are known, else plain boxes."""
     kept = found[found.scores >= min_score]
     kinds = ["plain"] * len(kept)
     boxes: list[DrawnBox] = []
     caption = plural(len(kept), "detection")
     if objects is not None:
-        verdict = match_boxes(kept, objects)
+        matching = match_boxes(kept, objects)
         kinds = [
             "right" if right else "ignored" if ignored else "wrong"
-            for right, ignored in zip(verdict.right.tolist(), verdict.ignored.tolist(), strict=True)
+            for right, ignored in zip(matching.right.tolist(), matching.ignored.tolist(), strict=True)
         ]
-        boxes += _missed_boxes(shot, objects, verdict.missed, classes)
+        boxes += _missed_boxes(shot, objects, matching.missed, classes)
         counts = (kinds.count("right"), "right"), (kinds.count("wrong"), "wrong"), (len(boxes), "missed")
         caption = " · ".join(f"{count}\N{NO-BREAK SPACE}{word}" for count, word in counts)
-    order = torch.argsort(kept.scores).tolist()  # the surest box is drawn last, on top
+    order = torch.argsort(kept.scores).tolist()  # the highest score is drawn last, on top
     rows = kept.boxes.tolist(), kept.labels.tolist(), kept.scores.tolist()
     for i in order:
         name = class_name(classes, rows[1][i])
@@ -212,7 +204,7 @@ def _missed_boxes(shot: Shot, objects: Objects, missed: Tensor, classes: Sequenc
 def pseudo_tile(
     shot: Shot, taught: GalleryPhoto, truth: Float[Tensor, "G 4"] | None, *, classes: Sequence[str], iteration: int
 ) -> Tile:
-    """Pseudo ground truth at one moment of training, over the pale true boxes where these are known."""
+    """Pseudo labels at one iteration of training, over the pale true boxes if these are known."""
     boxes = [draw_box(shot, corners, kind="truth") for corners in (truth.tolist() if truth is not None else [])]
     for corners, label, score in zip(taught.boxes, taught.labels, taught.scores, strict=True):
         boxes.append(draw_box(shot, corners, kind="pseudo", name=class_name(classes, label), score=score))
@@ -220,7 +212,7 @@ def pseudo_tile(
     return Tile(shot, tuple(boxes), caption, f"Photo {taught.id}, {caption} of pseudo ground truth")
 
 
-TEST_PHOTOS, PSEUDO_PHOTOS, MOMENTS = 12, 8, 4
+# ---------------------------------------------------------------- runs side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,21 +226,21 @@ class ComparisonColumn:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One photo, run beside run."""
+    """One photo, with a column per run."""
 
     photo: str
     columns: tuple[ComparisonColumn, ...]
 
 
 def list_test_photos(runs: Sequence[NamedRun], truth: Truth | None) -> tuple[str, ...]:
-    """The test photos in order: the truth's, else the order in which the runs wrote their detections."""
+    """The test photos in the order of the truth or, without it, of the runs' detections."""
     if truth is not None:
         return truth.ids
     return tuple(dict.fromkeys(photo for run in runs for photo in run.record.test_detections or {}))
 
 
 def compare_detections(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
-    """Every run's detections on photos evenly spaced through the test list."""
+    """Detections of every run on photos evenly spaced through the test list."""
     shown = [run for run in runs if run.record.test_detections is not None]
     ids = [photo for photo in list_test_photos(runs, inputs.test_truth) if photo in inputs.test_photos]
     objects = _objects(inputs.test_truth)
@@ -271,12 +263,11 @@ def _detections(
 
 
 def compare_pseudo(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
-    """The pseudo ground truth of every run on the same training photos, at up to four moments."""
+    """Pseudo labels of every run on the same training photos, at up to four iterations."""
     shown = [(run, evenly_spaced(run.record.galleries, MOMENTS)) for run in runs if run.record.galleries]
-    ids = dict.fromkeys(photo.id for _, moments in shown for moment in moments for photo in moment.photos)
     objects = _objects(inputs.train_truth)
     out = []
-    for photo in evenly_spaced([i for i in ids if i in inputs.train_photos], PSEUDO_PHOTOS):
+    for photo in gallery_photos((moment for _, moments in shown for moment in moments), inputs.train_photos):
         shot = album.add(inputs.train_photos[photo])
         if shot is not None:
             columns = (_pseudo(run, shot, photo, moments, objects=objects.get(photo)) for run, moments in shown)
@@ -292,8 +283,7 @@ def _pseudo(
     tiles = [
         pseudo_tile(shot, taught, true_boxes, classes=classes, iteration=moment.iteration)
         for moment in moments
-        for taught in moment.photos
-        if taught.id == photo
+        for taught in moment.of(photo)
     ]
     return ComparisonColumn(run.name, run.css, tuple(tiles))
 
@@ -302,8 +292,11 @@ def _objects(truth: Truth | None) -> Mapping[str, Objects]:
     return dict(zip(truth.ids, truth.objects, strict=True)) if truth else {}
 
 
+# ---------------------------------------------------------------- picture files
+
+
 def draw_detections(image: UInt8[Tensor, "3 H W"], found: Detections, classes: Sequence[str]) -> Image.Image:
-    """The photo with every detection as a coloured box, labelled with its class and score."""
+    """The photo with every detection as a coloured box, labelled with class and score."""
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
     pen = ImageDraw.Draw(picture)
     size = max(11, round(min(picture.size) / 36))
@@ -313,7 +306,7 @@ def draw_detections(image: UInt8[Tensor, "3 H W"], found: Detections, classes: S
         pen.rectangle(box, outline=colour, width=max(2, size // 6))
         text = f"{classes[label]} {score:.2f}"
         left, top, right, bottom = pen.textbbox((box[0], box[1]), text, font=font)
-        shift = min(0, picture.width - right), max(-(bottom - top) - 4, -top)  # above the box where there is room
+        shift = min(0, picture.width - right), max(-(bottom - top) - 4, -top)  # above the box if there is room
         pen.rectangle((left + shift[0], top + shift[1], right + shift[0] + 3, bottom + shift[1] + 3), fill=colour)
         pen.text((box[0] + shift[0] + 1, box[1] + shift[1] + 1), text, fill="white", font=font)
     return picture

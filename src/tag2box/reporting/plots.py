@@ -1,6 +1,4 @@
-"""Charts of datasets and proposals as SVG text: columns, shares, bubbles, a matrix, curves over a logarithmic axis."""
-
-from __future__ import annotations
+"""More charts as SVG text: columns, shares, bubbles, a matrix, and curves over a logarithmic axis."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,32 +17,31 @@ from tag2box.reporting.charts import (
     end_names,
     escape,
     hint,
+    name_margin,
     nice_ticks,
-    percent,
-    room_for,
     shorten,
     svg_tag,
-    whole,
 )
+from tag2box.reporting.tables import percent, whole
 
-ABOVE = 14.0  # room over the plot for the name of the upright axis
+ABOVE = 14.0  # space above the plot for the title of the y axis
 ROW, PLOT_THICK = 20.0, 14.0  # a row of shares, and the bar in it
-PLOT_ROOM = 61.0  # per cent of the width that full shares take; their figure stands behind
-MAX_BUBBLES, CROWD = 400, 150  # bubbles from which they are gathered, and drawn small
-MATRIX_CELLS = 56  # along each axis, where bubbles must be gathered
-NUMBERED, MATRIX_NAMED = 14, 40  # classes up to which a matrix has its numbers in it, and tooltips
+PLOT_ROOM = 61.0  # per cent of the width of a full bar; its figure follows
+MAX_BUBBLES, CROWD = 400, 150  # numbers of bubbles above which they are merged, and drawn small
+MATRIX_CELLS = 56  # grid cells along each axis for merging bubbles
+NUMBERED, MATRIX_NAMED = 14, 40  # most classes for which a matrix shows numbers, and tooltips
 
 
 @dataclass(frozen=True, slots=True)
 class PlotColumn:
-    """One upright bar: its name under it, its value over it."""
+    """One vertical bar: its name below it, its value above it."""
 
     name: str
     value: float
 
 
 def columns(bars: Sequence[PlotColumn], *, label: str, x_label: str, y_label: str) -> str:
-    """Upright bars, as of a histogram, over counts."""
+    """Vertical bars of counts, as in a histogram."""
     ticks = nice_ticks(0, max([b.value for b in bars], default=1.0) or 1.0)
     frame = Frame(0.0, max(len(bars), 1), 0.0, ticks[-1], right=8.0)
     body = axes(frame, (), ticks, x_label, y_label)
@@ -60,15 +57,15 @@ def columns(bars: Sequence[PlotColumn], *, label: str, x_label: str, y_label: st
 
 
 def short(value: float) -> str:
-    """A count that fits over a narrow bar: thousands become k."""
+    """A count that fits above a narrow bar: thousands become k."""
     return f"{value / 1000:.3g}k" if value >= 10_000 else whole(value)
 
 
 def budget_chart(lines: Sequence[Line], *, label: str, x_label: str, y_label: str) -> str:
-    """Lines over a logarithmic axis from 1 on; values in per cent."""
+    """Lines over a logarithmic axis that starts at 1; values in per cent."""
     top = max([x for line in lines for x, _ in line.points], default=10.0)
     decades = [10.0**k for k in range(math.ceil(math.log10(max(top, 10.0)) - 1e-9) + 1)]
-    frame = Frame(1.0, max(top, 10.0), 0.0, 100.0, right=room_for([line.name for line in lines]), log=True)
+    frame = Frame(1.0, max(top, 10.0), 0.0, 100.0, right=name_margin([line.name for line in lines]), log=True)
     body = axes(frame, [d for d in decades if d <= frame.x_high], (0, 25, 50, 75, 100), x_label, y_label)
     body += "".join(curve(frame, line, x_label) for line in lines) + end_names(frame, lines)
     return _plot(body, label)
@@ -79,12 +76,12 @@ def _plot(body: str, label: str) -> str:
     return svg_tag("svg", body, class_="chart", viewBox=box, role="img", aria_label=label)
 
 
-# ---------------------------------------------------------------- shares of each class
+# ---------------------------------------------------------------- shares
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One row of counts shown as shares of their sum; ``figure`` stands behind the bar."""
+    """One row of counts shown as shares of their sum; ``figure`` is printed after the bar."""
 
     name: str
     counts: tuple[int, ...]
@@ -92,7 +89,7 @@ class Shares:
 
 
 def share_bars(rows: Sequence[Shares], keys: Sequence[Key], *, label: str) -> str:
-    """Full bars cut into shares, a row each, laid out in per cent of the width. A row of nothing has no bar."""
+    """Full-length bars divided into shares, one per row. A row without counts has no bar."""
     body = ""
     for index, row in enumerate(rows):
         top = index * ROW
@@ -127,12 +124,12 @@ def _share_row(row: Shares, keys: Sequence[Key], top: float) -> str:
     return body
 
 
-# ---------------------------------------------------------------- widths and heights
+# ---------------------------------------------------------------- bubbles
 
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """Some photos at one place; the area shows how many."""
+    """Photos of one size; the bubble's area shows how many."""
 
     x: float
     y: float
@@ -140,7 +137,7 @@ class Bubble:
 
 
 def gather_bubbles(bubbles: Sequence[Bubble], limit: int = MAX_BUBBLES) -> tuple[Bubble, ...]:
-    """At most about ``limit`` bubbles: where there are more, those of one cell of a grid become one at their mean."""
+    """At most about ``limit`` bubbles: if there are more, those in the same grid cell are merged at their mean."""
     if len(bubbles) <= limit:
         return tuple(bubbles)
     step = max(max(b.x, b.y) for b in bubbles) / MATRIX_CELLS
@@ -152,25 +149,25 @@ def gather_bubbles(bubbles: Sequence[Bubble], limit: int = MAX_BUBBLES) -> tuple
 
 def _mean(bubbles: Sequence[Bubble]) -> Bubble:
     total = sum(b.count for b in bubbles)
-    x, y = (sum(v * b.count for v, b in zip(values, bubbles, strict=True)) / total for values in _places(bubbles))
+    x, y = (sum(v * b.count for v, b in zip(values, bubbles, strict=True)) / total for values in _coordinates(bubbles))
     return Bubble(x, y, total)
 
 
-def _places(bubbles: Sequence[Bubble]) -> tuple[list[float], list[float]]:
+def _coordinates(bubbles: Sequence[Bubble]) -> tuple[list[float], list[float]]:
     return [b.x for b in bubbles], [b.y for b in bubbles]
 
 
 def bubble_chart(bubbles: Sequence[Bubble], *, label: str, x_label: str, y_label: str) -> str:
-    """Bubbles over two lengths, with a dashed line where both are equal."""
-    ticks = [nice_ticks(0, max(values, default=1.0) or 1.0) for values in _places(bubbles)]
+    """Bubbles over two lengths, with a dashed diagonal."""
+    ticks = [nice_ticks(0, max(values, default=1.0) or 1.0) for values in _coordinates(bubbles)]
     frame = Frame(0.0, ticks[0][-1], 0.0, ticks[1][-1], right=14.0)
     body = axes(frame, ticks[0], ticks[1], x_label, y_label)
     end = min(frame.x_high, frame.y_high)
     diagonal = svg_tag("line", hint("square"), x1=frame.x(0), y1=frame.y(0), x2=frame.x(end), y2=frame.y(end))
     body += svg_tag("g", diagonal, class_="reference")
     most = max((b.count for b in bubbles), default=1)
-    reach = 9.0 if len(bubbles) <= CROWD else 3.5  # of the largest
-    for b in sorted(bubbles, key=lambda b: -b.count):  # small ones on top, to be reached by the pointer
+    reach = 9.0 if len(bubbles) <= CROWD else 3.5  # radius of the largest
+    for b in sorted(bubbles, key=lambda b: -b.count):  # small ones on top, so that the pointer can reach them
         tip = hint(f"{b.x:.0f} x {b.y:.0f}: {whole(b.count)}")
         body += svg_tag(
             "circle", tip, class_="bubble", cx=frame.x(b.x), cy=frame.y(b.y), r=1.5 + reach * (b.count / most) ** 0.5
@@ -178,13 +175,13 @@ def bubble_chart(bubbles: Sequence[Bubble], *, label: str, x_label: str, y_label
     return _plot(svg_tag("g", body, class_="run-0"), label)
 
 
-# ---------------------------------------------------------------- what comes with what
+# ---------------------------------------------------------------- matrix
 
 
 def matrix(
     names: Sequence[str], values: Sequence[Sequence[float]], *, label: str, tip: Callable[[int, int], str]
 ) -> str:
-    """A square of shares, dark where they are near one; the diagonal has a colour of its own."""
+    """A square matrix of shares, darker for larger values; the diagonal has its own colour."""
     count = len(names)
     cell = 30.0 if count <= NUMBERED else 17.0 if count <= MATRIX_NAMED else 9.5
     font = {30.0: 11.0, 17.0: 10.5, 9.5: 7.0}[cell]

@@ -1,6 +1,4 @@
-"""The page about proposals: how many objects several sources of boxes reach, and which ones none of them fits."""
-
-from __future__ import annotations
+"""The page about proposals: recall of one or more proposal sources, and the photos with most objects out of reach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,35 +9,35 @@ from markupsafe import Markup
 
 from tag2box.annotations import Objects, Photo
 from tag2box.data.stats import SIZE_EDGES
-from tag2box.proposals.recall import Miss, Reach
-from tag2box.reporting.charts import Bars, Key, Line, format_number, grouped_bars, listed, percent, plural, whole
+from tag2box.proposals.recall import Miss, RecallCurves
+from tag2box.reporting.charts import Bars, Key, Line, grouped_bars
 from tag2box.reporting.gallery import Album, Shot, Tile, class_name, draw_box
 from tag2box.reporting.plots import budget_chart
-from tag2box.reporting.sections import Fact, Figure, Leaf, Section, Shelf, write_leaf
-from tag2box.reporting.tables import Table, TableRow
+from tag2box.reporting.sections import Figure, Section, SectionPage, TileRow, write_page
+from tag2box.reporting.tables import Fact, Table, TableRow, format_number, listed, percent, plural, whole
 
-RECALL_COLOURS = 6  # classes run-0 .. run-5 of the style sheet
-COMPARED = 100  # boxes a photo at which sources are compared, where they have more
-BY_SIZE = 2  # thresholds that are drawn by size, the lowest first
-LISTED = 12  # missing photos that are named
-IN_A_ROW = 3  # photos of a single source
-LABELLED = 3  # missed objects of a photo up to which they have labels
+RECALL_COLOURS = 6  # CSS classes run-0 .. run-5
+COMPARED = 100  # boxes per photo at which sources are also compared, if they have more
+BY_SIZE = 2  # IoU thresholds drawn by object size, the lowest first
+LISTED = 12  # missing photos listed by name
+IN_A_ROW = 3  # photos per row if there is a single source
+LABELLED = 3  # most missed objects of a photo that still get labels
 SIZES = (f"small: below {100 * SIZE_EDGES[0]:g} %", "medium", f"large: {100 * SIZE_EDGES[1]:g} % or more")
 
 
 @dataclass(frozen=True, slots=True)
 class RecallSource:
-    """One source of boxes: its name on the page, where it came from in words, what it reaches, photos it lacks."""
+    """One proposal source: its name on the page, its origin in words, its recall, photos it has no boxes for."""
 
     name: str
     origin: str
-    reach: Reach
+    reach: RecallCurves
     missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The objects of one photo that a source does not fit, with the best box of each (None without any)."""
+class PhotoMisses:
+    """The objects of one photo that no box of a source fits, with the best box of each (None without any)."""
 
     misses: tuple[Miss, ...]
     best: tuple[tuple[float, ...] | None, ...]
@@ -47,16 +45,16 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class WorstPhoto:
-    """A photo with objects out of reach, source by source."""
+    """A photo with objects out of reach, per source."""
 
     photo: Photo
     objects: Objects
-    lost: tuple[Lost, ...]
+    missed: tuple[PhotoMisses, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecallInputs:
-    """What the page is made of; all sources were measured on the same photos."""
+    """Everything the page shows; all sources were measured on the same photos."""
 
     title: str
     classes: tuple[str, ...]
@@ -64,20 +62,20 @@ class RecallInputs:
     worst: tuple[WorstPhoto, ...] = ()
 
     def keys(self) -> tuple[Key, ...]:
-        """The sources' names with their colours."""
+        """Legend: names of the sources with their colours."""
         return tuple(Key(source.name, f"run-{i % RECALL_COLOURS}") for i, source in enumerate(self.sources))
 
 
 def write_recall_page(inputs: RecallInputs, out: Path) -> None:
     """Write the page about proposals as one self-contained HTML file."""
-    write_leaf(build_recall_page(inputs), out)
+    write_page(build_recall_page(inputs), out)
 
 
-def build_recall_page(inputs: RecallInputs) -> Leaf:
-    """Draw and read: from sums to what the template shows."""
+def build_recall_page(inputs: RecallInputs) -> SectionPage:
+    """Turn recall figures into everything the template shows."""
     album = Album()
     sections = (_curve_section(inputs), _source_section(inputs), _size_section(inputs), _class_section(inputs))
-    return Leaf(
+    return SectionPage(
         kicker="tag2box proposals",
         title=inputs.title,
         lede=_lede(inputs),
@@ -92,7 +90,7 @@ def _lede(inputs: RecallInputs) -> str:
     first = inputs.sources[0].reach
     names = listed(tuple(source.name for source in inputs.sources))
     return (
-        f"A detector that learns from tags chooses among proposed boxes: what no box fits, it cannot find. Measured on "
+        f"A detector trained on tags selects among proposals: it cannot find an object that no box fits. Measured on "
         f"{plural(first.photos, 'photo')} with {plural(int(first.objects.sum()), 'object')}: {names}."
     )
 
@@ -109,7 +107,7 @@ def _facts(inputs: RecallInputs) -> tuple[Fact, ...]:
     return (
         *facts,
         Fact("Mean best overlap", percent(overlap), "%", f"{whose}all boxes"),
-        Fact("Boxes a photo", per_photo, "", f"{whose}at most {whole(best.reach.most)}"),
+        Fact("Boxes per photo", per_photo, "", f"{whose}at most {whole(best.reach.most)}"),
     )
 
 
@@ -123,13 +121,13 @@ def _curve_section(inputs: RecallInputs) -> Section:
         note = f"objects that a box overlaps by {t:g} or more"
         figures.append(_curve_figure(inputs, shares, title=f"Recall at IoU {t:g}", note=note, gain="of the objects"))
     overlaps = [source.reach.best_overlap().tolist() for source in inputs.sources]
-    note = "IoU of each object with its best box"
+    note = "mean IoU of each object with its best box"
     figures.append(_curve_figure(inputs, overlaps, title="Mean best overlap", note=note, gain="overlap on average"))
     return Section(
         "curves",
-        "Reach by number of boxes",
-        "What the first n boxes of each photo reach. The scale across is logarithmic; a line ends where all boxes of "
-        "every photo are taken. Ranked boxes are taken by score, others in the order they are stored in, a shuffle.",
+        "Recall by number of boxes",
+        "Recall of the first n boxes of each photo. The x axis is logarithmic; a line ends at the number that includes "
+        "all boxes of every photo. Ranked boxes are ordered by score, others as stored, in random order.",
         figures=tuple(figures),
     )
 
@@ -144,7 +142,7 @@ def _curve_figure(
         below = [(float(n), 100 * v) for n, v in zip(reach.budgets, row, strict=False) if n < reach.most]
         points = (*below, (float(reach.most), 100 * row[-1])) if reach.most else ()
         lines.append(Line(key.name if several else "all boxes", key.css, points))
-    chart = budget_chart(lines, label=title, x_label="boxes a photo", y_label="per cent")
+    chart = budget_chart(lines, label=title, x_label="boxes per photo", y_label="per cent")
     few = max((n for n in inputs.sources[0].reach.budgets if n <= COMPARED), default=0)
     reading = _compare(inputs, [row[-1] for row in values], "All boxes", gain)
     if few and any(source.reach.most > few for source in inputs.sources):
@@ -154,7 +152,7 @@ def _curve_figure(
 
 
 def _compare(inputs: RecallInputs, shares: Sequence[float], subject: str, gain: str) -> str:
-    """A sentence on one number of boxes: who leads, and who is last."""
+    """A sentence about one number of boxes: the best and the worst source."""
     order = sorted(range(len(shares)), key=lambda i: (-shares[i], i))
     best, last = order[0], order[-1]
     if best == last:
@@ -175,14 +173,14 @@ def _size_section(inputs: RecallInputs) -> Section:
     thresholds = inputs.sources[0].reach.thresholds[:BY_SIZE]
     figures = tuple(_size_figure(inputs, row, t) for row, t in enumerate(thresholds))
     words = "Objects by their part of the photo's area, with all boxes."
-    return Section("sizes", "Reach by size of the object", words, figures=figures)
+    return Section("sizes", "Recall by object size", words, figures=figures)
 
 
 def _size_figure(inputs: RecallInputs, row: int, threshold: float) -> Figure:
     shares = [source.reach.recall_by_size()[row].tolist() for source in inputs.sources]
     counts = inputs.sources[0].reach.objects.sum(0).tolist()
     groups = [Bars(size, tuple(share[b] for share in shares)) for b, size in enumerate(("small", "medium", "large"))]
-    label = f"Recall at IoU {threshold:g} by size of the object"
+    label = f"Recall at IoU {threshold:g} by object size"
     chart = grouped_bars(groups, inputs.keys(), label=label)
     best = max(range(len(shares)), key=lambda i: float(inputs.sources[i].reach.recall()[row, -1]))
     parts = [
@@ -211,12 +209,12 @@ def _class_section(inputs: RecallInputs) -> Section:
         cells = [percent(float(table[row, c])) for row in range(len(measures)) for table in by_class]
         rows.append(TableRow(name, (whole(int(reaches[0].objects[c].sum())), *cells)))
     table = Table("Each class, in per cent, with all boxes", ("objects", *heads), tuple(rows))
-    return Section("classes", "Class by class", _class_words(inputs), tables=(table,))
+    return Section("classes", "Recall by class", _class_words(inputs), tables=(table,))
 
 
 def _class_words(inputs: RecallInputs) -> str:
     reach, name = inputs.sources[0].reach, inputs.sources[0].name
-    shares = reach.recall_by_class()[0].tolist()  # nan, and so not below one, where there is no object
+    shares = reach.recall_by_class()[0].tolist()  # nan, and so not below one, for classes without objects
     worst = sorted((c for c in range(len(shares)) if shares[c] < 1), key=lambda c: (shares[c], c))[:3]
     if not worst:
         return f"At IoU {reach.thresholds[0]:g}, {name} reaches every object of every class."
@@ -230,7 +228,7 @@ def _source_section(inputs: RecallInputs) -> Section:
         order = "by score" if source.reach.ranked else "as stored"
         per_photo = format_number(float(source.reach.boxes_per_photo()[-1]))
         rows.append(TableRow(source.name, (per_photo, whole(source.reach.most), order, source.origin)))
-    table = Table("Where the boxes come from", ("boxes a photo", "most", "order", "made by"), tuple(rows))
+    table = Table("Proposal sources", ("boxes per photo", "most", "order", "origin"), tuple(rows))
     warnings = tuple(
         f"{source.name} has no boxes for {plural(len(source.missing), 'photo')}: {listed(source.missing, LISTED)}. "
         "All sources were measured without these."
@@ -251,28 +249,26 @@ def _worst_section(inputs: RecallInputs, album: Album) -> list[Section]:
         return []
     sources = range(len(inputs.sources))
     if len(sources) > 1:
-        shelves = [Shelf(w.photo.id, "", tuple(_tile(inputs, w, i, shot) for i in sources)) for w, shot in shown]
+        shelves = [TileRow(w.photo.id, "", tuple(_tile(inputs, w, i, shot) for i in sources)) for w, shot in shown]
     else:
         tiles = [_tile(inputs, worst, 0, shot) for worst, shot in shown]
-        shelves = [Shelf("", "", tuple(tiles[i : i + IN_A_ROW])) for i in range(0, len(tiles), IN_A_ROW)]
+        shelves = [TileRow("", "", tuple(tiles[i : i + IN_A_ROW])) for i in range(0, len(tiles), IN_A_ROW)]
     boxes = (
         ("missed", "object no box fits (IoU below 0.5)"),
         ("pseudo", "the best box for it, with their overlap"),
         ("truth", "object a box fits"),
     )
-    words = (
-        "The photos with most objects out of reach, all sources taken together, and the best that is proposed there."
-    )
-    return [Section("worst", "A look at the worst", words, boxes=boxes, shelves=tuple(shelves))]
+    words = "The photos with most objects out of reach, summed over all sources, and the best proposal for each object."
+    return [Section("worst", "The worst photos", words, boxes=boxes, shelves=tuple(shelves))]
 
 
 def _tile(inputs: RecallInputs, worst: WorstPhoto, index: int, shot: Shot) -> Tile:
-    lost, name = worst.lost[index], inputs.sources[index].name
+    missed, name = worst.missed[index], inputs.sources[index].name
     corners, labels = worst.objects.boxes.tolist(), worst.objects.labels.tolist()
-    gone = {miss.row for miss in lost.misses}
+    gone = {miss.row for miss in missed.misses}
     counted = (~(worst.objects.difficult | worst.objects.crowd)).nonzero().flatten().tolist()
     boxes = [draw_box(shot, corners[row], kind="truth") for row in counted if row not in gone]
-    for miss, best in zip(lost.misses, lost.best, strict=True):
+    for miss, best in zip(missed.misses, missed.best, strict=True):
         what = class_name(inputs.classes, labels[miss.row])
         drawn = [draw_box(shot, corners[miss.row], kind="missed", name=what)]
         if best is not None:

@@ -1,9 +1,7 @@
-"""What a run leaves on disk, as typed records: the only truth the report is built from."""
-
-from __future__ import annotations
+"""Typed records of the files in a run folder, from which reports are built."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,7 +14,7 @@ from tag2box.io import read_json
 
 
 def _numbers_only(value: object) -> object:
-    """Keep the plain figures of a mapping: evaluators may nest per-class tables among them."""
+    """Keep the plain numbers of a mapping, which may contain nested per-class tables."""
     if not isinstance(value, Mapping):
         return {} if value is None else value
     return {k: v for k, v in value.items() if v is None or (isinstance(v, int | float) and not isinstance(v, bool))}
@@ -33,7 +31,7 @@ PerStage = Annotated[tuple[float | None, ...], BeforeValidator(_none_is_empty)]
 
 @dataclass(frozen=True, slots=True)
 class StartInfo:
-    """The ``start`` event: what was trained, on what, where."""
+    """The ``start`` event: name, data, schedule, machine and versions of a run."""
 
     name: str = ""
     classes: tuple[str, ...] = ()
@@ -52,7 +50,7 @@ class StepRecord:
     iteration: int
     losses: FigureMap = field(default_factory=dict)
     lr: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # since the start of training
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class PseudoCount:
 
 @dataclass(frozen=True, slots=True)
 class GalleryPhoto:
-    """Pseudo ground truth of the last stage on one training photo, in the photo's own pixels."""
+    """Pseudo labels of the last stage on one training photo, in pixels of the photo."""
 
     id: Text
     boxes: tuple[tuple[float, float, float, float], ...] = ()
@@ -81,15 +79,19 @@ class GalleryPhoto:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """A ``gallery`` event: the same few training photos at one moment."""
+    """A ``gallery`` event: pseudo labels of a fixed set of training photos at one iteration."""
 
     iteration: int
     photos: tuple[GalleryPhoto, ...] = ()
 
+    def of(self, photo: str) -> tuple[GalleryPhoto, ...]:
+        """The pseudo labels of one photo; empty if the gallery does not have it."""
+        return tuple(each for each in self.photos if each.id == photo)
+
 
 @dataclass(frozen=True, slots=True)
 class EndInfo:
-    """The ``end`` event: when training finished and what it took."""
+    """The ``end`` event: last iteration, time and memory of a finished training."""
 
     iteration: int
     seconds: float | None = None
@@ -98,7 +100,7 @@ class EndInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecord:
-    """A mean and its classes, as fractions: AP or CorLoc."""
+    """Mean and per-class values of AP or CorLoc, as fractions."""
 
     mean: Annotated[float | None, Field(validation_alias=AliasChoices("mean", "mAP"))] = None
     per_class: FigureMap = field(default_factory=dict)
@@ -106,7 +108,7 @@ class ClassRecord:
 
 @dataclass(frozen=True, slots=True)
 class Challenges:
-    """Where the objects of the test set went: shares of all objects."""
+    """Outcomes of the test objects, as shares of all objects."""
 
     found: float | None = None
     part: float | None = None
@@ -134,7 +136,7 @@ class OnTrain:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """``metrics.json``; every part may be absent."""
+    """The file ``metrics.json``; every part is optional."""
 
     test: OnTest | None = None
     train: OnTrain | None = None
@@ -142,23 +144,23 @@ class Metrics:
 
     @property
     def ap(self) -> ClassRecord | None:
-        """Average precision at IoU 0.5: VOC 2007's 11 points, or the area under the curve where those are absent."""
+        """Average precision at IoU 0.5: VOC 2007's 11 points or, without these, the area under the curve."""
         return (self.test.voc07 or self.test.voc12) if self.test else None
 
     @property
     def corloc(self) -> ClassRecord | None:
-        """Correct localisation on the training photos."""
+        """Correct localization on the training photos."""
         return self.train.corloc if self.train else None
 
     @property
     def challenges(self) -> Challenges | None:
-        """The three challenges on the test photos."""
+        """Outcomes of the test objects."""
         return self.test.challenges if self.test else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run as its folder tells it."""
+    """The contents of one run folder."""
 
     name: str
     folder: Path
@@ -175,7 +177,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRecall:
-    """How much of the truth the proposals of one split could reach at all."""
+    """Recall of the proposals of one split."""
 
     recall: Mapping[str, float]  # IoU, e.g. "0.5" -> share of objects
     mean_best_overlap: float | None = None
@@ -184,7 +186,7 @@ class ProposalRecall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportInputs:
-    """Everything a report shows. Only ``runs`` is needed; each section appears where its data exists."""
+    """Everything a report shows. Only ``runs`` is required; sections without data are left out."""
 
     title: str
     runs: Sequence[RunRecord]  # the first is the baseline, the last the run of interest
@@ -197,30 +199,51 @@ class ReportInputs:
     draw_score: float = 0.5  # test detections below this score are not drawn
 
 
+# ---------------------------------------------------------------- choosing photos
+
+PSEUDO_PHOTOS, MOMENTS = 8, 4  # photos, and iterations of each, whose pseudo labels are shown
+Item = TypeVar("Item")
+
+
+def evenly_spaced(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+    """``count`` items at equal distances, including the first and the last: a choice without bias."""
+    if len(items) <= count:
+        return tuple(items)
+    if count == 1:
+        return (items[0],)
+    return tuple(items[round(k * (len(items) - 1) / (count - 1))] for k in range(count))
+
+
+def gallery_photos(galleries: Iterable[Gallery], available: Container[str]) -> tuple[str, ...]:
+    """The photos to show of some galleries: those available, evenly spaced in order of appearance."""
+    ids = dict.fromkeys(photo.id for gallery in galleries for photo in gallery.photos)
+    return evenly_spaced([photo for photo in ids if photo in available], PSEUDO_PHOTOS)
+
+
 # ---------------------------------------------------------------- reading a run folder
 
 Record = TypeVar("Record")
 
 
 def read_run(folder: Path, *, test_detections: Mapping[str, Detections] | None = None) -> RunRecord:
-    """Read a run folder; files that are not there leave their part empty."""
+    """Read a run folder; missing files leave their part empty."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; expected one written by training, check the path")
     config, metrics, events = folder / "config.toml", folder / "metrics.json", folder / "events.jsonl"
-    story = _Story()
+    log = _EventReader()
     if events.exists():
-        story.read(events)
-    start = story.start or StartInfo()
+        log.read(events)
+    start = log.start or StartInfo()
     return RunRecord(
         name=start.name or folder.resolve().name,
         folder=folder,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
         start=start,
-        steps=_by_iteration(story.steps),
-        pseudo=_by_iteration(story.pseudo),
-        galleries=_by_iteration(story.galleries),
-        resumed_at=tuple(story.resumed_at),
-        end=story.end,
+        steps=_by_iteration(log.steps),
+        pseudo=_by_iteration(log.pseudo),
+        galleries=_by_iteration(log.galleries),
+        resumed_at=tuple(log.resumed_at),
+        end=log.end,
         metrics=_parse(Metrics, read_json(metrics, "the figures of an evaluation"), str(metrics))
         if metrics.exists()
         else Metrics(),
@@ -228,8 +251,8 @@ def read_run(folder: Path, *, test_detections: Mapping[str, Detections] | None =
     )
 
 
-class _Story:
-    """Events gathered in file order. A resume forgets what had happened after the iteration it went back to."""
+class _EventReader:
+    """Collects events in file order. A resume drops everything after the iteration it restarts from."""
 
     def __init__(self) -> None:
         self.start: StartInfo | None = None
@@ -247,15 +270,15 @@ class _Story:
             try:
                 event = json.loads(line)
             except json.JSONDecodeError:
-                if number == filled[-1][0]:  # a run stopped while writing
+                if number == filled[-1][0]:  # the run stopped while writing
                     return
                 raise UserError(f"{where}: not a JSON event; remove this line and build the report again") from None
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise UserError(f'{where}: expected an object with an "event" name; remove this line')
-            self.tell(event, where)
+            self.add(event, where)
 
-    def tell(self, event: dict[str, Any], where: str) -> None:
-        """Take in one event; kinds this version does not know are left out."""
+    def add(self, event: dict[str, Any], where: str) -> None:
+        """Add one event; unknown kinds are ignored."""
         match event["event"]:
             case "start":
                 self.start = _parse(StartInfo, event, where)
@@ -274,7 +297,7 @@ class _Story:
                 self.end = _parse(EndInfo, event, where)
 
     def rewind(self, iteration: int) -> None:
-        """Forget everything after ``iteration``: it was done again."""
+        """Drop everything after ``iteration``, from which training resumed."""
         self.resumed_at.append(iteration)
         self.end = None
         self.steps = {k: v for k, v in self.steps.items() if k <= iteration}
@@ -293,4 +316,4 @@ def _parse(kind: type[Record], value: object, where: str) -> Record:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or kind.__name__
         message = " ".join(str(first["msg"]).split())
-        raise UserError(f"{where}: {name}: {message}; mend or remove it and build the report again") from None
+        raise UserError(f"{where}: {name}: {message}; fix or remove it and build the report again") from None

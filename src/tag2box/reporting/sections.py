@@ -1,6 +1,4 @@
-"""A page made of sections: words, figures each with a sentence that reads it, tables, rows of photos."""
-
-from __future__ import annotations
+"""A page made of sections: text, figures each with a sentence that reads it, tables, rows of photos."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,32 +9,22 @@ from markupsafe import Markup
 from tag2box.io import write_text
 from tag2box.reporting.charts import Key
 from tag2box.reporting.gallery import Tile
-from tag2box.reporting.tables import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A figure at the head of the page."""
-
-    name: str
-    value: str
-    unit: str
-    note: str
+from tag2box.reporting.tables import Fact, Table
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawn chart, its legend, and a sentence computed from its numbers that says what it shows."""
+    """A drawn chart, its legend, and a sentence computed from its numbers."""
 
     title: str
     note: str
-    charts: tuple[Markup, ...]  # more than one: parts of a long one, side by side
+    charts: tuple[Markup, ...]  # more than one: parts of a long chart, side by side
     reading: str
     keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class TileRow:
     """A row of photos under a name."""
 
     name: str
@@ -46,7 +34,7 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page with a heading of its own; what is empty is not shown."""
+    """A part of the page with its own heading; empty parts are not shown."""
 
     id: str
     title: str
@@ -55,13 +43,13 @@ class Section:
     figures: tuple[Figure, ...] = ()
     warnings: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    prose: bool = False  # the tables' cells are words, and wrap
-    boxes: tuple[tuple[str, str], ...] = ()  # kinds of boxes drawn on the photos, and their meaning
-    shelves: tuple[Shelf, ...] = ()
+    prose: bool = False  # cells of the tables are text and wrap
+    boxes: tuple[tuple[str, str], ...] = ()  # legend of the boxes on the photos: kind, meaning
+    shelves: tuple[TileRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class SectionPage:
     """A whole page."""
 
     kicker: str
@@ -73,13 +61,18 @@ class Leaf:
     unreadable: tuple[str, ...] = ()
 
 
-def write_leaf(page: Leaf, out: Path) -> None:
+def write_page(page: SectionPage, out: Path) -> None:
     """Write a page as one self-contained HTML file."""
-    write_text(out, fill("leaf.html.j2", page))
+    write_text(out, render_page(page))
 
 
-def fill(template: str, page: object) -> str:
-    """A template filled in; every value is escaped except the markup this package drew itself."""
+def render_page(page: SectionPage) -> str:
+    """A page as HTML."""
+    return fill_template("sections.html.j2", page)
+
+
+def fill_template(template: str, page: object) -> str:
+    """A rendered template; every value is escaped except markup drawn by this package."""
     loader = PackageLoader("tag2box.reporting", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -1,184 +1,148 @@
-"""The page of a study: what was measured here, over seeds, beside what the paper reports."""
+"""The page of a study: figures over seeds beside those of the paper, label quality, sweeps, and photos of the runs."""
 
-from __future__ import annotations
-
-import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
 
-from tag2box.reporting.charts import UNKNOWN, plural
-from tag2box.reporting.gallery import Album
-from tag2box.reporting.sections import Fact, Leaf, Section, write_leaf
-from tag2box.reporting.tables import Table, TableRow
+from tag2box.reporting.charts import (
+    BOTTOM,
+    HEIGHT,
+    Bars,
+    Frame,
+    Key,
+    Line,
+    axes,
+    escape,
+    grouped_bars,
+    hint,
+    line_chart,
+    nice_ticks,
+    svg_tag,
+)
+from tag2box.reporting.dataset_figures import missed_figure, objects_per_photo_figure
+from tag2box.reporting.gallery import Album, Shot, Tile, class_name, detection_tile, draw_box, pseudo_tile
+from tag2box.reporting.sections import Figure, Section, SectionPage, TileRow, write_page
+from tag2box.reporting.study_tables import (
+    DetectionPanel,
+    DifficultPanel,
+    LabelQuality,
+    MissedObjects,
+    ObjectsPerPhoto,
+    PhotoRow,
+    PseudoPanel,
+    QualityCurve,
+    SeedFigures,
+    StudyInputs,
+    StudyRow,
+    StudySection,
+    StudyTable,
+    Sweep,
+    reported,
+    settings_table,
+)
+from tag2box.reporting.tables import UNKNOWN, Table, TableRow, format_number, known
 
 STYLE = (
     ".shelf{--tall:300px}.tiles{gap:14px}td small{display:block;color:var(--soft);font-size:11.5px}"
     ".stack+.scroll,.pair+.scroll{margin-top:24px}"
 )
-HERE = "Here and in the paper"
+CURVE_COLOURS = 6  # CSS classes run-0 .. run-5
+NARROW = 10.0  # minimum range of the y axis in points, so that a small difference appears small
+MARGIN = 0.6  # of a step, left and right of the values
 
-
-@dataclass(frozen=True, slots=True)
-class SeedFigures:
-    """One figure under each seed for which it is known."""
-
-    by_seed: Mapping[int, float]
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds."""
-        return statistics.mean(self.by_seed.values()) if self.by_seed else None
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """The smallest and the largest."""
-        return (min(self.by_seed.values()), max(self.by_seed.values())) if self.by_seed else None
-
-    def words(self) -> str:
-        """Mean and spread: 41.3 (40.9 to 42.0); the figure alone where there is one."""
-        if self.mean is None or self.ends is None:
-            return UNKNOWN
-        spread = f" ({self.ends[0]:.1f} to {self.ends[1]:.1f})" if len(self.by_seed) > 1 else ""
-        return f"{self.mean:.1f}{spread}"
-
-
-@dataclass(frozen=True, slots=True)
-class StudyRow:
-    """A row: its figures here, a column each, and the paper's; where its runs are, by seed."""
-
-    name: str
-    figures: tuple[SeedFigures, ...]
-    paper: tuple[float | None, ...] = ()
-    runs: Mapping[int, str] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
-    missing: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StudyTable:
-    """What was measured, row by row; ``against`` names the row that others are compared with, if any is."""
-
-    columns: tuple[str, ...]
-    paper: tuple[str, ...]
-    rows: tuple[StudyRow, ...]
-    against: str = ""
-
-    def run(self) -> tuple[StudyRow, ...]:
-        """The rows that were run here."""
-        return tuple(row for row in self.rows if row.runs)
-
-    def base(self) -> StudyRow | None:
-        """The row that others are compared with, where it was run and there are others."""
-        rows = self.run()
-        return next((row for row in rows if row.name == self.against), None) if len(rows) > 1 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyInputs:
-    """All that the page shows."""
-
-    kicker: str
-    title: str
-    shows: str
-    setting: str  # where and how often it was run, in a sentence
-    origin: str
-    table: StudyTable | None
-    facts: tuple[Fact, ...] = ()
-    notes: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = ()
-    about: tuple[Table, ...] = ()
-    album: Album = field(default_factory=Album)
+Value = Callable[[LabelQuality], float | None]
 
 
 def write_study_page(inputs: StudyInputs, out: Path) -> None:
     """Write the page of a study as one self-contained HTML file."""
-    write_leaf(build_study_page(inputs), out)
+    write_page(build_study_page(inputs), out)
 
 
-def build_study_page(inputs: StudyInputs) -> Leaf:
-    """The table, what an experiment drew, and how it was all made."""
-    table = inputs.table
-    sections = [*([] if table is None else _table_sections(table, inputs)), *inputs.sections]
+def build_study_page(inputs: StudyInputs) -> SectionPage:
+    """Draw the table, the sections of the experiment, and how the study was made."""
+    album, table = Album(), inputs.table
+    sections = [] if table is None else [draw_section(_table_section(table, inputs), album)]
+    sections += [draw_section(section, album) for section in inputs.sections]
+    sections += quality_sections(inputs.quality)
     if table is None and inputs.notes:
-        sections.append(Section("notes", "To be known", "What is different here.", warnings=inputs.notes))
-    about = [*settings_table(table), *inputs.about]
-    sections.append(Section("about", "How it was made", inputs.setting, tables=tuple(about), prose=True))
-    return Leaf(
+        sections.append(Section("notes", "Notes", "What is different here.", warnings=inputs.notes))
+    about = (*settings_table(table), *inputs.about)
+    sections.append(Section("about", "How it was made", inputs.setting, tables=about, prose=True))
+    return SectionPage(
         kicker=inputs.kicker,
         title=inputs.title,
         lede=inputs.shows,
         facts=inputs.facts,
         sections=tuple(sections),
-        style=Markup(f"{STYLE}\n{inputs.album.style}"),
-        unreadable=inputs.album.unreadable,
+        style=Markup(f"{STYLE}\n{album.style}"),
+        unreadable=album.unreadable,
+    )
+
+
+def draw_section(section: StudySection, album: Album) -> Section:
+    """A section with its figures and photos drawn."""
+    table, shelves = section.table, draw_photos(section.photos, album)
+    return Section(
+        section.id,
+        section.title,
+        section.words,
+        wide=section.wide,
+        figures=tuple(draw_figure(figure) for figure in section.figures),
+        warnings=section.warnings if table is None else (*section.warnings, *_reasons(table)),
+        tables=(*(_study_tables(table) if table is not None else ()), *section.tables),
+        boxes=section.legend if shelves else (),
+        shelves=shelves,
     )
 
 
 # ---------------------------------------------------------------- tables
 
 
-def _table_sections(table: StudyTable, inputs: StudyInputs) -> list[Section]:
+def _table_section(table: StudyTable, inputs: StudyInputs) -> StudySection:
     words = (
-        f"{inputs.setting} Each figure is the mean over the seeds, in per cent, with the smallest and the largest "
-        "behind it: a difference within these says nothing."
+        f"{inputs.setting} Each figure is the mean over the seeds, in per cent, with the smallest and the largest: "
+        "differences within this range are not significant."
     )
     if any(table.paper):
-        words += f" The paper's figures ({inputs.origin}) were obtained on other data and at another size: compare "
+        words += f" The paper's figures ({inputs.origin}) were obtained on other data and at another scale: compare "
         words += "the order of the rows and the differences between them, not the figures."
-    return [table_section(table, words, notes=inputs.notes)]
+    return StudySection("table", "Here and in the paper", words, table=table, warnings=inputs.notes)
 
 
-def table_section(
-    table: StudyTable, words: str, *, notes: tuple[str, ...] = (), name: str = "table", title: str = HERE
-) -> Section:
-    """What was measured beside what is reported, the differences seed by seed, and what was not run."""
-    tables = (_main_table(table), *_difference_table(table), *_absent_table(table))
-    return Section(name, title, words, tables=tables, warnings=(*notes, *_reasons(table)))
+def _study_tables(table: StudyTable) -> tuple[Table, ...]:
+    """Measured figures beside the paper's, differences per seed, and rows that were not run."""
+    return (_main_table(table), *_difference_table(table), *_absent_table(table))
 
 
 def _main_table(table: StudyTable) -> Table:
-    order = _order(table)
+    order = table.column_order()
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
-    rows = tuple(TableRow(row.name, (*(_cell(row, *place) for place in order), _links(row))) for row in table.run())
+    rows = tuple(TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in table.measured())
     return Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
-
-
-def _order(table: StudyTable) -> list[tuple[bool, int]]:
-    """Columns as they are shown, ours (True) and the paper's, which stand beside ours of that name, or the first."""
-    homes = [table.columns.index(name) if name in table.columns else 0 for name in table.paper]
-    order = []
-    for at in range(len(table.columns)):
-        order += [(True, at), *((False, theirs) for theirs, home in enumerate(homes) if home == at)]
-    return order
 
 
 def _cell(row: StudyRow, is_ours: bool, at: int) -> str:
     if not is_ours:
-        return _reported(row.paper[at])
+        return reported(row.paper[at])
     mean, _, spread = row.figures[at].words().partition(" ")
     return Markup("{}<small>{}</small>").format(mean, spread.strip("()")) if spread else mean
 
 
-def _reported(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
-
-
 def _links(row: StudyRow) -> Markup:
-    return Markup(" ").join(Markup('<a href="{}/">{}</a>').format(place, seed) for seed, place in row.runs.items())
+    return Markup(" ").join(Markup('<a href="{}/">{}</a>').format(folder, seed) for seed, folder in row.runs.items())
 
 
 def _difference_table(table: StudyTable) -> list[Table]:
-    """By how much rows differ from one in the first column, seed by seed: what the spread over seeds hides."""
-    base = table.base()
+    """Differences from the baseline in the first column, per seed: what the range over seeds hides."""
+    base = table.baseline()
     if base is None:
         return []
     first = base.figures[0].by_seed
     heads = (*(f"seed {seed}" for seed in first), "mean")
     out = []
-    for row in table.run():
+    for row in table.measured():
         own = row.figures[0].by_seed
         differences = {seed: own[seed] - first[seed] for seed in first if seed in own}
         cells = [f"{differences[seed]:+.1f}" if seed in differences else UNKNOWN for seed in first]
@@ -189,14 +153,14 @@ def _difference_table(table: StudyTable) -> list[Table]:
 
 
 def _absent_table(table: StudyTable) -> list[Table]:
-    """Rows that were not run here, with the paper's figures; those it has none of are left to the notes."""
+    """Rows that were not run, with the paper's figures; rows without any are only in the warnings."""
     rows = [row for row in table.rows if not row.runs and any(value is not None for value in row.paper)]
-    shown = tuple(TableRow(row.name, tuple(_reported(value) for value in row.paper)) for row in rows)
+    shown = tuple(TableRow(row.name, tuple(reported(value) for value in row.paper)) for row in rows)
     return [Table("Reported in the paper, not run here", table.paper, shown)] if shown else []
 
 
 def _reasons(table: StudyTable) -> tuple[str, ...]:
-    """Why rows were not run, those of the same reason together."""
+    """Why rows were not run, grouped by reason."""
     why: dict[str, list[str]] = {}
     for row in table.rows:
         if not row.runs and row.missing:
@@ -204,57 +168,194 @@ def _reasons(table: StudyTable) -> tuple[str, ...]:
     return tuple(f"{'; '.join(names)}: {reason}" for reason, names in why.items())
 
 
-def settings_table(table: StudyTable | None) -> list[Table]:
-    """What each row that was run changes, as ``--set`` takes it."""
-    rows = () if table is None else table.run()
-    shown = tuple(TableRow(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings)
-    return [Table("What each row changes", ("settings",), shown)] if shown else []
+# ---------------------------------------------------------------- figures
 
 
-# ---------------------------------------------------------------- for other readers
+def draw_figure(figure: Sweep | MissedObjects | ObjectsPerPhoto) -> Figure:
+    """A figure of a study, drawn."""
+    match figure:
+        case Sweep():
+            return sweep_figure(figure)
+        case MissedObjects(stats):
+            return missed_figure(stats)
+        case ObjectsPerPhoto(stats):
+            return objects_per_photo_figure(stats)
 
 
-def markdown(table: StudyTable) -> str:
-    """The main table as Markdown."""
-    order = _order(table)
-    heads = ["", *(table.columns[at] if is_ours else f"paper: {table.paper[at]}" for is_ours, at in order)]
-    lines = ["| " + " | ".join(" ".join(head.split()) for head in heads) + " |", "|---" * len(heads) + "|"]
-    for row in table.rows:
-        cells = [row.figures[at].words() if is_ours else _reported(row.paper[at]) for is_ours, at in order]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (row.name, *cells)) + " |")
-    return "\n".join(lines) + "\n"
+# ---------------------------------------------------------------- photos
 
 
-def table_json(table: StudyTable) -> list[dict[str, object]]:
-    """The main table for programs: figures by column and seed, as shown, unrounded."""
-    return [
-        {
-            "row": row.name,
-            "settings": list(row.settings),
-            "runs": {str(seed): place for seed, place in row.runs.items()},
-            "figures": {
-                " ".join(name.split()): {str(seed): value for seed, value in figure.by_seed.items()}
-                for name, figure in zip(table.columns, row.figures, strict=True)
-            },
-            "paper": {name: value for name, value in zip(table.paper, row.paper, strict=True) if value is not None},
-            "left_out": row.missing or None,
-        }
-        for row in table.rows
+def draw_photos(rows: Sequence[PhotoRow], album: Album) -> tuple[TileRow, ...]:
+    """Rows of photos with boxes; photos that cannot be read are left out."""
+    drawn = [TileRow(row.name, "", _tiles(row, album)) for row in rows]
+    return tuple(row for row in drawn if row.tiles)
+
+
+def _tiles(row: PhotoRow, album: Album) -> tuple[Tile, ...]:
+    tiles: list[Tile] = []
+    for panel in row.panels:
+        if row.limit is not None and len(tiles) >= row.limit:
+            break
+        shot = album.add(panel.photo.path)
+        if shot is not None:
+            tiles.append(_tile(panel, shot, row.classes))
+    return tuple(tiles)
+
+
+def _tile(panel: DetectionPanel | PseudoPanel | DifficultPanel, shot: Shot, classes: tuple[str, ...]) -> Tile:
+    photo = panel.photo.id
+    match panel:
+        case DetectionPanel(run=run, found=found, objects=objects, min_score=score):
+            tile = detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=score)
+        case PseudoPanel(run=run, iteration=iteration, labels=labels, objects=objects):
+            tile = pseudo_tile(shot, labels, objects.boxes, classes=classes, iteration=iteration)
+        case DifficultPanel():
+            return _difficult_tile(panel, shot, classes)
+    return replace(tile, caption=f"{run}: {tile.caption}") if run else tile
+
+
+def _difficult_tile(panel: DifficultPanel, shot: Shot, classes: tuple[str, ...]) -> Tile:
+    rows = zip(panel.objects.boxes.tolist(), panel.objects.labels.tolist(), panel.is_caught, strict=True)
+    boxes = tuple(
+        draw_box(shot, box, kind="right" if caught else "ignored", name=class_name(classes, label))
+        for box, label, caught in rows
+    )
+    return Tile(shot, boxes, panel.photo.id, f"Photo {panel.photo.id}, its difficult objects")
+
+
+# ---------------------------------------------------------------- label quality
+
+
+def quality_sections(rows: Sequence[QualityCurve]) -> tuple[Section, ...]:
+    """Quality of the pseudo labels of some rows over training; empty without records."""
+    shown = [row for row in rows if row.moments][:CURVE_COLOURS]
+    if not shown:
+        return ()
+    overlaps = list(shown[0].moments[0].precision)
+    figures = [
+        figure
+        for overlap in overlaps
+        for figure in (
+            _share(shown, f"Precision at IoU {overlap}", "pseudo boxes that fit an object", _precision(overlap)),
+            _share(shown, f"Recall at IoU {overlap}", "objects that a pseudo box fits", _recall(overlap)),
+        )
     ]
+    taus = _lines(shown, lambda moment: moment.threshold)
+    if taus:
+        figures.append(_figure(taus, "The threshold τ", "minimum cosine similarity of a candidate", format_number))
+    figures.append(_counts(shown))
+    photos = shown[0].moments[0].photos
+    words = (
+        f"Pseudo boxes of the last stage, compared with true boxes, which training does not use: {photos} training "
+        "photos of all seeds, the same at every iteration. Means over the seeds."
+    )
+    return (Section("labels", "Pseudo labels over training", words, figures=tuple(figures)),)
 
 
-def reading(table: StudyTable) -> str:
-    """The best row of the first column against the one all are compared with, in a sentence; or nothing."""
-    base = table.base()
-    known = [(row, row.figures[0].mean) for row in table.run()]
-    ranked = sorted([(mean, row) for row, mean in known if mean is not None], key=lambda pair: pair[0])
-    if base is None or base.figures[0].mean is None:
+def _precision(overlap: str) -> Value:
+    return lambda moment: moment.precision.get(overlap)
+
+
+def _recall(overlap: str) -> Value:
+    return lambda moment: moment.recall.get(overlap)
+
+
+def _lines(rows: Sequence[QualityCurve], value: Value, scale: float = 1.0) -> list[Line]:
+    lines = []
+    for index, row in enumerate(rows):
+        found = [(float(moment.iteration), value(moment)) for moment in row.moments]
+        points = tuple((x, scale * y) for x, y in found if y is not None and known(y))
+        if points:
+            lines.append(Line(row.name, _css(index), points))
+    return lines
+
+
+def _css(index: int) -> str:
+    return f"run-{index % CURVE_COLOURS}"
+
+
+def _share(rows: Sequence[QualityCurve], title: str, note: str, value: Value) -> Figure:
+    lines = _lines(rows, value, 100.0)
+    return _figure(lines, title, f"per cent; {note}", lambda y: UNKNOWN if y is None else f"{y:.1f}")
+
+
+def _figure(lines: Sequence[Line], title: str, note: str, show: Callable[[float | None], str]) -> Figure:
+    keys = tuple(Key(line.name, line.css) for line in lines)
+    ranges = [f"{line.name} {show(line.points[0][1])} to {show(line.points[-1][1])}" for line in lines]
+    reading = f"From the first record to the last: {'; '.join(ranges)}." if ranges else "There are no pseudo boxes."
+    return Figure(title, note, (Markup(line_chart(lines, label=title)),), reading, keys)
+
+
+def _counts(rows: Sequence[QualityCurve]) -> Figure:
+    """Boxes per class at the last record, as multiples of the true number."""
+    last = [row.moments[-1] for row in rows]
+    names = [name for name, count in last[0].objects.items() if count]
+    groups = [Bars(name, tuple(_ratio(moment, name) for moment in last), 1.0) for name in names]
+    keys = tuple(Key(row.name, _css(index)) for index, row in enumerate(rows))
+    top = max([1.0, *(v for group in groups for v in group.values if v is not None)])
+    chart = grouped_bars(groups, keys, label="Pseudo boxes per object", limit=top, show=format_number)
+    totals = [
+        f"{row.name} {sum(moment.boxes.values())} for {sum(moment.objects.values())} objects"
+        for row, moment in zip(rows, last, strict=True)
+    ]
+    return Figure(
+        "Pseudo boxes per true object", "at the last record; the dashed mark is one", (Markup(chart),),
+        f"In all: {'; '.join(totals)}.", keys,
+    )  # fmt: skip
+
+
+def _ratio(moment: LabelQuality, name: str) -> float | None:
+    return moment.boxes.get(name, 0) / moment.objects[name] if moment.objects.get(name) else None
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+def sweep_figure(sweep: Sweep) -> Figure:
+    """Mean and range over the seeds at each value of a setting."""
+    what = sweep.measure
+    present = [(v, f) for v, f in zip(sweep.values, sweep.figures, strict=True) if f.mean is not None]
+    means = [(v, f.mean) for v, f in present if f.mean is not None]
+    if not means:
+        return Figure(sweep.name, sweep.key, (), "Nothing was measured.")
+    (worst, low), (best, high) = (pick(means, key=lambda pair: pair[1]) for pick in (min, max))
+    apart = max(f.ends[1] - f.ends[0] for _, f in present if f.ends is not None)
+    reading = (
+        f"From {low:.1f} at {worst:g} to {high:.1f} at {best:g}: {high - low:.1f} points between the means; the "
+        f"seeds of one value differ by up to {apart:.1f}."
+    )
+    note = f"{what} against {sweep.key}; bars range from the smallest to the largest seed; the paper uses {{}}"
+    return Figure(sweep.name, note.format(f"{sweep.chosen:g}"), (Markup(_sweep_chart(sweep, present)),), reading)
+
+
+def _sweep_chart(sweep: Sweep, present: Sequence[tuple[float, SeedFigures]]) -> str:
+    ends = [end for _, figure in present for end in (figure.ends or ())]
+    middle, half = (min(ends) + max(ends)) / 2, max(NARROW, max(ends) - min(ends)) / 2
+    ticks = nice_ticks(max(middle - half, 0.0), min(middle + half, 100.0) if max(ends) <= 100 else middle + half)
+    positions = {value: float(index) for index, value in enumerate(sweep.values)}
+    frame = Frame(-MARGIN, len(positions) - 1 + MARGIN, ticks[0], ticks[-1], right=14.0)
+    body = axes(frame, (), ticks, sweep.key)
+    for value, position in positions.items():
+        css = "tick name run-0" if value == sweep.chosen else "tick"
+        at = frame.x(position)
+        body += svg_tag("text", f"{value:g}", class_=css, x=at, y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+    points = tuple((positions[value], figure.mean) for value, figure in present if figure.mean is not None)
+    line = svg_tag("path", class_="line", d=frame.path(points))
+    for value, figure in present:
+        line += _whisker(frame, positions[value], figure, f"{sweep.name} {value:g}")
+    body += svg_tag("g", line, class_="run-0")
+    label = f"{sweep.measure} at values of {sweep.name}"
+    return svg_tag("svg", body, class_="chart", viewBox=f"0 0 360 {HEIGHT:g}", role="img", aria_label=escape(label))
+
+
+def _whisker(frame: Frame, position: float, figure: SeedFigures, name: str) -> str:
+    """Mean, minimum and maximum at one value."""
+    if figure.mean is None or figure.ends is None:
         return ""
-    (top, best), what = ranked[-1], " ".join(table.columns[0].split())
-    if round(top - base.figures[0].mean, 1) <= 0:
-        return f"No row is above {base.name} in {what}."
-    ours, theirs = best.figures[0].by_seed, base.figures[0].by_seed
-    shared = set(ours) & set(theirs)
-    above = sum(ours[seed] > theirs[seed] for seed in shared)
-    side = f"{top - base.figures[0].mean:.1f} points of {what} above {base.name}"
-    return f"{best.name} ends {side}, on {above} of {plural(len(shared), 'seed')}."
+    x, (low, high) = frame.x(position), figure.ends
+    parts = svg_tag("line", stroke="currentColor", stroke_width=1.5, x1=x, x2=x, y1=frame.y(low), y2=frame.y(high))
+    for end in (low, high):
+        y = frame.y(end)
+        parts += svg_tag("line", stroke="currentColor", stroke_width=1.5, x1=x - 4, x2=x + 4, y1=y, y2=y)
+    words = hint(f"{name}: {figure.words()}")
+    return parts + svg_tag("circle", words, class_="dot end", cx=x, cy=frame.y(figure.mean), r=3.2)

@@ -1,10 +1,8 @@
-"""What the names in a pickle may build: numpy arrays, dtypes and scalars, bytes, sets and ordered dictionaries.
+"""Builders of the names that a pickle may contain: numpy arrays, dtypes, scalars, bytes, sets, ordered dictionaries.
 
 ``ndarray.__setstate__`` and ``dtype.__setstate__`` trust their input and can be made to crash, so they are not used:
-arrays are laid over bytes that are in the file, and dtypes are made from a short list of codes.
+arrays are views of bytes in the file, and dtypes come from a short list of codes.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -19,16 +17,16 @@ import numpy as np
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU][1-9]\d{0,5}|O[48]?")
 _KEYS = (str, bytes, int, float, complex, bool, type(None))
 _UNICODE = 0x10FFFF
-_PARTS = 16  # of a key
+_MAX_KEY_PARTS = 16
 
 
 class Refused(Exception):
-    """What a file asks for that is not data."""
+    """A file contains something other than data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name in the file: a token, never the thing of that name."""
+    """A name in the file: a token, never the object of that name."""
 
     module: str
     name: str
@@ -40,7 +38,7 @@ class Name:
 
 @dataclass(slots=True)
 class Shell:
-    """An array or a dtype between its making and its state, which pickles write in two steps."""
+    """An incomplete array or dtype: pickles first create it, then set its state."""
 
     code: str | None  # of a dtype; None for an array
     places: list[int] = field(default_factory=list)  # in the memo
@@ -48,13 +46,13 @@ class Shell:
 
 @dataclass(slots=True)
 class Budget:
-    """Bytes that builders may still make. An honest file holds all that is built from it."""
+    """Limit on the bytes that builders create. A regular file contains all that is built from it."""
 
     total: int
     spent: int = 0
 
     def spend(self, count: int) -> None:
-        """Count what is made."""
+        """Count created bytes; raise if they exceed the total."""
         self.spent += count
         if self.spent > self.total:
             raise Refused("builds far more than it holds")
@@ -65,7 +63,7 @@ Builder = Callable[[Budget, Args], object]
 
 
 def finish_build(shell: Shell, state: Any, budget: Budget) -> object:
-    """The array or dtype that a shell becomes by its state."""
+    """The array or dtype of a shell and its state."""
     if not isinstance(state, tuple):
         raise TypeError(f"a state of type {type(state).__name__}")
     if shell.code is not None:
@@ -83,7 +81,7 @@ def _dtype(code: str, state: Args) -> np.dtype[Any]:
 
 
 def _array(budget: Budget, shape: Any, dtype: Any, raw: Any, order: Any) -> np.ndarray[Any, Any]:
-    """An array over bytes of the file. Its size is theirs, whatever the shape says."""
+    """A view of bytes of the file as an array; their number must match the shape."""
     if not isinstance(dtype, np.dtype) or not isinstance(shape, tuple) or order not in {"C", "F"}:
         raise TypeError("an array without shape, dtype and order")
     if not all(type(side) is int and 0 <= side <= budget.total for side in shape):
@@ -106,7 +104,7 @@ def _object_array(shape: tuple[int, ...], items: Any) -> np.ndarray[Any, Any]:
     if not isinstance(items, list) or len(items) != math.prod(shape):
         raise ValueError(f"an array of shape {reprlib.repr(shape)} of objects without as many")
     if any(isinstance(item, np.ndarray) and item.dtype.hasobject for item in items):
-        raise Refused("nests arrays of objects in each other")  # numpy frees them by recursion: enough would crash
+        raise Refused("nests arrays of objects in each other")  # numpy frees them recursively: deep nesting would crash
     flat = np.empty(len(items), object)
     for place, item in enumerate(items):
         flat[place] = item
@@ -114,7 +112,7 @@ def _object_array(shape: tuple[int, ...], items: Any) -> np.ndarray[Any, Any]:
 
 
 def _raw(value: object) -> bytes | bytearray:
-    """The bytes of an array; Python 2 had them in a text."""
+    """The bytes of an array; Python 2 stores them as text."""
     if isinstance(value, str):
         return value.encode("latin-1")
     if isinstance(value, bytes | bytearray):
@@ -147,7 +145,7 @@ def _scalar(budget: Budget, args: Args) -> object:
 
 
 def _bytes(budget: Budget, args: Args) -> bytes:
-    """``bytes()``, ``bytearray(b"...")`` and ``encode("...", "latin1")``: how older protocols write bytes."""
+    """``bytes()``, ``bytearray(b"...")`` and ``encode("...", "latin1")``: bytes in older protocols."""
     if len(args) > 1 and args[1] not in {"latin1", "latin-1"}:
         raise Refused(f"encodes text as {reprlib.repr(args[1])}")
     content = bytes(_raw(args[0])) if args else b""
@@ -169,7 +167,7 @@ def _set(budget: Budget, args: Args) -> set[object]:
     if not isinstance(items, list | tuple):
         raise TypeError(f"a set of a {type(items).__name__}")
     budget.spend(len(items))
-    return {key(item) for item in items}
+    return {checked_key(item) for item in items}
 
 
 def _frozenset(budget: Budget, args: Args) -> frozenset[object]:
@@ -181,13 +179,13 @@ def _ordered(budget: Budget, args: Args) -> OrderedDict[object, object]:
     if not isinstance(pairs, list | tuple):
         raise TypeError(f"a dictionary of a {type(pairs).__name__}")
     budget.spend(len(pairs))
-    return OrderedDict((key(name), value) for name, value in pairs)
+    return OrderedDict((checked_key(name), value) for name, value in pairs)
 
 
-def key(value: object) -> object:
-    """A value fit for a dictionary's key. Hashing tuples within tuples, a million deep, would overflow the C stack."""
+def checked_key(value: object) -> object:
+    """A value that is safe as a key: hashing tuples nested a million deep would overflow the C stack."""
     parts = value if isinstance(value, tuple) else (value,)
-    if len(parts) > _PARTS or not all(type(part) in _KEYS or isinstance(part, np.generic) for part in parts):
+    if len(parts) > _MAX_KEY_PARTS or not all(type(part) in _KEYS or isinstance(part, np.generic) for part in parts):
         raise Refused(f"uses a {type(value).__name__} as a key")
     return value
 
@@ -206,4 +204,4 @@ BUILDERS: dict[Name, Builder] = {
     Name("builtins", "frozenset"): _frozenset,
     Name("collections", "OrderedDict"): _ordered,
 }
-"""All that a pickle may ask for."""
+"""All names that build something."""

@@ -1,4 +1,4 @@
-"""What users wrote: TOML files and command-line overrides, merged without forgetting where each value came from."""
+"""Parsing of settings: TOML files and ``a.b=c`` overrides, merged with their origin, validated into dataclasses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DEFAULT_LAYER = -1
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as a user wrote it, and where."""
+    """A value as the user wrote it, and where."""
 
     value: object
     origin: str  # a file, or the whole "--set a.b=c"
@@ -60,7 +60,7 @@ def read_file(path: Path, layer: int) -> Tree:
 
 
 def parse_override(override: str, layer: int) -> Tree:
-    """One ``a.b=c``: c is TOML where it parses as TOML, else a string without its quotes."""
+    """One ``a.b=c``: c is TOML if it parses as TOML, else an unquoted string."""
     key, equals, text = (part.strip() for part in override.partition("="))
     names = key.split(".")
     if not equals or not all(names):
@@ -93,7 +93,7 @@ def unwrap(node: Tree | Given) -> object:
 
 
 def merge(below: Tree, above: Tree) -> Tree:
-    """Tables merge and values replace; so does a table of another kind, whose predecessor's fields must not leak in."""
+    """Tables merge and values replace; a table of another kind replaces the whole table below it."""
     merged = dict(below)
     for name, node in above.items():
         old = merged.get(name)
@@ -110,7 +110,7 @@ def _changes_kind(old: Tree, new: Tree) -> bool:
 
 
 def default_kinds(cls: type, base: object) -> Tree:
-    """The kinds that hold before any file is read, so that a file can be seen to change one."""
+    """The default kinds, so that a file which changes a kind can be recognised."""
     tree: Tree = {}
     for field in init_fields(cls):
         default = field_default(field, base)
@@ -136,8 +136,10 @@ def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
             continue
         node = owner.pop(name)
         given = latest(node)
-        where = f"{given.origin}: " if given else ""
-        warnings.warn(f"{where}{old} is now called {new}; the old name works until version 0.3", FutureWarning, 3)
+        if given is None:  # an empty table, as another key of it has been moved already
+            continue
+        renaming = f"{old} is now called {new}; the old name works until version 0.3"
+        warnings.warn(f"{given.origin}: {renaming}", FutureWarning, 3)
         for step in reversed(new.split(".")):
             node = {step: node}
         assert isinstance(node, dict)
@@ -146,7 +148,7 @@ def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
 
 
 def latest(node: Tree | Given) -> Given | None:
-    """What a user wrote last in this part of the tree: the likeliest cause of a problem with the whole."""
+    """What the user wrote last in this part of the tree: the likeliest cause of an error in it."""
     if isinstance(node, Given):
         return node if node.layer > _DEFAULT_LAYER else None
     found = [given for given in map(latest, node.values()) if given is not None]
@@ -175,13 +177,13 @@ def load(cls: type[T], files: Sequence[Path] = (), overrides: Sequence[str] = ()
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns a merged tree into dataclasses, and what is wrong with it into one line."""
+    """Turns a merged tree into dataclasses, and any mistake into a one-line error."""
 
     root: type[DataclassInstance]
-    source: str  # named where nothing in the tree can be blamed
+    source: str  # named in errors that no single value caused
 
     def table(self, cls: type, node: Tree, base: object, key: str) -> object:
-        """A dataclass from a table; what the table leaves out comes from ``base``, or from the defaults."""
+        """A dataclass from a table; missing keys come from ``base``, or from the defaults."""
         known = {field.name: field for field in init_fields(cls)}
         for name in node:
             if name not in known:
@@ -224,7 +226,7 @@ class _Reader:
         return self._leaf(shape.bare, node, key)
 
     def _member(self, shape: Shape, node: Tree, base: object, key: str) -> type:
-        """The dataclass meant: the only one, the one of that kind, or the one that is there already."""
+        """The dataclass of a table: the only candidate, the one of the given kind, or the type of ``base``."""
         kinds, given = by_kind(shape.tables), node.get("kind")
         choice = None if given is None else unwrap(given)
         if shape.plugin is not None and isinstance(choice, str) and ":" in choice:

@@ -1,4 +1,4 @@
-"""What a settings class says about its fields: which are tables, which are leaves, and their defaults."""
+"""The schema of settings classes (tables, leaves, kinds, defaults), and settings as TOML text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def only_table(hint: Any) -> type | None:
 
 
 def init_fields(cls: Any) -> list[Field[Any]]:
-    """The fields that a user can set."""
+    """The fields that can be set."""
     return [field for field in fields(cls) if field.init]
 
 
@@ -79,7 +79,7 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def field_default(field: Field[Any], base: object) -> object:
-    """The value a field has where nobody sets it: that of ``base``, or its default, or MISSING."""
+    """The default of a field: its value in ``base``, or its own default, or MISSING."""
     if base is not None:
         return getattr(base, field.name)
     return field.default_factory() if field.default_factory is not MISSING else field.default
@@ -96,12 +96,12 @@ _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="), ("multiple_of",
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of a settings class, in words, for documentation and ``--help``."""
+    """One leaf of a settings class as text, for documentation and ``--help``."""
 
     key: str
     kind: str  # the member of the nearest union it belongs to, or ""
     type: str
-    default: str | None  # as TOML; None where a value is required
+    default: str | None  # as TOML; None if a value is required
     doc: str
 
 
@@ -196,7 +196,7 @@ def _describe(cls: type, base: object, *, prefix: str, kind: str) -> Iterator[Se
 
 
 def type_name(hint: Any) -> str:
-    """A type in a user's words, with its bounds: ``float > 0, < 1``."""
+    """A type as users read it, with its bounds: ``float > 0, < 1``."""
     shape = shape_of(hint)
     if shape.optional:
         return f'{type_name(shape.bare)} or "" for none'
@@ -222,7 +222,7 @@ def _has(note: object, name: str) -> bool:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The string below each field of a dataclass, on one line; {} where the source is out of reach."""
+    """The docstring below each field of a dataclass, on one line; {} if the source is not available."""
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         if not is_dataclass(owner):

@@ -1,12 +1,17 @@
-"""From photos on disk to a training batch: which photos, in which order, and how they are put together."""
+"""The batch sampler: which photos form the batch of an iteration, in which views, and how they are collated.
+
+A batch is a function of the iteration's number, so a resumed run gets the same batches. ``ImageBatches`` yields pixels,
+``FeatureBatches`` features of a frozen network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,178 +21,57 @@ from torch import Tensor
 
 from tag2box.annotations import BoxSource, TaggedPhotos
 from tag2box.data.images import load_view
-from tag2box.data.side_info import NO_SIDE_INFO, SideInfoLoader
 from tag2box.data.transforms import Resize, View, boxes_in_view, view_size
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.training.feature_cache import RoiMapSource, TrunkSource
-from tag2box.training.loader import count_workers, serial_batches, thread_batches, worker_batches
-from tag2box.types import Batch, Proposals, SideInfo
+from tag2box.training.feature_cache import FeatureCache, RoiMaps, TrunkMaps
+from tag2box.training.loader import count_workers, worker_batches
+from tag2box.types import NO_SIDE_INFO, Batch, Proposals, SideInfo, SideInfoLoader
 
+T = TypeVar("T")
+R = TypeVar("R")
 PadColour = tuple[float, float, float]
 BLACK: PadColour = (0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One photo as training sees it. Its boxes are proposals: there is no room for true ones."""
-
-    id: str
-    image: Float[Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
-    tags: Bool[Tensor, " C"]
-    boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
-    unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
-    side_info: SideInfo = SideInfo()
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A place in the endless sequence of shuffled epochs: the photo, and the epoch it is met in."""
-
-    epoch: int
-    index: int
-
-
-def epoch_order(n: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The n photos in the order of one epoch."""
-    return tuple(np.random.default_rng([seed, epoch]).permutation(n).tolist())
-
-
-def grouped_order(wide: Bool[np.ndarray, " n"], batch: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The photos in the order of one epoch, wide ones put into batches with wide ones and tall with tall.
-
-    What is left over of both makes the batches that it must share: those that span two epochs, and at most one more.
-    """
-    n = len(wide)
-    order = np.array(epoch_order(n, seed, epoch), dtype=np.int64)
-    begun = -epoch * n % batch  # places in the batch that the epoch before has begun
-    kinds = (order[wide[order]], order[~wide[order]])
-    batches = np.concatenate([kind[: len(kind) // batch * batch].reshape(-1, batch) for kind in kinds])
-    mixed = np.random.default_rng([seed, epoch, n]).permutation(batches)
-    whole = mixed[: max(0, n - begun) // batch].ravel()
-    rest = order[~np.isin(order, whole)]
-    return tuple(np.concatenate([rest[:begun], whole, rest[begun:]]).tolist())
-
-
-def batch_slots(
-    n: int, batch: int, seed: int, iteration: int, *, wide: Bool[np.ndarray, " n"] | None = None
-) -> tuple[Slot, ...]:
-    """What iteration ``iteration`` (from 0) trains on: a function of its number, so that a resumed run goes on alike.
-
-    Batches are always full: one may span two epochs, or several where photos are fewer than the batch.
-
-    Args:
-        wide: which photos are; given, wide and tall ones keep apart where they can.
-    """
-    if n < 1:
-        raise ValueError("no photos to draw a batch from")
-    places = range(iteration * batch, (iteration + 1) * batch)
-    orders = {
-        epoch: epoch_order(n, seed, epoch) if wide is None else grouped_order(wide, batch, seed, epoch)
-        for epoch in {boxes_in_view // n for boxes_in_view in places}
-    }
-    return tuple(Slot(boxes_in_view // n, orders[boxes_in_view // n][boxes_in_view % n]) for boxes_in_view in places)
-
-
-def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[Tensor, " p"]:
-    """A random subset of at most ``most`` of ``count`` rows (None: all), in their order."""
-    if most is None or count <= most:
-        return torch.arange(count)
-    return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
-
-
-def load_sample(
-    photos: TaggedPhotos,
-    source: BoxSource,
-    index: int,
-    view: View,
-    *,
-    max_proposals: int | None = None,
-    seed: Sequence[int] = (0,),
-    side_info: SideInfoLoader = NO_SIDE_INFO,
-) -> Sample:
-    """Read a photo, its tags and its proposals, and show them in a view.
-
-    Args:
-        max_proposals: of more proposals, a random subset is taken; for training only.
-        seed: numbers that decide the subset, such as (seed, epoch, index).
-        clues: where what else is asked for comes from.
-    """
-    photo = photos.photos[index]
-    boxes = source.boxes(photo.id)
-    rows = draw_rows(len(boxes), max_proposals, seed)
-    return Sample(
-        id=photo.id,
-        image=load_view(photo, view),
-        tags=photos.tags[index],
-        boxes=boxes_in_view(view, boxes[rows], (photo.height, photo.width)),
-        unsure=None if photos.unsure is None else photos.unsure[index],
-        side_info=side_info.of(index, photo.id, rows),
-    )
-
-
-def collate(samples: Sequence[Sample], pad: PadColour = BLACK, *, size: tuple[int, int] | None = None) -> Batch:
-    """Put samples together: photos padded with a colour on the right and below to a common size, proposals packed.
-
-    Args:
-        size: (height, width) to pad to, at least that of the largest photo; None: just that.
-    """
-    height, width = size or (
-        max(sample.image.shape[1] for sample in samples),
-        max(sample.image.shape[2] for sample in samples),
-    )
-    images = samples[0].image.new_tensor(pad).view(3, 1, 1).repeat(len(samples), 1, height, width)
-    for padded, sample in zip(images, samples, strict=True):
-        padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image
-    unsure = [sample.unsure for sample in samples if sample.unsure is not None]
-    return Batch(
-        ids=tuple(sample.id for sample in samples),
-        tags=torch.stack([sample.tags for sample in samples]),
-        proposals=Proposals(
-            torch.cat([sample.boxes for sample in samples]), tuple(len(sample.boxes) for sample in samples)
-        ),
-        images=images,
-        unsure=torch.stack(unsure) if unsure else None,
-        side_info=SideInfo.joined([sample.side_info for sample in samples]),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """How training is fed."""
+    """Batch size, image views and worker processes."""
 
     batch_size: Annotated[int, Field(ge=1)] = 8
-    """Photos in a batch. S_c spans the batch, so this is part of the method."""
+    """Photos per batch. The exemplars S_c span the batch, so this is part of the method."""
     resize: Resize = Resize()
     views_per_image: Annotated[int, Field(ge=1)] = 1
-    """So many views of every photo share its batch, with the same proposals; CASD compares them, and takes 4."""
+    """Views of every photo in its batch, with the same proposals; CASD compares them and uses 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
-    """At most so many proposals of a photo take part in an iteration, drawn anew each time."""
+    """Proposals per photo and iteration, a random subset each time; default: all."""
     group_aspect: bool = False
-    """Let wide photos share batches with wide ones and tall with tall: less padding, but fewer chance meetings."""
+    """Batch landscape photos with landscape ones and portrait with portrait: less padding, less mixing."""
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Processes that read photos ahead of training; 0 reads in turn with it. Kept maps need but a thread, or none (0).
+    """Worker processes that decode photos; 0 decodes in the main process. With a feature cache, a thread (or 0: none).
 
-    By default half the cores, at most 4, where shared memory holds their batches. Batches do not depend on it.
+    Default: half the cores, at most 4, if shared memory holds their batches. Batches do not depend on it.
     """
 
     def __post_init__(self) -> None:
         views = len(set(self.resize.views()))
         if self.views_per_image > views:
             raise ValueError(
-                f"looks is {self.views_per_image}, but resize knows {views} view(s) of a photo; "
+                f"views_per_image is {self.views_per_image}, but resize has {views} view(s) of a photo; "
                 "add resize.scales, or set resize.flip=0.5"
             )
 
     def views(self, draw: tuple[int, int, int]) -> tuple[View, ...]:
-        """The views that a photo is seen in at its turn: one at random, and other ones beside it."""
+        """The views of a photo in one batch: a random one, and others beside it."""
         first = self.resize.view(*draw)
+        if self.views_per_image == 1:
+            return (first,)
         others = [view for view in self.resize.views() if view != first]
         order = np.random.default_rng([*draw, self.views_per_image]).permutation(len(others))
         return (first, *(others[i] for i in order[: self.views_per_image - 1]))
 
 
 class BatchSource(Protocol):
-    """What the loop draws from."""
+    """What the training loop draws from."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -199,11 +83,11 @@ class BatchSource(Protocol):
         ...
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
-        """The batches of some iterations in order, made ahead where that helps, for the length of a with block."""
+        """The batches of some iterations in order, prefetched if that helps, for the duration of a with block."""
         ...
 
     def preview_batch(self, count: int) -> Batch:
-        """The same few photos, unmirrored at the middle scale with all their proposals: for looking at."""
+        """The same few photos, unflipped at the middle scale with all their proposals, for the report."""
         ...
 
     def photo_boxes(self, photo_id: str) -> Float[Tensor, "P 4"]:
@@ -211,9 +95,18 @@ class BatchSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SampledView:
+    """A photo of a batch in one of its views."""
+
+    index: int
+    view: View
+    draw: tuple[int, ...]  # seeds the random choices made for it
+
+
 @dataclass(frozen=True)
 class BatchSampler:
-    """What sources share: whose turn it is, and in which view."""
+    """What all batch sources share: the photos and views of an iteration."""
 
     photos: TaggedPhotos
     store: BoxSource
@@ -231,42 +124,32 @@ class BatchSampler:
         """All proposals of a photo, in its own pixels."""
         return self.store.boxes(photo_id)
 
-    def share(self, iteration: int) -> tuple[SampledView, ...]:
-        """This process's photos of an iteration; the looks at a photo stay together."""
-        mine, views_per_image = self.dist.share(self.loader.batch_size), self.loader.views_per_image
-        return self.turns(iteration)[mine.start * views_per_image : mine.stop * views_per_image]
+    def shard(self, iteration: int) -> tuple[SampledView, ...]:
+        """This rank's photos of an iteration; the views of a photo stay together."""
+        mine, views = self._shard, self.loader.views_per_image
+        return self.sampled(iteration)[mine.start * views : mine.stop * views]
 
-    def turns(self, iteration: int) -> tuple[SampledView, ...]:
-        """The photos of an iteration, each with a view of its own, or several in a row."""
+    def sampled(self, iteration: int) -> tuple[SampledView, ...]:
+        """The photos of an iteration on all ranks, each in its views."""
         slots = batch_slots(len(self.photos), self.loader.batch_size, self.seed, iteration, wide=self._wide)
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
         return tuple(SampledView(index, view, draw) for index, draw in draws for view in self.loader.views(draw))
 
-    def compared(self, batch: Batch, turns: Sequence[SampledView]) -> Batch:
-        """A batch that knows which of its photos are looks at the same one."""
+    def with_views(self, batch: Batch, sampled: Sequence[SampledView]) -> Batch:
+        """The batch with its grouping into views of the same photo."""
         if self.loader.views_per_image == 1:
             return batch
-        flipped = torch.tensor([turn.view.flip for turn in turns], dtype=torch.bool)
+        flipped = torch.tensor([one.view.flip for one in sampled], dtype=torch.bool)
         return replace(batch, views_per_image=self.loader.views_per_image, flipped=flipped)
 
-    def packed(
-        self,
-        seen: Sequence[CachedSample],
-        *,
-        maps: Float[Tensor, "R ch h w"] | None = None,
-        trunks: tuple[Float[Tensor, "c h w"], ...] | None = None,
-    ) -> Batch:
-        """A batch of photos that a frozen network has seen."""
-        rows, unsure = [one.index for one in seen], self.photos.unsure
-        return Batch(
-            ids=tuple(self.photos.photos[row].id for row in rows),
-            tags=self.photos.tags[rows],
-            proposals=Proposals(torch.cat([one.boxes for one in seen]), tuple(len(one.boxes) for one in seen)),
-            maps=maps,
-            trunks=trunks,
-            unsure=None if unsure is None else unsure[rows],
-            side_info=SideInfo.joined([one.side_info for one in seen]),
-        )
+    def preview(self, count: int) -> list[SampledView]:
+        """Evenly spaced photos, unflipped at the middle scale."""
+        view = preview_view(self.loader.resize)
+        return [SampledView(index, view, (0,)) for index in evenly_spaced_indices(len(self.photos), count)]
+
+    @cached_property
+    def _shard(self) -> range:
+        return self.dist.shard(self.loader.batch_size)
 
     @cached_property
     def _wide(self) -> Bool[np.ndarray, " n"] | None:
@@ -275,148 +158,232 @@ class BatchSampler:
 
 
 @dataclass(frozen=True)
-class ImageBatches(BatchSampler):
-    """Batches of pixels, for networks whose trunk learns."""
+class FeatureBatches(BatchSampler):
+    """Batches of features of a frozen network: RoI maps, or trunk maps without padding. No photo is decoded."""
 
-    pad: PadColour = BLACK
-    """What surrounds photos smaller than their batch: the colour that the network takes for nothing."""
+    features: FeatureCache | RoiMaps | TrunkMaps
+
+    @cached_property
+    def has_roi_maps(self) -> bool:
+        """Whether the features are RoI maps."""
+        features = self.features.features if isinstance(self.features, FeatureCache) else self.features
+        return isinstance(features, RoiMaps)
 
     def batch(self, iteration: int) -> Batch:
-        """Photos of the iteration, each in a view of its own, padded to the largest of all processes' photos."""
-        turns = self.share(iteration)
-        samples = [self._sample(turn, self.loader.max_proposals) for turn in turns]
-        if not samples:
-            return Batch.empty(len(self.classes))
-        return self.compared(collate(samples, self.pad, size=self._size(iteration)), turns)
-
-    def _sample(self, turn: SampledView, most: int | None) -> Sample:
-        photos, index = self.photos, turn.index
-        return load_sample(
-            photos, self.store, index, turn.view, max_proposals=most, seed=turn.draw, side_info=self.side_info
-        )
-
-    def _size(self, iteration: int) -> tuple[int, int]:
-        turns = [(turn.view, self.photos.photos[turn.index]) for turn in self.turns(iteration)]
-        sizes = [view_size(view, (photo.height, photo.width)) for view, photo in turns]
-        return max(height for height, _ in sizes), max(width for _, width in sizes)
+        """The features of the iteration's photos, each in its views."""
+        sampled = self.shard(iteration)
+        return self.with_views(self._collate(sampled, self.loader.max_proposals), sampled)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
-        """Made ahead by processes."""
-        workers = count_workers(self.loader.workers, self.most_bytes(), dist=self.dist.here)
-        return worker_batches(self.batch, iterations, workers) if workers else serial_batches(self.batch, iterations)
+        """Prefetched by a thread: reading leaves the processor free, and features are too large to pass around."""
+        return thread_batches(self.batch, iterations) if self.loader.workers != 0 else serial(self.batch, iterations)
 
     def preview_batch(self, count: int) -> Batch:
-        """A few photos to look at."""
-        view = preview_view(self.loader.resize)
-        return collate(
-            [self._sample(SampledView(i, view, (0,)), None) for i in evenly_spaced_indices(self.photos, count)],
-            self.pad,
-        )
+        """A few photos for the report."""
+        return self._collate(self.preview(count), None)
 
-    def most_bytes(self) -> int:
-        """What this process's pixels of the largest batch can take."""
-        resize = self.loader.resize
-        view = View(max(resize.scales), long_max=resize.long_max)
-        sizes = {(photo.height, photo.width) for photo in self.photos.photos}
-        seen = [view_size(view, size) for size in sizes]
-        photos = self.loader.views_per_image * len(self.dist.share(self.loader.batch_size))
-        return photos * 3 * 4 * max(h for h, _ in seen) * max(w for _, w in seen)
+    def _collate(self, sampled: Sequence[SampledView], most: int | None) -> Batch:
+        if not sampled:
+            return Batch.empty(len(self.classes))
+        boxes, features, side_info = [], [], []
+        for one in sampled:
+            photo = self.photos.photos[one.index]
+            own = boxes_in_view(one.view, self.store.boxes(photo.id), (photo.height, photo.width))
+            rows = draw_rows(len(own), most, one.draw)
+            kept = self.features.get(one.index, one.view)
+            boxes.append(own[rows])
+            features.append(kept[rows] if self.has_roi_maps else kept)
+            if self.side_info is not NO_SIDE_INFO:
+                side_info.append(self.side_info.of(one.index, photo.id, rows))
+        index, unsure = [one.index for one in sampled], self.photos.unsure
+        return Batch(
+            ids=tuple(self.photos.photos[i].id for i in index),
+            tags=self.photos.tags[index],
+            proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes))),
+            maps=torch.cat(features) if self.has_roi_maps else None,
+            trunks=None if self.has_roi_maps else tuple(features),
+            unsure=None if unsure is None else unsure[index],
+            side_info=SideInfo.joined(side_info) if side_info else SideInfo(),
+        )
 
 
 @dataclass(frozen=True)
-class RoiMapBatches(BatchSampler):
-    """Batches of kept RoI maps, for networks whose maps are frozen: no photo is read, no trunk is run."""
+class ImageBatches(BatchSampler):
+    """Batches of pixels, for networks with a trainable trunk."""
 
-    maps: RoiMapSource
+    pad: PadColour = BLACK
+    """Colour around photos smaller than their batch: the one that the preprocessing maps to zero."""
 
     def batch(self, iteration: int) -> Batch:
-        """Maps of the iteration's photos, each in a view of its own."""
-        most, turns = self.loader.max_proposals, self.share(iteration)
-        return self.compared(self._packed([self._look(turn, most) for turn in turns]), turns)
+        """Photos of the iteration, each in its views, padded to the largest of all ranks."""
+        sampled = self.shard(iteration)
+        if not sampled:
+            return Batch.empty(len(self.classes))
+        samples = [self.sample(one, self.loader.max_proposals) for one in sampled]
+        return self.with_views(collate(samples, self.pad, size=self._size(iteration)), sampled)
 
-    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
-        """Made ahead by a thread: reading leaves the processor free, and maps are too large to pass around."""
-        ahead = self.loader.workers != 0
-        return thread_batches(self.batch, iterations) if ahead else serial_batches(self.batch, iterations)
-
-    def preview_batch(self, count: int) -> Batch:
-        """A few photos to look at."""
-        view = preview_view(self.loader.resize)
-        return self._packed(
-            [self._look(SampledView(i, view, (0,)), None) for i in evenly_spaced_indices(self.photos, count)]
+    def sample(self, one: SampledView, most: int | None) -> Sample:
+        """Decode a photo in a view, with its tags and a random subset of its proposals."""
+        photos, photo = self.photos, self.photos.photos[one.index]
+        boxes = self.store.boxes(photo.id)
+        rows = draw_rows(len(boxes), most, one.draw)
+        return Sample(
+            id=photo.id,
+            image=load_view(photo, one.view),
+            tags=photos.tags[one.index],
+            boxes=boxes_in_view(one.view, boxes[rows], (photo.height, photo.width)),
+            unsure=None if photos.unsure is None else photos.unsure[one.index],
+            side_info=self.side_info.of(one.index, photo.id, rows),
         )
 
-    def _look(self, turn: SampledView, most: int | None) -> CachedSample:
-        photo = self.photos.photos[turn.index]
-        boxes = boxes_in_view(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
-        maps = self.maps.maps(turn.index, turn.view)
-        rows = draw_rows(len(boxes), most, turn.draw)
-        return CachedSample(turn.index, boxes[rows], maps[rows], self.side_info.of(turn.index, photo.id, rows))
+    def _size(self, iteration: int) -> tuple[int, int]:
+        views = [(one.view, self.photos.photos[one.index]) for one in self.sampled(iteration)]
+        sizes = [view_size(view, (photo.height, photo.width)) for view, photo in views]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
 
-    def _packed(self, seen: Sequence[CachedSample]) -> Batch:
-        return self.packed(seen, maps=torch.cat([one.kept for one in seen])) if seen else Batch.empty(len(self.classes))
+    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
+        """Prefetched by worker processes."""
+        count = count_workers(self.loader.workers, self.max_bytes(), ranks=self.dist.local_world_size)
+        return worker_batches(self.batch, iterations, count) if count else serial(self.batch, iterations)
+
+    def preview_batch(self, count: int) -> Batch:
+        """A few photos for the report."""
+        return collate([self.sample(one, None) for one in self.preview(count)], self.pad)
+
+    def max_bytes(self) -> int:
+        """An upper bound of the pixels of this rank's batch."""
+        resize = self.loader.resize
+        view = View(max(resize.scales), long_max=resize.long_max)
+        sizes = {view_size(view, (photo.height, photo.width)) for photo in self.photos.photos}
+        photos = self.loader.views_per_image * len(self._shard)
+        return photos * 3 * 4 * max(h for h, _ in sizes) * max(w for _, w in sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class SampledView:
-    """A photo's turn in a batch."""
+class Sample:
+    """One photo as training sees it. Its boxes are proposals: there is no field for true boxes."""
 
-    index: int
-    view: View
-    draw: tuple[int, ...]  # the numbers that decide what is drawn for it
+    id: str
+    image: Float[Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
+    tags: Bool[Tensor, " C"]
+    boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
+    unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
+    side_info: SideInfo = SideInfo()
+
+
+def collate(samples: Sequence[Sample], pad: PadColour = BLACK, *, size: tuple[int, int] | None = None) -> Batch:
+    """Samples as a batch: photos padded on the right and below to a common size, proposals packed.
+
+    Args:
+        size: (height, width) to pad to, at least that of the largest photo; default: that of the largest photo.
+    """
+    height, width = size or (
+        max(sample.image.shape[1] for sample in samples),
+        max(sample.image.shape[2] for sample in samples),
+    )
+    images = samples[0].image.new_tensor(pad).view(3, 1, 1).repeat(len(samples), 1, height, width)
+    for padded, sample in zip(images, samples, strict=True):
+        padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image
+    unsure = [sample.unsure for sample in samples if sample.unsure is not None]
+    boxes = [sample.boxes for sample in samples]
+    return Batch(
+        ids=tuple(sample.id for sample in samples),
+        tags=torch.stack([sample.tags for sample in samples]),
+        proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes))),
+        images=images,
+        unsure=torch.stack(unsure) if unsure else None,
+        side_info=SideInfo.joined([sample.side_info for sample in samples]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class CachedSample:
-    """A photo in a view: its number, its proposals, what a frozen network made of it, and what else is known."""
+class Slot:
+    """A position in the endless sequence of shuffled epochs: the photo, and its epoch."""
 
+    epoch: int
     index: int
-    boxes: Float[Tensor, "P 4"]
-    kept: Tensor
-    side_info: SideInfo
+
+
+def batch_slots(
+    n: int, batch: int, seed: int, iteration: int, *, wide: Bool[np.ndarray, " n"] | None = None
+) -> tuple[Slot, ...]:
+    """The photos of iteration ``iteration`` (from 0): a function of its number alone.
+
+    Batches are always full: one may span two epochs, or several if there are fewer photos than the batch size.
+
+    Args:
+        wide: landscape photos; if given, landscape and portrait photos are batched apart as far as possible.
+    """
+    if n < 1:
+        raise ValueError("no photos to draw a batch from")
+    positions = range(iteration * batch, (iteration + 1) * batch)
+    orders = {
+        epoch: epoch_order(n, seed, epoch) if wide is None else grouped_order(wide, batch, seed, epoch)
+        for epoch in {position // n for position in positions}
+    }
+    return tuple(Slot(position // n, orders[position // n][position % n]) for position in positions)
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The n photos in the order of one epoch."""
+    return tuple(np.random.default_rng([seed, epoch]).permutation(n).tolist())
+
+
+def grouped_order(wide: Bool[np.ndarray, " n"], batch: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The photos in the order of one epoch, landscape photos batched together and portrait photos together.
+
+    What is left over of both fills the batches that must mix: those that span two epochs, and at most one more.
+    """
+    n = len(wide)
+    order = np.array(epoch_order(n, seed, epoch), dtype=np.int64)
+    begun = -epoch * n % batch  # positions of the first batch that belong to the previous epoch
+    kinds = (order[wide[order]], order[~wide[order]])
+    batches = np.concatenate([kind[: len(kind) // batch * batch].reshape(-1, batch) for kind in kinds])
+    mixed = np.random.default_rng([seed, epoch, n]).permutation(batches)
+    whole = mixed[: max(0, n - begun) // batch].ravel()
+    rest = order[~np.isin(order, whole)]
+    return tuple(np.concatenate([rest[:begun], whole, rest[begun:]]).tolist())
+
+
+def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[Tensor, " p"]:
+    """A random subset of at most ``most`` of ``count`` rows (None: all), in order."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
 
 
 def preview_view(resize: Resize) -> View:
-    """The middle scale, not mirrored."""
+    """The middle scale, unflipped."""
     scales = sorted(resize.scales)
     return View(scales[len(scales) // 2], flip=False, long_max=resize.long_max)
 
 
-def evenly_spaced_indices(photos: TaggedPhotos, count: int) -> list[int]:
-    """``count`` photos at even distances through the dataset: a rule, not a choice."""
-    count = min(count, len(photos))
-    return [i * len(photos) // count for i in range(count)]
+def evenly_spaced_indices(total: int, count: int) -> list[int]:
+    """``count`` indices at even distances."""
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
 
 
-@dataclass(frozen=True)
-class TrunkBatches(BatchSampler):
-    """Batches of one trunk map a photo, each of its own size: nothing is padded."""
+@contextmanager
+def serial(make: Callable[[int], Batch], iterations: range) -> Iterator[Iterator[Batch]]:
+    """Each batch when it is requested."""
+    yield (make(iteration) for iteration in iterations)
 
-    trunks: TrunkSource
 
-    def batch(self, iteration: int) -> Batch:
-        """Trunk maps of the iteration's photos, each in a view of its own."""
-        most, turns = self.loader.max_proposals, self.share(iteration)
-        return self.compared(self._packed([self._look(turn, most) for turn in turns]), turns)
+@contextmanager
+def thread_batches(make: Callable[[int], Batch], iterations: range) -> Iterator[Iterator[Batch]]:
+    """One batch prefetched by a thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="tag2box-batches") as pool:
+        yield prefetch(pool, make, iterations)
 
-    def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
-        """Made ahead by a thread: maps are too large to pass between processes."""
-        ahead = self.loader.workers != 0
-        return thread_batches(self.batch, iterations) if ahead else serial_batches(self.batch, iterations)
 
-    def preview_batch(self, count: int) -> Batch:
-        """A few photos to look at."""
-        view = preview_view(self.loader.resize)
-        return self._packed(
-            [self._look(SampledView(index, view, (0,)), None) for index in evenly_spaced_indices(self.photos, count)]
-        )
-
-    def _look(self, turn: SampledView, most: int | None) -> CachedSample:
-        photo = self.photos.photos[turn.index]
-        boxes = boxes_in_view(turn.view, self.store.boxes(photo.id), (photo.height, photo.width))
-        rows = draw_rows(len(boxes), most, turn.draw)
-        side_info = self.side_info.of(turn.index, photo.id, rows)
-        return CachedSample(turn.index, boxes[rows], self.trunks.trunk(turn.index, turn.view), side_info)
-
-    def _packed(self, seen: Sequence[CachedSample]) -> Batch:
-        return self.packed(seen, trunks=tuple(one.kept for one in seen)) if seen else Batch.empty(len(self.classes))
+def prefetch(pool: ThreadPoolExecutor, make: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Results in order, the next one computed by ``pool`` meanwhile."""
+    if not items:
+        return
+    coming = pool.submit(make, items[0])
+    for item in items[1:]:
+        result = coming.result()
+        coming = pool.submit(make, item)
+        yield result
+    yield coming.result()

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors in safetensors, everything else in a small readable state file that names them."""
+"""Checkpoints: tensors in safetensors files, everything else in a small JSON state file that names them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _REMEDY = "restore the file, or remove the run folder and train again"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What ``state.json`` says: where a run stands and what its model is."""
+    """Content of ``state.json``."""
 
     iteration: int  # iterations done
     folder: str  # of the tensors, inside the run
     classes: tuple[str, ...]
-    preprocess: dict[str, object]  # of the backbone: bound to the weights, kept for whoever reads them elsewhere
+    preprocess: dict[str, object]  # of the backbone, for programs that read the weights without tag2box
     seconds: float  # of training so far
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Whether a run can be resumed or used."""
+    """Whether a run has a checkpoint to resume from or to detect with."""
     return (run / STATE).exists()
 
 
 def read_state(run: Path) -> State:
-    """The state file of a run, checked."""
+    """The validated state file of a run."""
     path = run / STATE
     raw = read_json(path, "the state file of a tag2box run")
     try:
@@ -69,7 +69,7 @@ def save(
     seconds: float,
     adversary: AdversaryOptimizer | None = None,
 ) -> None:
-    """Write tensors into a new folder, then let the state file name it; only then is the old folder removed."""
+    """Write tensors into a new folder, then point the state file to it; only then remove the old folder."""
     name = f"checkpoint-{iteration:06d}"
     temporary = run / f".{name}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -89,20 +89,20 @@ def save(
 
 
 def load_model(run: Path, state: State, detector: Detector) -> None:
-    """Put a checkpoint's weights into a detector of the same shape."""
+    """Load a checkpoint's weights into a detector of the same shape."""
     path = run / state.folder / MODEL
     load_into(detector, _tensors(path), str(path))
 
 
 def load_adversary(run: Path, state: State, adversary: AdversaryOptimizer) -> None:
-    """Put back a mask net and its momentum."""
+    """Restore a mask net and its optimizer state."""
     path = run / state.folder / ADVERSARY
     load_into(adversary.net, _tensors(path), str(path))
     _load_optimizer(run / state.folder / ADVERSARY_OPTIMIZER, adversary.optimizer)
 
 
 def load_optimizer(run: Path, state: State, optimizer: Optimizer) -> None:
-    """Put back momentum and the like, parameter by parameter."""
+    """Restore the optimizer state, parameter by parameter."""
     _load_optimizer(run / state.folder / OPTIMIZER, optimizer)
 
 

@@ -1,4 +1,4 @@
-"""events.jsonl: the one truth about a run. Progress, curves and report all read it."""
+"""events.jsonl, the log of a run: losses, pseudo labels, galleries. Curves and report are drawn from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS_FILE = "events.jsonl"
 
 
 class EventLog:
-    """Appends one JSON object a line; each is on disk before the next begins."""
+    """Appends one JSON object per line; each is on disk before the next begins."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,13 +28,13 @@ class EventLog:
         self._mend_last_line()
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
-        """Record what happened, with the time it did."""
+        """Append an event with a time stamp."""
         line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def _mend_last_line(self) -> None:
-        """A run killed while writing leaves half a line; cut it, or the next event would be glued to it."""
+        """Cut half a line left by a killed process; the next event would be appended to it."""
         if not self._path.exists():
             return
         content = self._path.read_bytes()
@@ -44,33 +44,33 @@ class EventLog:
 
 
 class NullEventLog:
-    """Takes events and tells nobody: for processes that do not lead."""
+    """Discards events: for ranks other than 0."""
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
-        """Nothing."""
+        """Discard the event."""
 
 
 def read_events(folder: Path) -> Iterator[dict[str, object]]:
-    """The events of a run in order; half a last line, left by a kill, is not an event."""
+    """The events of a run in order; an incomplete last line, left by a killed process, is skipped."""
     for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
 
 
-def step_event(iteration: int, outcome: LossOutput, lr: float, seconds: float) -> dict[str, object]:
+def step_event(iteration: int, loss: LossOutput, lr: float, seconds: float) -> dict[str, object]:
     """Losses of one batch."""
-    losses = {name: value.item() for name, value in outcome.losses.named().items()}
+    losses = {name: value.item() for name, value in loss.losses.items()}
     return {
         "iteration": iteration,
-        "losses": {**losses, "total": outcome.total.item()},
+        "losses": {**losses, "total": loss.total.item()},
         "lr": lr,
         "seconds": seconds,
     }
 
 
-def pseudo_event(iteration: int, outcome: LossOutput, classes: Sequence[str]) -> dict[str, object]:
+def pseudo_event(iteration: int, loss: LossOutput, classes: Sequence[str]) -> dict[str, object]:
     """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
-    labeling, pairs = outcome.labeling, outcome.tags.sum(dim=0)  # (C,)
+    labeling, pairs = loss.labeling, loss.tags.sum(dim=0)  # (C,)
     last = torch.bincount(labeling.stages[-1].pseudo_boxes.cls, minlength=len(classes))
     return {
         "iteration": iteration,
@@ -91,7 +91,7 @@ def gallery_event(
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
     batch = source.preview_batch(count)
     pseudo_boxes = (
-        step.look(batch.to(step.device), rng, fraction).labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
+        step.preview(batch.to(step.device), rng, fraction).labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
     )
     photos = [
         _photo(photo, span, pseudo_boxes, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))

@@ -1,40 +1,257 @@
-"""The network's outputs as rows of one matrix: what is passed between processes, and what gradients are taken of."""
+"""The exact step: the gradients of ``step.plain_step`` photo by photo (GradCache), or over several processes.
+
+The criterion depends on the network only through the outputs of proposals and of augmented copies. So it runs on these
+as leaves, gathered over all ranks; the gradients it leaves there are then propagated through the network per
+micro-batch, whose graph is either stored (``StoredGraph``) or recomputed (``Recomputed``). See docs/large-batches.md.
+
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021,
+https://arxiv.org/abs/2101.06983.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tag2box.models.augment import Augment, Chosen, Rois, make_views, rois_of
+from tag2box.models.augment import Chosen, rois_of
 from tag2box.models.detector import Detector, RefineHead
-from tag2box.models.drop_block import Regulariser
-from tag2box.models.rng import StepRng, Stream
-from tag2box.ops.boxes import at_least_single
-from tag2box.ops.mil import mil_partition
-from tag2box.training.dist import Precision
-from tag2box.types import AugmentedRois, Batch, Outputs, Proposals, Requirements, StageScores
+from tag2box.models.rng import StepRng
+from tag2box.ops.losses import mil_partition
+from tag2box.training.criterion import LossOutput
+from tag2box.training.step import Forward, Step
+from tag2box.types import AugmentedRois, Batch, BatchMeta, Outputs, Proposals, Requirements, StageScores
+
+
+def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+    """Losses and labels of the batch of all ranks; gradients are left in the parameters of ``learner``."""
+    run = ForwardPass.run(step, learner, batch, rng)
+    run.outputs.requires_grad_()
+    loss = run.loss(fraction)
+    loss.total.backward()
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (run.outputs, *run.copies)]
+    scale = loss_scale(grads) if step.precision == "fp16" else 1.0
+    learner.zero_grad(set_to_none=True)
+    run.backward(grads[0] * scale, [grad * scale for grad in grads[1:]])
+    step.dist.all_reduce_gradients(learner.parameters())
+    unscale(learner.parameters(), scale)
+    return loss.detached()
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A batch after its forward pass: gathered outputs, and the augmented copies requested since."""
+
+    step: Step
+    layout: Layout
+    meta: BatchMeta  # of all ranks
+    forward: Forward
+    passes: Sequence[MicroBatchPass]  # of this rank
+    outputs: Float[Tensor, "R w"]  # of all ranks
+    copies: list[Float[Tensor, "m w"]] = field(default_factory=list)  # one matrix per request; of all ranks
+    images: list[Int[Tensor, " m"]] = field(default_factory=list)  # the photo of each of their rows
+
+    @classmethod
+    def run(cls, step: Step, learner: nn.Module, batch: Batch, rng: StepRng) -> ForwardPass:
+        """Run this rank's photos through the network and gather the outputs of all ranks."""
+        dist, forward = step.dist, Forward(step, learner, rng)
+        layout = Layout.of(step.detector, step.criterion.requirements)
+        shards = dist.all_gather_object(batch.meta().to(torch.device("cpu")))
+        meta = BatchMeta.joined(shards).to(batch.tags.device)
+        drawn = forward.draw(meta.proposals.image_ids())
+        before = tuple(size for shard in shards[: dist.rank] for size in shard.proposals.sizes)
+        parts = _micro_batches(batch, drawn, before=before, split=step.memory == "exact")
+        kind = StoredGraph if step.memory == "plain" else Recomputed
+        passes: list[MicroBatchPass] = [kind(forward, layout, part) for part in parts]
+        empty = next(step.detector.parameters()).new_zeros(0, layout.width)
+        outputs = dist.all_gather(torch.cat([p.value for p in passes]) if passes else empty)
+        return cls(step, layout, meta, forward, passes, outputs)
+
+    def loss(self, fraction: float) -> LossOutput:
+        """The criterion on the gathered outputs."""
+        return self.step.criterion(self.layout.unpack(self.outputs), self.meta, self.augment_rois, fraction=fraction)
+
+    def augment_rois(self, rows: Int[Tensor, " m"]) -> AugmentedRois:
+        """Augmented copies of chosen proposals of the whole batch; each rank computes those of its own photos."""
+        images = self.meta.proposals.image_ids()[rows]
+        chosen = self.forward.chosen(rows, images)
+        kinds = self.step.augment.kinds
+        width = kinds * sum(self.layout.copy_widths)
+        where = torch.cat([rows.new_zeros(0), *(d.part.owns(images).nonzero().flatten() for d in self.passes)])
+        own = [d.augmented(d.part.own(chosen)) for d in self.passes]
+        values = torch.cat([self.outputs.new_zeros(0, width), *own])
+        order = self.step.dist.all_gather(where[:, None]).flatten()
+        leaf = torch.empty(len(rows), width, dtype=values.dtype, device=values.device)
+        leaf.index_copy_(0, order, self.step.dist.all_gather(values))
+        self.copies.append(leaf.requires_grad_(torch.is_grad_enabled()))
+        self.images.append(images)
+        return self.layout.unpack_copies(leaf, kinds)
+
+    def backward(self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]]) -> None:
+        """Propagate the gradients of the outputs through the network, micro-batch by micro-batch."""
+        for done in self.passes:
+            done.release()
+        for done in self.passes:
+            own = [g[done.part.owns(images)] for g, images in zip(copy_grads, self.images, strict=True)]
+            done.backward(grad[done.part.rows], own)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Photos that go through the network together."""
+
+    batch: Batch
+    first: int  # index of the first photo in the whole batch
+    start: int  # index of its first proposal in the whole batch
+    drawn: Float[Tensor, "R h w"]  # random numbers of the regularizer for its proposals
+
+    @property
+    def rows(self) -> slice:
+        """Its proposals in the whole batch."""
+        return slice(self.start, self.start + len(self.batch.proposals.boxes))
+
+    def images(self) -> Int[Tensor, " R"]:
+        """The photo of each proposal, by its index in the whole batch."""
+        return self.batch.proposals.image_ids() + self.first
+
+    def owns(self, images: Int[Tensor, " m"]) -> Bool[Tensor, " m"]:
+        """Which of some photos of the whole batch are in this micro-batch."""
+        return (images >= self.first) & (images < self.first + len(self.batch.ids))
+
+    def own(self, chosen: Chosen) -> Chosen:
+        """The chosen proposals of its own photos, rows counted from its first proposal."""
+        mine = chosen[self.owns(chosen.images)]
+        return replace(mine, rows=mine.rows - self.start)
+
+
+def _micro_batches(batch: Batch, drawn: Tensor, *, before: tuple[int, ...], split: bool) -> list[MicroBatch]:
+    """The whole batch as one micro-batch, or ``split`` into one per photo."""
+    groups = [batch.photo(i) for i in range(len(batch.ids))] if split else [batch] if batch.ids else []
+    first, start = len(before), sum(before)
+    parts: list[MicroBatch] = []
+    for group in groups:
+        count = len(group.proposals.boxes)
+        parts.append(MicroBatch(group, first, start, drawn[start : start + count]))
+        first, start = first + len(group.ids), start + count
+    return parts
+
+
+class MicroBatchPass(Protocol):
+    """A micro-batch after its forward pass: outputs, augmented copies on request, backward."""
+
+    part: MicroBatch
+    value: Float[Tensor, "R w"]  # outputs without a graph
+
+    def augmented(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Augmented copies of chosen proposals, rows counted within the micro-batch; without a graph."""
+        ...
+
+    def release(self) -> None:
+        """Free what only further copies would need."""
+        ...
+
+    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
+        """Add to the parameters' gradients, given those of the outputs and of every request of copies."""
+        ...
+
+
+class StoredGraph:
+    """A micro-batch whose autograd graph stays in memory until backward."""
+
+    def __init__(self, forward: Forward, layout: Layout, part: MicroBatch) -> None:
+        self._forward, self._layout, self.part = forward, layout, part
+        with forward.autocast():
+            self._rois = rois_of(forward.step.detector, part.batch)
+            self._out = pack(forward.outputs(self._rois, part.drawn, part.images()))
+        self._copies: list[Tensor] = []
+        self.value = self._out.detach()
+
+    def augmented(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Augmented copies, whose graph is stored too."""
+        partition = _partition(self._layout, self.value, self.part)[chosen.images - self.part.first]
+        with self._forward.autocast():
+            copies = self._forward.augmented(self._rois[chosen.rows], partition, chosen)
+        self._copies.append(pack_copies(copies))
+        return self._copies[-1].detach()
+
+    def release(self) -> None:
+        """Everything is needed in backward."""
+
+    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
+        """Backward through the stored graph."""
+        ends = zip([self._out, *self._copies], [grad, *copy_grads], strict=True)
+        roots = [(out, g) for out, g in ends if out.requires_grad]
+        inputs = [p for p in self._forward.learner.parameters() if p.requires_grad]
+        torch.autograd.backward([out for out, _ in roots], [g for _, g in roots], inputs=inputs)
+
+
+class Recomputed:
+    """A micro-batch that stores only its trunk map; backward recomputes the forward pass with the same RNG streams."""
+
+    def __init__(self, forward: Forward, layout: Layout, part: MicroBatch) -> None:
+        self._forward, self._layout, self.part = forward, layout, part
+        self._chosen: list[Chosen] = []
+        detector = forward.step.detector
+        with torch.no_grad(), forward.autocast():
+            self._batch = _with_trunk_maps(detector, part.batch)
+            self.value = pack(forward.outputs(rois_of(detector, self._batch), part.drawn, part.images()))
+
+    def augmented(self, chosen: Chosen) -> Float[Tensor, "m w"]:
+        """Augmented copies; only the chosen proposals are pooled again."""
+        self._chosen.append(chosen)
+        partition = _partition(self._layout, self.value, self.part)[chosen.images - self.part.first]
+        with torch.no_grad(), self._forward.autocast():
+            rois = rois_of(self._forward.step.detector, _subset(self._batch, chosen.rows))
+            return pack_copies(self._forward.augmented(rois, partition, chosen))
+
+    def release(self) -> None:
+        """A trainable trunk runs again in backward: its map is freed."""
+        if not self._forward.step.detector.backbone.frozen_trunk:
+            self._batch = self.part.batch
+
+    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
+        """Recompute with a graph, then backward through it."""
+        again = StoredGraph(self._forward, self._layout, replace(self.part, batch=self._batch))
+        for chosen in self._chosen:
+            again.augmented(chosen)
+        again.backward(grad, copy_grads)
+
+
+def _with_trunk_maps(detector: Detector, photo: Batch) -> Batch:
+    if photo.images is None:
+        return photo
+    return replace(photo, images=None, trunks=tuple(detector.backbone.trunk(photo.images)))
+
+
+def _subset(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
+    """A photo with some of its proposals."""
+    proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
+    maps = None if photo.maps is None else photo.maps[rows]
+    return replace(photo, proposals=proposals, maps=maps, side_info=photo.side_info.of(slice(None), rows))
+
+
+def _partition(layout: Layout, value: Float[Tensor, "R w"], part: MicroBatch) -> Float[Tensor, "N c"]:
+    return mil_partition(layout.unpack(value).scores.mil_det, part.batch.proposals.sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns hold what."""
+    """Columns of the matrix in which the outputs of proposals are packed, one row per proposal."""
 
     mil: int  # columns of the MIL head
     classes: int
     stages: int
     regress: bool
-    embed: int  # 0 where nothing reads embeddings
-    vector: int = 0  # 0 where nothing reads feature vectors
+    embed: int  # 0 if embeddings are not required
+    vector: int = 0  # 0 if feature vectors are not required
     mil_heads: int = 1
-    layers: int = 0  # 0 where nothing reads responses
-    side: int = 0  # of the maps that responses are given of
+    layers: int = 0  # 0 if responses are not required
+    side: int = 0  # of the response maps
 
     @classmethod
     def of(cls, detector: Detector, requirements: Requirements) -> Layout:
@@ -54,7 +271,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Columns in all."""
+        """Total number of columns."""
         return sum(self._widths)
 
     @property
@@ -65,12 +282,12 @@ class Layout:
         return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, self.embed, self.vector, responses]
 
     @property
-    def view_widths(self) -> list[int]:
-        """Columns of one copy: its embedding, and its scores by each teacher; without stages one still teaches."""
+    def copy_widths(self) -> list[int]:
+        """Columns of one copy: its embedding, and its scores by each teacher (one teacher even without stages)."""
         return [self.embed, *[self.classes] * max(self.stages, 1)]
 
-    def outputs(self, rows: Float[Tensor, "R w"]) -> Outputs:
-        """The rows as what they mean."""
+    def unpack(self, rows: Float[Tensor, "R w"]) -> Outputs:
+        """The rows as outputs."""
         *scores, embed, vectors, flat = rows.split(self._widths, dim=1)
         mil_cls, mil_det, *more = scores[: 2 * self.mil_heads]
         rest = scores[2 * self.mil_heads :]
@@ -78,215 +295,38 @@ class Layout:
         responses = flat.unflatten(1, (self.layers, self.side, self.side)) if self.layers else None
         return Outputs(stages, embed, vectors, responses)
 
-    def views(self, rows: Float[Tensor, "m w"], kinds: int) -> AugmentedRois:
-        """Copies; their scores without gradient."""
-        widths = self.view_widths
+    def unpack_copies(self, rows: Float[Tensor, "m w"], kinds: int) -> AugmentedRois:
+        """The rows as augmented copies; their scores without gradient."""
+        widths = self.copy_widths
         columns = rows.view(len(rows), kinds, sum(widths)).transpose(0, 1).split(widths, dim=2)
         return AugmentedRois(columns[0], tuple(probs.detach() for probs in columns[1:]))
 
 
 def pack(outputs: Outputs) -> Float[Tensor, "R w"]:
-    """Outputs side by side, in single precision at least."""
-    scores = outputs.scores
-    mil = [scores.mil_cls, scores.mil_det, *scores.mil_more]
-    responses = [] if outputs.responses is None else [outputs.responses.flatten(1)]
-    parts = [*mil, *scores.refine, *scores.deltas, outputs.embed, outputs.vectors, *responses]
-    return torch.cat([at_least_single(part) for part in parts], dim=1)
+    """Outputs side by side."""
+    return torch.cat([part.flatten(1) for part in outputs.tensors()], dim=1)
 
 
-def pack_views(views: AugmentedRois) -> Float[Tensor, "m w"]:
-    """Copies side by side."""
-    kinds = torch.cat([views.embed, *(probs.to(views.embed.dtype) for probs in views.probs)], dim=2)  # (V, m, .)
+def pack_copies(copies: AugmentedRois) -> Float[Tensor, "m w"]:
+    """Augmented copies side by side."""
+    kinds = torch.cat([copies.embed, *(probs.to(copies.embed.dtype) for probs in copies.probs)], dim=2)  # (V, m, .)
     return kinds.transpose(0, 1).flatten(1)
 
 
-def scale_of(grads: Sequence[Tensor]) -> float:
-    """What to multiply the gradients of the outputs with."""
+def loss_scale(grads: Sequence[Tensor]) -> float:
+    """Loss scale for fp16: the power of two that brings the largest output gradient near 1.
+
+    It follows from the batch alone, so a resumed run, or another world size, scales alike.
+    """
     largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
     return 2.0 ** -math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
 
 
 def unscale(parameters: Iterable[nn.Parameter], scale: float) -> None:
-    """Divide what came back, in place; where something overflowed, all gradients go, and the optimiser stands still."""
+    """Divide gradients by the loss scale, in place; after an overflow all are dropped, so the step is skipped."""
     if scale == 1:
         return
-    learning = [p for p in parameters if p.grad is not None]
-    is_finite = all(bool(p.grad.isfinite().all()) for p in learning if p.grad is not None)
-    for p in learning:
+    trainable = [p for p in parameters if p.grad is not None]
+    is_finite = all(bool(p.grad.isfinite().all()) for p in trainable if p.grad is not None)
+    for p in trainable:
         p.grad = p.grad / scale if is_finite and p.grad is not None else None
-
-
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Network:
-    """The detector as training runs it."""
-
-    detector: Detector
-    regularise: Regulariser
-    learner: nn.Module  # whose parameters get gradients: the detector, or the regulariser, which learns against it
-    augment: Augment
-    requirements: Requirements  # what the objective reads of it
-    precision: Precision
-    rng: StepRng
-
-    @property
-    def layout(self) -> Layout:
-        """The columns of its outputs."""
-        return Layout.of(self.detector, self.requirements)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """Half precision within, where it is wanted."""
-        device = next(self.detector.parameters()).device.type
-        return torch.autocast(device, _HALF.get(self.precision, torch.bfloat16), enabled=self.precision in _HALF)
-
-    def outputs(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R w"]:
-        """Scores of the regularised maps, embeddings and responses of the clean ones."""
-        detector, rng, nothing = self.detector, self.rng, rois.maps.new_zeros(len(rois.maps), 0)
-        vectors = detector.backbone.neck_tail(
-            rois.stem, self._factors(rois, drawn, images), rng.row_rng(Stream.NECK, images)
-        )
-        embed = nothing
-        if self.requirements.exemplars:
-            clean, row_rng = torch.ones_like(drawn), rng.row_rng(Stream.CLEAN_NECK, images)
-            embed = detector.embed(detector.backbone.neck_tail(rois.stem, clean, row_rng))
-        responses = detector.backbone.responses(rois.maps, rois.stem) if self.requirements.responses else None
-        return pack(
-            Outputs(detector.score(vectors), embed, vectors if self.requirements.vectors else nothing, responses)
-        )
-
-    def _factors(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
-        """To the detector they are given; only a regulariser that is learning is asked where they come from."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.learner is not self.detector):
-            return self.regularise.factors(drawn, rois.maps, images)
-
-    def views(self, rois: Rois, partition: Float[Tensor, "m c"], chosen: Chosen) -> Float[Tensor, "m w"]:
-        """Copies of chosen proposals."""
-        made = make_views(self.detector, rois, partition, chosen=chosen, augment=self.augment, rng=self.rng)
-        return pack_views(made)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Photos that go through the network together."""
-
-    batch: Batch
-    first: int  # number of the first photo in the whole batch
-    start: int  # number of its first proposal in the whole batch
-    drawn: Float[Tensor, "R h w"]  # by the regulariser, for its proposals
-
-    @property
-    def rows(self) -> slice:
-        """Its proposals in the whole batch."""
-        return slice(self.start, self.start + len(self.batch.proposals.boxes))
-
-    def images(self) -> Int[Tensor, " R"]:
-        """The photo of each proposal, by its number in the whole batch."""
-        return self.batch.proposals.image_ids() + self.first
-
-    def owns(self, images: Int[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Which of some photos of the whole batch are its own."""
-        return (images >= self.first) & (images < self.first + len(self.batch.ids))
-
-    def own(self, chosen: Chosen) -> Chosen:
-        """Those chosen that are of its own photos, their rows counted from its first proposal."""
-        mine = chosen[self.owns(chosen.images)]
-        return replace(mine, rows=mine.rows - self.start)
-
-
-class MicroBatchPass(Protocol):
-    """A part gone through the network: its outputs, copies on demand, and the way back."""
-
-    part: MicroBatch
-    value: Float[Tensor, "R w"]  # without a graph
-
-    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
-        """Copies of chosen proposals, rows counted within the part; without a graph."""
-        ...
-
-    def settle(self) -> None:
-        """No more copies will be asked for: what only they need can go."""
-        ...
-
-    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
-        """Add to the parameters' gradients, given those of the outputs and of every call of ``views``."""
-        ...
-
-
-class StoredGraph:
-    """All at once: the graph stays in memory until the way back."""
-
-    def __init__(self, network: Network, part: MicroBatch) -> None:
-        self._network, self.part = network, part
-        with network.autocast():
-            self._rois = rois_of(network.detector, part.batch)
-            self._out = network.outputs(self._rois, part.drawn, part.images())
-        self._copies: list[Tensor] = []
-        self.value = self._out.detach()
-
-    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
-        """Copies, whose graph stays too."""
-        partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
-        with self._network.autocast():
-            self._copies.append(self._network.views(self._rois[chosen.rows], partition, chosen))
-        return self._copies[-1].detach()
-
-    def settle(self) -> None:
-        """Everything is needed on the way back."""
-
-    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
-        """Through the graph."""
-        ends = zip([self._out, *self._copies], [grad, *view_grads], strict=True)
-        learning = [(out, g) for out, g in ends if out.requires_grad]
-        wanted = [p for p in self._network.learner.parameters() if p.requires_grad]
-        torch.autograd.backward([out for out, _ in learning], [g for _, g in learning], inputs=wanted)
-
-
-class Recomputed:
-    """In the memory of one photo: nothing but its trunk's map stays, and the way back runs the network again."""
-
-    def __init__(self, network: Network, part: MicroBatch) -> None:
-        self._network, self.part = network, part
-        self._chosen: list[Chosen] = []
-        with torch.no_grad(), network.autocast():
-            self._seen = _through_trunk(network.detector, part.batch)
-            rois = rois_of(network.detector, self._seen)
-            self.value = network.outputs(rois, part.drawn, part.images())
-
-    def views(self, chosen: Chosen) -> Float[Tensor, "m w"]:
-        """Copies; only the chosen proposals are pooled again."""
-        self._chosen.append(chosen)
-        partition = _partition(self._network.layout, self.value, self.part)[chosen.images - self.part.first]
-        with torch.no_grad(), self._network.autocast():
-            rois = rois_of(self._network.detector, _only(self._seen, chosen.rows))
-            return self._network.views(rois, partition, chosen)
-
-    def settle(self) -> None:
-        """A trunk that learns runs again on the way back: its map can go."""
-        if not self._network.detector.backbone.frozen_trunk:
-            self._seen = self.part.batch
-
-    def backward(self, grad: Float[Tensor, "R w"], view_grads: list[Float[Tensor, "m w"]]) -> None:
-        """The same numbers are drawn again, so the graph is that of the first pass."""
-        again = StoredGraph(self._network, replace(self.part, batch=self._seen))
-        for chosen in self._chosen:
-            again.views(chosen)
-        again.backward(grad, view_grads)
-
-
-def _through_trunk(detector: Detector, photo: Batch) -> Batch:
-    if photo.images is None:
-        return photo
-    return replace(photo, images=None, trunks=tuple(detector.backbone.trunk(photo.images)))
-
-
-def _only(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
-    """A photo with some of its proposals."""
-    proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
-    maps = None if photo.maps is None else photo.maps[rows]
-    return replace(photo, proposals=proposals, maps=maps, side_info=photo.side_info.of(slice(None), rows))
-
-
-def _partition(layout: Layout, value: Float[Tensor, "R w"], part: MicroBatch) -> Float[Tensor, "N c"]:
-    return mil_partition(layout.outputs(value).scores.mil_det, part.batch.proposals.sizes)

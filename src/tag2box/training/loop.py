@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom."""
+"""The training loop: ``fit`` reads from top to bottom."""
 
 from __future__ import annotations
 
@@ -19,132 +19,155 @@ from tag2box.errors import Interrupted, UserError
 from tag2box.extend import Plugin
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
-from tag2box.training import checkpoint
+from tag2box.training import checkpoint, events, optim
 from tag2box.training.batches import BatchSource
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import is_torchrun
-from tag2box.training.events import EventLog, NullEventLog, gallery_event, pseudo_event, read_events, step_event
-from tag2box.training.optim import AdversaryOptimizer, OptimizerSettings, Schedule, Sgd, scale_momentum, set_lr
 from tag2box.training.step import Step
 from tag2box.types import Batch
 
 GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
-"""Shares of the run at which the pseudo ground truth of a few photos is recorded for the report."""
+"""Fractions of the run at which the pseudo ground truth of a few photos is logged for the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning-rate schedule: linear warm-up, then steps."""
+
+    warmup: Annotated[int, Field(ge=0)] = 200
+    """Iterations of linear warm-up."""
+    warmup_from: Annotated[float, Field(gt=0, le=1)] = 1 / 3
+    """Factor of the learning rate at iteration 0."""
+    steps: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (2 / 3, 0.89)
+    """When the learning rate is cut, as fractions of the run."""
+    gamma: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Factor of each cut."""
+
+    def cuts(self, iteration: int, iterations: int) -> int:
+        """The number of cuts up to ``iteration``."""
+        return sum(iteration >= round(share * iterations) for share in self.steps)
+
+    def factor(self, iteration: int, iterations: int) -> float:
+        """The factor of the base learning rate at ``iteration``."""
+        cut = self.gamma ** self.cuts(iteration, iterations)
+        if iteration >= self.warmup:
+            return cut
+        return cut * (self.warmup_from + (1 - self.warmup_from) * iteration / self.warmup)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to train, how, and what to leave on disk on the way."""
+    """Length of training, optimizer, and what is written on the way."""
 
     iterations: Annotated[int, Field(ge=1)] = 30_000
     seed: Annotated[int, Field(ge=0)] = 0
-    optimizer: Annotated[OptimizerSettings, Plugin("optimizer")] = Sgd()
+    optimizer: Annotated[optim.OptimizerSettings, Plugin("optimizer")] = optim.Sgd()
     schedule: Schedule = Schedule()
     log_every: Annotated[int, Field(ge=1)] = 10
-    """Iterations between two lines of the curves."""
+    """Iterations between two logged steps."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 500
     gallery: Annotated[int, Field(ge=0)] = 8
-    """Training photos whose pseudo ground truth is kept for the report."""
+    """Training photos whose pseudo ground truth is logged for the report."""
 
 
 def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
-    """Train from wherever the run stands to the end of the plan; resuming gives the weights of an unbroken run.
+    """Train from the last checkpoint to the end of the plan; a resumed run gets the weights of an uninterrupted one.
 
-    Of processes that train together, the leader alone writes.
+    Of several ranks only the main one writes.
     """
     dist = step.dist
-    events = EventLog(run) if dist.is_main else NullEventLog()
-    optimizers = _Optimizers(
-        plan.optimizer.build(step.detector), AdversaryOptimizer.of(step.adversary) if step.adversary else None
-    )
+    log = events.EventLog(run) if dist.is_main else events.NullEventLog()
+    adversary = optim.AdversaryOptimizer.of(step.adversary) if step.adversary else None
+    optimizers = Optimizers(plan.optimizer.build(step.detector), adversary)
     first, seconds = _restore(run, step, optimizers)
     if first >= plan.iterations and _has_ended(run):
         return
     if first:
-        events.write("resume", {"iteration": first})
+        log.write("resume", {"iteration": first})
     began = time.monotonic() - seconds
     left = range(first, plan.iterations)
     with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            outcome = _learn(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
+            loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
             done = iteration + 1
-            bar.advance(f"loss {outcome.total.item():.3f}")
-            stops = dist.any(stop())
+            bar.advance(f"loss {loss.total.item():.3f}")
+            stops = stop() if dist.world_size == 1 else dist.any(stop())
             if done % plan.log_every == 0 or done == plan.iterations:
                 lr = plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations)
-                events.write("step", step_event(done, outcome, lr, time.monotonic() - began))
-                events.write("pseudo", pseudo_event(done, outcome, source.classes))
-            if done in _moments(plan.iterations) and plan.gallery and dist.is_main:
-                rng, share = StepRng(plan.seed, iteration), done / plan.iterations
-                events.write("gallery", gallery_event(done, step, source, rng, plan.gallery, fraction=share))
+                log.write("step", events.step_event(done, loss, lr, time.monotonic() - began))
+                log.write("pseudo", events.pseudo_event(done, loss, source.classes))
+            if done in _gallery_iterations(plan.iterations) and plan.gallery and dist.is_main:
+                rng, fraction = StepRng(plan.seed, iteration), done / plan.iterations
+                log.write("gallery", events.gallery_event(done, step, source, rng, plan.gallery, fraction=fraction))
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
                 _save(run, step, optimizers, source, done, time.monotonic() - began)
             if stops and done < plan.iterations:
                 raise Interrupted(
-                    f"{run}: stopped after {done} of {plan.iterations} iterations and saved; go on with --resume"
+                    f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
                 )
-    events.write(
-        "end", {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": _peak_mb()}
-    )
+    seconds = time.monotonic() - began
+    log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()})
 
 
 @dataclass(frozen=True)
-class _Optimizers:
-    """Who learns."""
+class Optimizers:
+    """The optimizers of the detector and of its adversary."""
 
-    optimizer: Optimizer  # of the detector
-    adversary: AdversaryOptimizer | None
+    detector: Optimizer
+    adversary: optim.AdversaryOptimizer | None
 
 
-def _learn(step: Step, batch: Batch, optimizers: _Optimizers, *, plan: Plan, iteration: int, run: Path) -> LossOutput:
-    """One batch: the detector learns, then, where it has one, its rival, from the same batch seen once more."""
-    rng, share = StepRng(plan.seed, iteration), iteration / plan.iterations
-    _set_pace(optimizers.optimizer, plan, iteration)
-    outcome = step(batch, rng, share)
-    total = outcome.total.item()
+def train_batch(
+    step: Step, batch: Batch, optimizers: Optimizers, *, plan: Plan, iteration: int, run: Path
+) -> LossOutput:
+    """One batch: a step of the detector, then, if there is one, of its adversary on the same batch."""
+    rng, fraction = StepRng(plan.seed, iteration), iteration / plan.iterations
+    _schedule_lr(optimizers.detector, plan, iteration)
+    loss = step(batch, rng, fraction)
+    total = loss.total.item()
     if not math.isfinite(total):
         raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimizer.lr")
-    optimizers.optimizer.step()
+    optimizers.detector.step()
     if optimizers.adversary is not None:
-        step.adversarial_step(batch, rng, share)
-        optimizers.adversary.learn(plan.schedule.cuts(iteration, plan.iterations))
-    return outcome
+        step.adversarial_step(batch, rng, fraction)
+        optimizers.adversary.step(plan.schedule.cuts(iteration, plan.iterations))
+    return loss
 
 
-def _set_pace(optimizer: Optimizer, plan: Plan, iteration: int) -> None:
-    set_lr(optimizer, plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations))
+def _schedule_lr(optimizer: Optimizer, plan: Plan, iteration: int) -> None:
+    optim.set_lr(optimizer, plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations))
     cuts = plan.schedule.cuts(iteration, plan.iterations) - plan.schedule.cuts(iteration - 1, plan.iterations)
-    if cuts and iteration and isinstance(plan.optimizer, Sgd) and plan.optimizer.rescale_momentum:
-        scale_momentum(optimizer, plan.schedule.gamma**cuts)
+    if cuts and iteration and isinstance(plan.optimizer, optim.Sgd) and plan.optimizer.rescale_momentum:
+        optim.scale_momentum(optimizer, plan.schedule.gamma**cuts)
 
 
-def _moments(iterations: int) -> set[int]:
+def _gallery_iterations(iterations: int) -> set[int]:
     return {max(1, round(share * iterations)) for share in GALLERY_MOMENTS}
 
 
-def _restore(run: Path, step: Step, optimizers: _Optimizers) -> tuple[int, float]:
-    """Where to go on from: iterations done and seconds spent."""
+def _restore(run: Path, step: Step, optimizers: Optimizers) -> tuple[int, float]:
+    """Load the last checkpoint, if there is one: iterations done and seconds spent."""
     if not checkpoint.has_checkpoint(run):
         return 0, 0.0
     state = checkpoint.read_state(run)
     checkpoint.load_model(run, state, step.detector)
-    checkpoint.load_optimizer(run, state, optimizers.optimizer)
+    checkpoint.load_optimizer(run, state, optimizers.detector)
     if optimizers.adversary is not None:
         checkpoint.load_adversary(run, state, optimizers.adversary)
     return state.iteration, state.seconds
 
 
 def _has_ended(run: Path) -> bool:
-    """Whether the run has said so: a finished run that is resumed has nothing to add, not even the memory it took."""
-    return [event["event"] for event in read_events(run)][-1:] == ["end"]
+    """Whether the last event is "end": a finished run that is resumed adds nothing."""
+    return [event["event"] for event in events.read_events(run)][-1:] == ["end"]
 
 
-def _save(run: Path, step: Step, optimizers: _Optimizers, source: BatchSource, done: int, seconds: float) -> None:
+def _save(run: Path, step: Step, optimizers: Optimizers, source: BatchSource, done: int, seconds: float) -> None:
     if step.dist.is_main:
         checkpoint.save(
             run,
             step.detector,
-            optimizers.optimizer,
+            optimizers.detector,
             iteration=done,
             classes=source.classes,
             seconds=seconds,
@@ -154,28 +177,28 @@ def _save(run: Path, step: Step, optimizers: _Optimizers, source: BatchSource, d
 
 @contextmanager
 def _graceful_stop() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the loop to stop after the iteration; the second stops at once.
+    """The first Ctrl-C stops after the current iteration; the second stops at once.
 
-    torchrun passes on the one that the terminal has already sent, so under it the second counts for nothing.
+    torchrun forwards the signal that the terminal has already sent, so under it the second one is ignored.
     """
-    asked = False
+    requested = False
 
-    def ask(signum: int, frame: object) -> None:
-        nonlocal asked
-        asked = True
+    def request(signum: int, frame: object) -> None:
+        nonlocal requested
+        requested = True
         if not is_torchrun():
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not the main thread: somebody else handles signals
+        before = signal.signal(signal.SIGINT, request)
+    except ValueError:  # not the main thread: signals are handled elsewhere
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _peak_mb() -> float:
+def _peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,36 +1,44 @@
-"""The life of a batch, in one short function: the same whether it runs at once, photo by photo or over processes.
+"""One training step: forward, criterion, backward.
 
-The objective depends on the network through the outputs of proposals and of chosen copies alone. So it is given these
-as leaves, for the batch of all processes; its gradients of them are what goes back through the network, wherever that
-ran. See docs/large-batches.md.
+``plain_step`` is the default and the reference; ``grad_cache.exact_step`` gives the same gradients with recomputation
+(GradCache) or over several processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tag2box.models.augment import Augment, Chosen
+from tag2box.models.adversary import MaskNet
+from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
 from tag2box.models.detector import Detector
-from tag2box.models.drop_block import MaskNet, Regulariser
-from tag2box.models.rng import StepRng
+from tag2box.models.drop_block import Regularizer
+from tag2box.models.rng import StepRng, Stream
+from tag2box.ops.losses import at_least_single, mil_partition
 from tag2box.training.criterion import Criterion, LossOutput
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, Memory, Precision
-from tag2box.training.grad_cache import MicroBatch, MicroBatchPass, Network, Recomputed, StoredGraph, scale_of, unscale
-from tag2box.types import AugmentedRois, Batch, BatchMeta
+from tag2box.types import AugmentedRois, Batch, Outputs
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Step:
-    """Network, regulariser, views and objective, called on a batch."""
+    """The parts of a training step, called on a batch.
+
+    Example:
+        step = Step(detector, Criterion(), DropBlock(), Augment())
+        loss = step(batch, StepRng(seed=0, iteration=i), fraction=i / iterations)
+        optimizer.step()
+    """
 
     detector: Detector
     criterion: Criterion
-    regularise: Regulariser
+    regularizer: Regularizer
     augment: Augment
     memory: Memory = "plain"
     precision: Precision = "fp32"
@@ -38,125 +46,111 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.detector.parameters()).device
 
     @property
     def adversary(self) -> MaskNet | None:
-        """The regulariser, where it learns against the detector."""
-        return self.regularise if isinstance(self.regularise, MaskNet) else None
+        """The regularizer, if it is trained against the detector."""
+        return self.regularizer if isinstance(self.regularizer, MaskNet) else None
 
     def __call__(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
-        """Losses and labels of the batch of all processes; leaves the gradients in the detector's parameters."""
-        return self._learn(self.detector, batch, rng, fraction)
+        """Losses and labels of the batch of all ranks; gradients are left in the detector's parameters."""
+        return self._run(self.detector, batch, rng, fraction)
 
     def adversarial_step(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
-        """The same through the network as it now is; leaves the rival the opposite of its share of the gradients."""
+        """The same batch again; the adversary gets its negated, weighted share of the gradients."""
         assert self.adversary is not None
-        outcome = self._learn(self.adversary, batch, rng, fraction)
+        loss = self._run(self.adversary, batch, rng, fraction)
         for p in self.adversary.parameters():
             if p.grad is not None:
                 p.grad.mul_(-self.adversary.settings.weight)
-        return outcome
+        return loss
 
-    def _learn(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
-        run = self._through(batch, rng, self.dist, learner)
-        leaf = run.outputs.requires_grad_()
-        outcome = self._judged(leaf, run, fraction)
-        outcome.total.backward()
-        grads = [_grad(rows) for rows in (leaf, *run.copies)]
-        scale = scale_of(grads) if self.precision == "fp16" else 1.0
-        learner.zero_grad(set_to_none=True)
-        run.back(grads[0] * scale, [grad * scale for grad in grads[1:]])
-        self.dist.all_reduce_gradients(learner.parameters())
-        unscale(learner.parameters(), scale)
-        return outcome.detached()
-
-    def look(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
-        """The same without gradients, on this process's photos alone."""
+    def preview(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
+        """Losses and labels of this rank's photos without gradients."""
         with torch.no_grad():
-            alone = replace(self, memory="exact", dist=SINGLE_PROCESS)
-            run = alone._through(batch, rng, SINGLE_PROCESS, self.detector)
-            return alone._judged(run.outputs, run, fraction).detached()
+            single = replace(self, memory="exact", dist=SINGLE_PROCESS)
+            from tag2box.training.grad_cache import ForwardPass  # imported here because it builds on this module
 
-    def _through(self, batch: Batch, rng: StepRng, dist: DistContext, learner: nn.Module) -> _Run:
-        """All photos of this process through the network, and the outputs of everybody's."""
-        shares = dist.all_gather_object(batch.meta().to(torch.device("cpu")))
-        meta = BatchMeta.joined(shares).to(batch.tags.device)
-        side = self.detector.backbone.map_size
-        drawn = self.regularise.draw(rng, meta.proposals.image_ids(), side)
-        before = tuple(size for share in shares[: dist.rank] for size in share.proposals.sizes)
-        parts = _parts(batch, drawn, before=before, apart=self.memory == "exact")
-        network = Network(
-            detector=self.detector,
-            regularise=self.regularise,
-            learner=learner,
-            augment=self.augment,
-            requirements=self.criterion.requirements,
-            precision=self.precision,
-            rng=rng,
-        )
-        passes: list[MicroBatchPass] = [
-            StoredGraph(network, p) if self.memory == "plain" else Recomputed(network, p) for p in parts
-        ]
-        empty = next(self.detector.parameters()).new_zeros(0, network.layout.width)
-        outputs = dist.gather(torch.cat([p.value for p in passes]) if passes else empty)
-        return _Run(network, dist, meta, passes, outputs)
+            return ForwardPass.run(single, self.detector, batch, rng).loss(fraction).detached()
 
-    def _judged(self, rows: Float[Tensor, "R w"], run: _Run, fraction: float) -> LossOutput:
-        return self.criterion(run.network.layout.outputs(rows), run.meta, run.views, fraction=fraction)
+    def _run(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+        if self.memory == "plain" and self.precision != "fp16" and self.dist.world_size == 1:
+            return plain_step(self, learner, batch, rng, fraction)
+        from tag2box.training.grad_cache import exact_step
+
+        return exact_step(self, learner, batch, rng, fraction)
+
+
+def plain_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+    """Forward, criterion and backward through one autograd graph.
+
+    Args:
+        learner: the module whose parameters get gradients: the detector, or its adversary.
+    """
+    images = batch.proposals.image_ids()
+    forward = Forward(step, learner, rng)
+    with forward.autocast():
+        rois = rois_of(step.detector, batch)
+        outputs = forward.outputs(rois, forward.draw(images), images)
+    ends = [*outputs.tensors()]
+
+    def augment_rois(rows: Int[Tensor, " m"]) -> AugmentedRois:
+        partition = mil_partition(outputs.scores.mil_det.detach(), batch.proposals.sizes)[images[rows]]
+        with forward.autocast():
+            copies = forward.augmented(rois[rows], partition, forward.chosen(rows, images[rows]))
+        ends.append(copies.embed)
+        return copies
+
+    loss = step.criterion(outputs, batch.meta(), augment_rois, fraction=fraction)
+    learner.zero_grad(set_to_none=True)
+    # A zero gradient for every output: parameters that the loss does not reach are then decayed like all others.
+    roots = [x for x in (loss.total, *ends) if x.requires_grad]
+    grads = [torch.ones_like(x) if x is loss.total else torch.zeros_like(x) for x in roots]
+    if roots:
+        torch.autograd.backward(roots, grads, inputs=[p for p in learner.parameters() if p.requires_grad])
+    return loss.detached()
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A batch that has gone through the network, and the copies that were asked for since."""
+class Forward:
+    """The training forward pass of proposals: precision, RNG streams, regularizer."""
 
-    network: Network
-    dist: DistContext
-    meta: BatchMeta  # of all processes
-    passes: Sequence[MicroBatchPass]  # of this one
-    outputs: Float[Tensor, "R w"]  # of all
-    copies: list[Float[Tensor, "m w"]] = field(default_factory=list)  # one matrix a call of views; of all
-    images: list[Int[Tensor, " m"]] = field(default_factory=list)  # the photo of each of their rows
+    step: Step
+    learner: nn.Module
+    rng: StepRng
 
-    def views(self, rows: Int[Tensor, " m"]) -> AugmentedRois:
-        """Copies of chosen proposals of the whole batch: each process makes those of its own photos."""
-        network = self.network
-        images = self.meta.proposals.image_ids()[rows]
-        side = network.detector.backbone.map_size
-        chosen = Chosen(rows, images, network.augment.masks(network.rng, images, side))
-        kinds, layout = network.augment.kinds, network.layout
-        width = kinds * sum(layout.view_widths)
-        where = torch.cat([rows.new_zeros(0), *(d.part.owns(images).nonzero().flatten() for d in self.passes)])
-        values = torch.cat([self.outputs.new_zeros(0, width), *(d.views(d.part.own(chosen)) for d in self.passes)])
-        order = self.dist.gather(where[:, None]).flatten()
-        leaf = torch.empty(len(rows), width, dtype=values.dtype, device=values.device)
-        leaf.index_copy_(0, order, self.dist.gather(values))
-        self.copies.append(leaf.requires_grad_(torch.is_grad_enabled()))
-        self.images.append(images)
-        return layout.views(leaf, kinds)
+    def autocast(self) -> AbstractContextManager[None]:
+        """Half precision inside the block, if it is set."""
+        precision = self.step.precision
+        return torch.autocast(self.step.device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
 
-    def back(self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]]) -> None:
-        """Through the network again: each pass takes what concerns its own photos."""
-        for done in self.passes:
-            done.settle()
-        for done in self.passes:
-            own = [g[done.part.owns(images)] for g, images in zip(copy_grads, self.images, strict=True)]
-            done.backward(grad[done.part.rows], own)
+    def draw(self, images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
+        """Random numbers of the regularizer for the proposals of a batch; ``images`` are numbers in the whole batch."""
+        return self.step.regularizer.draw(self.rng, images, self.step.detector.backbone.map_size)
 
+    def outputs(self, rois: Rois, drawn: Float[Tensor, "R h w"], images: Int[Tensor, " R"]) -> Outputs:
+        """Scores of the regularized RoI maps, embeddings and responses of the clean ones; at least single precision."""
+        detector, needed = self.step.detector, self.step.criterion.requirements
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.learner is not detector):
+            factors = self.step.regularizer.factors(drawn, rois.maps, images)
+        vectors = detector.backbone.neck_tail(rois.stem, factors, self.rng.row_rng(Stream.NECK, images))
+        embed = nothing = rois.maps.new_zeros(len(rois.maps), 0)
+        if needed.exemplars:
+            row_rng = self.rng.row_rng(Stream.CLEAN_NECK, images)
+            embed = detector.embed(detector.backbone.neck_tail(rois.stem, torch.ones_like(drawn), row_rng))
+        responses = detector.backbone.responses(rois.maps, rois.stem) if needed.responses else None
+        outputs = Outputs(detector.score(vectors), embed, vectors if needed.vectors else nothing, responses)
+        return outputs.map(at_least_single)
 
-def _grad(leaf: Tensor) -> Tensor:
-    """Its gradient; zero where nothing depended on it."""
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    def chosen(self, rows: Int[Tensor, " m"], images: Int[Tensor, " m"]) -> Chosen:
+        """Proposals to copy, with the masks drawn for them."""
+        side = self.step.detector.backbone.map_size
+        return Chosen(rows, images, self.step.augment.masks(self.rng, images, side))
 
-
-def _parts(batch: Batch, drawn: Tensor, *, before: tuple[int, ...], apart: bool) -> list[MicroBatch]:
-    """Photos that go through the network together: all of them, or each ``apart``."""
-    groups = [batch.photo(i) for i in range(len(batch.ids))] if apart else [batch] if batch.ids else []
-    first, start = len(before), sum(before)
-    parts: list[MicroBatch] = []
-    for group in groups:
-        count = len(group.proposals.boxes)
-        parts.append(MicroBatch(group, first, start, drawn[start : start + count]))
-        first, start = first + len(group.ids), start + count
-    return parts
+    def augmented(self, rois: Rois, partition: Float[Tensor, "m c"], chosen: Chosen) -> AugmentedRois:
+        """Augmented copies of chosen proposals."""
+        step = self.step
+        copies = augment_rois(step.detector, rois, partition, chosen=chosen, augment=step.augment, rng=self.rng)
+        return replace(copies, embed=at_least_single(copies.embed))

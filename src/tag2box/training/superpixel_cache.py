@@ -1,4 +1,4 @@
-"""Bottom-up evidence of proposals: computed once for photos and their proposals, kept on disk, mapped."""
+"""The superpixel cache: straddling scores of proposals, computed once, memory-mapped from disk (used by WSOD2)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tag2box.data.images import read_photo
 from tag2box.errors import UserError
 from tag2box.io import replacing
 from tag2box.ops.superpixels import Superpixels, straddling
+from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Progress, silent
-from tag2box.proposals.pool import LocalPool
-from tag2box.proposals.store import MappedRows, write_header
+from tag2box.proposals.store import MappedArray, write_npy_header
 from tag2box.training.feature_cache import photos_digest
 
 _BYTES = 4  # of a value
@@ -33,23 +33,23 @@ _BYTES = 4  # of a value
 
 @dataclass(frozen=True, slots=True)
 class SuperpixelCache:
-    """How well every proposal of some photos keeps to their superpixels, read from disk as it is asked for."""
+    """Superpixel straddling scores of every proposal of some photos, read from disk on request."""
 
     path: Path
     spans: Mapping[str, tuple[int, int]]  # rows of each photo, by id
-    rows: MappedRows
+    rows: MappedArray
 
     @classmethod
     def open(cls, path: Path, spans: Mapping[str, tuple[int, int]]) -> SuperpixelCache:
-        """Map the file of photos that have these rows."""
-        return cls(path, spans, MappedRows.open(path, (_total(spans),)))
+        """Map the file of photos with these rows."""
+        return cls(path, spans, MappedArray.open(path, (_total(spans),)))
 
     def __reduce__(self) -> tuple[Callable[..., SuperpixelCache], tuple[Path, Mapping[str, tuple[int, int]]]]:
-        """Other processes map the file themselves."""
+        """Pickled by path: other processes map the file themselves."""
         return SuperpixelCache.open, (self.path, self.spans)
 
     def __call__(self, photo_id: str) -> Float32[Tensor, " P"]:
-        """The evidence of a photo's proposals, in their order: 1 where one is made of whole superpixels."""
+        """The scores of a photo's proposals, in job: 1 for a box that consists of whole superpixels."""
         return torch.from_numpy(self.rows.copy(*self.spans[photo_id]))
 
 
@@ -62,24 +62,24 @@ def build_superpixel_cache(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> SuperpixelCache:
-    """The evidence of some photos' proposals: made where it is missing, with all cores, whole or not at all.
+    """The cache of some photos' proposals, built on all cores if it is missing.
 
-    The file is named by a digest of all that it depends on: settings, photos and proposals. A change of any gives
-    another name, so nothing stale is read.
+    The file is named by a digest of everything it depends on (settings, photos, proposals), so a stale file is never
+    read, and it is renamed into place when it is complete.
     """
     ends = accumulate((len(store.boxes(photo.id)) for photo in photos), initial=0)
     spans = dict(zip((photo.id for photo in photos), pairwise(ends), strict=True))
     path = folder / f"{_identity(photos, store, superpixels)[:24]}.npy"
     try:
         return SuperpixelCache.open(path, spans)
-    except UserError:  # not there yet, or damaged
-        _make(path, spans, _weighed(photos, store, superpixels, workers), progress)
+    except UserError:  # missing or damaged
+        _build(path, spans, _all_scores(photos, store, superpixels, workers), progress)
     return SuperpixelCache.open(path, spans)
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """A photo to cut up, and the boxes to hold against it."""
+class _Job:
+    """A photo to segment, and its boxes."""
 
     photo: Photo
     boxes: Float32[ndarray, "P 4"]
@@ -90,58 +90,60 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighed:
-    """The evidence of a photo's boxes, or the problem with it."""
+class _Scores:
+    """The scores of a photo's boxes, or an error."""
 
     values: Float32[ndarray, " P"] | None = None
     problem: str = ""
 
 
-def _weighed(
+def _all_scores(
     photos: Sequence[Photo], store: BoxSource, superpixels: Superpixels, workers: int | None
-) -> Generator[tuple[_Order, _Weighed], None, None]:
-    orders = (_Order(photo, store.boxes(photo.id).numpy()) for photo in photos)
-    return LocalPool(workers)(partial(_weigh, superpixels), orders, lost=_lost)
+) -> Generator[tuple[_Job, _Scores], None, None]:
+    jobs = (_Job(photo, store.boxes(photo.id).numpy()) for photo in photos)
+    return LocalPool(workers)(partial(_score, superpixels), jobs, lost=_lost)
 
 
-def _weigh(superpixels: Superpixels, order: _Order) -> _Weighed:
-    size = (order.photo.width, order.photo.height)
+def _score(superpixels: Superpixels, job: _Job) -> _Scores:
+    size = (job.photo.width, job.photo.height)
     try:
-        labels = superpixels(read_photo(order.photo.path, superpixels.working_size(size)), size)
+        labels = superpixels(read_photo(job.photo.path, superpixels.working_size(size)), size)
     except UserError as error:
-        return _Weighed(problem=str(error))
+        return _Scores(problem=str(error))
     height, width = labels.shape
-    shown = order.boxes * np.array([width / size[0], height / size[1]] * 2, np.float32)
-    return _Weighed(straddling(labels, shown))
+    shown = job.boxes * np.array([width / size[0], height / size[1]] * 2, np.float32)
+    return _Scores(straddling(labels, shown))
 
 
-def _lost(order: _Order, number: int) -> _Weighed:
-    return _Weighed(problem=f"{order.path}: the process that cut it up was ended by signal {number}; mend or remove it")
+def _lost(job: _Job, number: int) -> _Scores:
+    return _Scores(
+        problem=f"{job.path}: the process that segmented it was killed by signal {number}; repair or remove it"
+    )
 
 
-def _make(
+def _build(
     path: Path,
     spans: Mapping[str, tuple[int, int]],
-    weighed: Generator[tuple[_Order, _Weighed], None, None],
+    weighed: Generator[tuple[_Job, _Scores], None, None],
     progress: Progress,
 ) -> None:
-    """Write every photo's values to their place, in whatever order they come."""
+    """Write every photo's scores to their place, in any order."""
     with (
         closing(weighed) as results,
         replacing(path) as temporary,
         temporary.open("w+b") as file,
         progress("superpixels", len(spans)) as bar,
     ):
-        write_header(file, (_total(spans),))
+        write_npy_header(file, (_total(spans),))
         start = file.tell()
-        for order, found in results:
+        for job, found in results:
             if found.values is None:
                 raise UserError(found.problem)
-            file.seek(start + _BYTES * spans[order.photo.id][0])
+            file.seek(start + _BYTES * spans[job.photo.id][0])
             file.write(found.values.astype("<f4").tobytes())
             bar.advance()
         file.flush()
-        os.fsync(file.fileno())  # a lost current leaves no file whose values never reached the disk
+        os.fsync(file.fileno())  # after a power cut there is no file with missing values
 
 
 def _total(spans: Mapping[str, tuple[int, int]]) -> int:

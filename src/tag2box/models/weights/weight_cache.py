@@ -1,11 +1,11 @@
-"""Where stored weights come from: the small JSON file beside them, and its check."""
+"""The weight cache: stored weights with their provenance and checksum, found by name; or the weights of a file.
 
-from __future__ import annotations
+Each is a ``NAME.safetensors`` with a ``NAME.json`` beside it.
+"""
 
 import difflib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,32 +16,44 @@ from safetensors.torch import save_file
 from tag2box.errors import UserError
 from tag2box.io import read_json, replacing, write_json
 from tag2box.models.backbone import Preprocess
-from tag2box.models.weights.architectures import ARCHITECTURES, Weights, checked, pixels_name
-from tag2box.models.weights.convert import Wishes, convert_weights
-from tag2box.models.weights.state_dict import digest, read_state_dict, read_weight_file
+from tag2box.models.weights.convert import ConvertOptions, convert_weights
+from tag2box.models.weights.state_dict import (
+    ARCHITECTURES,
+    Weights,
+    checked,
+    digest,
+    pixels_name,
+    read_state_dict,
+    read_weight_file,
+)
+
+FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".pkl", ".pickle", ".ckpt", ".tar", ".json")
+_REMEDY = "remove it, then `tag2box weights get` or `convert` again"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OPTION = "backbone.preprocess"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """All that is known about a stored weight."""
+    """Provenance of stored weights: the content of the JSON file."""
 
     name: str
     architecture: str
-    source: str  # where it came from, in words
+    source: str  # package or file it was made from
     licence: str
     original_sha256: str  # of the file it was made from
-    sha256: str  # of the .safetensors beside
+    sha256: str  # of the .safetensors file
     preprocess: Preprocess
     tag2box: str  # the version that stored it
     date: str
 
     def to_json(self) -> dict[str, object]:
-        """As plain values."""
+        """The provenance as JSON values."""
         return asdict(self)
 
 
 def read_provenance(path: Path, remedy: str) -> Provenance:
-    """A provenance file, checked; ``remedy`` ends the error's line."""
+    """Read and check a provenance file; ``remedy`` ends the error message."""
     raw = read_json(path, "the provenance of stored weights")
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected the provenance of stored weights; {remedy}")
@@ -54,8 +66,8 @@ def read_provenance(path: Path, remedy: str) -> Provenance:
 
 
 def read_preprocess(raw: object, where: str, remedy: str) -> Preprocess:
-    """A preprocessing from its JSON form, checked; ``where`` and ``remedy`` make the error's line."""
-    table = raw if isinstance(raw, Mapping) else {}
+    """A checked preprocessing from its JSON form; ``where`` and ``remedy`` begin and end the error message."""
+    table = raw if isinstance(raw, dict) else {}
     order, scale = table.get("order"), table.get("scale")
     mean, std = _three(table.get("mean")), _three(table.get("std"))
     if order in {"rgb", "bgr"} and isinstance(scale, int | float) and scale > 0 and mean and std and min(std) > 0:
@@ -69,14 +81,9 @@ def _three(value: object) -> tuple[float, float, float] | None:
     return None
 
 
-_REMEDY = "remove it, then `tag2box weights get` or `convert` again"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".pkl", ".pickle", ".ckpt", ".tar", ".json")
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where weights about to be stored came from."""
+    """Origin of weights to be stored."""
 
     source: str
     licence: str
@@ -84,28 +91,28 @@ class Origin:
 
 
 def weights_folder() -> Path:
-    """Where weights are kept: below ``$TAG2BOX_HOME``, or ``$XDG_CACHE_HOME/tag2box``, or ``~/.cache/tag2box``."""
+    """Folder of the weight cache: below ``$TAG2BOX_HOME``, or ``$XDG_CACHE_HOME/tag2box``, or ``~/.cache/tag2box``."""
     own, shared = os.environ.get("TAG2BOX_HOME"), os.environ.get("XDG_CACHE_HOME")
     home = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "tag2box"
     return home / "weights"
 
 
 def stored_path(name: str) -> Path:
-    """The file that holds, or would hold, the weights of this name."""
+    """The file of stored weights of this name, which need not exist."""
     if not _NAME.fullmatch(name) or name.endswith(FILE_ENDINGS):
         raise UserError(f"{name}: no name for weights; expected letters, digits, - and _, without a file's ending")
     return weights_folder() / f"{name}.safetensors"
 
 
 def stored_names() -> list[str]:
-    """The names of what is stored, sorted, sound or not."""
+    """Sorted names of all stored weights, verified or not."""
     return sorted(path.stem for path in weights_folder().glob("*.safetensors"))
 
 
 def store(name: str, weights: Weights, origin: Origin) -> Provenance:
-    """Keep weights under a name. Sound weights that are there already are never replaced by others."""
+    """Store weights under a name. Intact weights from another file are never overwritten."""
     path = stored_path(name)
-    _make_room(path, origin)
+    _check_overwrite(path, origin)
     with replacing(path) as temporary:
         save_file(weights.tensors, temporary)
         provenance = Provenance(
@@ -123,13 +130,13 @@ def store(name: str, weights: Weights, origin: Origin) -> Provenance:
     return provenance
 
 
-def _make_room(path: Path, origin: Origin) -> None:
+def _check_overwrite(path: Path, origin: Origin) -> None:
     if not path.exists():
         return
     try:
         old = verify(path)
     except UserError:
-        return  # damaged: what comes now repairs it
+        return  # damaged: may be replaced
     if old.original_sha256 != origin.sha256:
         raise UserError(
             f"{path}: already holds other weights (from {old.source}); choose another --name, or remove the file"
@@ -137,7 +144,7 @@ def _make_room(path: Path, origin: Origin) -> None:
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file has a provenance of ours beside it; other programs put JSON beside weights too."""
+    """Whether a file has a provenance beside it; other programs write JSON files beside weights, too."""
     beside = path.with_suffix(".json")
     if path.suffix != ".safetensors" or not beside.is_file():
         return False
@@ -149,7 +156,7 @@ def is_stored(path: Path) -> bool:
 
 
 def verify(path: Path) -> Provenance:
-    """The provenance of a stored weight whose checksum is right, or one line that says what is wrong."""
+    """The provenance of stored weights, if their checksum is right; otherwise an error names the problem."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected stored weights, `tag2box weights list` shows what there is")
     beside = path.with_suffix(".json")
@@ -164,34 +171,42 @@ def verify(path: Path) -> Provenance:
 
 
 def open_stored(path: Path) -> Weights:
-    """Stored weights, verified: checksum, every key, every shape."""
+    """Read stored weights after verifying the checksum and every key and shape."""
     provenance = verify(path)
     tensors = checked(read_state_dict(path), provenance.architecture, str(path))
     return Weights(provenance.architecture, provenance.preprocess, tensors)
 
 
-_OPTION = "backbone.preprocess"
+def find_weights(given: str | Path, preprocess: str | None = None) -> Weights:
+    """Stored weights by name, or the weights of a file of a known architecture.
+
+    Args:
+        given: a name of ``tag2box weights list``, or a file; a ``Path`` is always a file.
+        preprocess: the preprocessing if a file leaves it open; an error if it contradicts the weights.
+    """
+    is_file = is_weight_file(given)
+    path = Path(given) if is_file else _stored(str(given))
+    if is_file and not is_stored(path):
+        options = ConvertOptions(preprocess=preprocess, preprocess_option=_OPTION)
+        return convert_weights(read_weight_file(path), options).weights
+    weights = open_stored(path)
+    own = pixels_name(weights.preprocess)
+    if preprocess not in {None, own}:
+        raise UserError(
+            f"{_OPTION} = {preprocess}, but {given} was trained on {own} pixels; leave out {_OPTION}: "
+            "stored weights include their preprocessing"
+        )
+    return weights
 
 
-def find_weights(given: str, preprocess: str | None) -> Weights:
-    """Stored weights by name, or those of a file; ``preprocess`` may say what a file does not, and never disagree."""
-    path = Path(given) if is_weight_file(given) else _stored(given)
-    if not is_weight_file(given) or is_stored(path):
-        weights = open_stored(path)
-        own = pixels_name(weights.preprocess)
-        if preprocess not in {None, own}:
-            raise UserError(
-                f"{_OPTION} = {preprocess}, but {given} was trained on {own} pixels; leave out {_OPTION}: "
-                "the weights bring their own"
-            )
-        return weights
-    wishes = Wishes(preprocess=preprocess, preprocess_option=_OPTION)
-    return convert_weights(read_weight_file(path), wishes).weights
+def is_weight_file(given: str | Path) -> bool:
+    """Whether a setting names a file: a ``Path``, or a text with a folder or the suffix of a weight file."""
+    return isinstance(given, Path) or "/" in given or "\\" in given or given.endswith(FILE_ENDINGS)
 
 
-def is_weight_file(given: str) -> bool:
-    """Whether a setting names a file: it has a folder in it, or a weight file's ending."""
-    return "/" in given or "\\" in given or given.endswith(FILE_ENDINGS)
+def absolute_weights(given: str | None) -> str | None:
+    """The setting ``weights`` with an absolute path if it names a file; a name stays as it is."""
+    return f"{Path(given).absolute()}" if given is not None and is_weight_file(given) else given
 
 
 def _stored(name: str) -> Path:

@@ -1,10 +1,9 @@
-"""MATLAB files of version 5 to 7.2: numbers, texts and cell arrays of them.
+"""Proposals in MATLAB files, as published for selective search, MCG, COB and edge boxes; and the reader of such files.
 
-Written from the published description of the format, because a reader for all of MATLAB (structs, objects, cells in
-cells without end) can be made to crash or to fill the memory by a file of a few bytes; this one cannot.
+The reader supports numbers, text and cell arrays of versions 5 to 7.2. It follows the published file format and is kept
+small on purpose: a reader for all of MATLAB (structs, objects, nested cells) can be made to crash or to exhaust memory
+by a file of a few bytes; this one cannot.
 """
-
-from __future__ import annotations
 
 import math
 import struct
@@ -18,22 +17,22 @@ import numpy as np
 from numpy import ndarray
 
 from tag2box.errors import UserError
-from tag2box.proposals.importers.match_ids import ImageRows, ProposalListing, id_of, rows_of, same_length
+from tag2box.proposals.importers import validate
 
 _HEADER = 128
 _MATRIX, _COMPRESSED = 14, 15
 _CELL, _CHAR, _NUMBERS = 1, 4, range(6, 16)
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
-_TIMES, _ROOM = 100, 1 << 30  # bytes may grow so many times by unpacking; and a gigabyte, for scores that are all 0
+_MAX_RATIO, _MAX_EXTRA = 100, 1 << 30  # limits of decompression: ratio, plus a gigabyte for scores that are all 0
 
 
-class _Broken(Exception):
-    """What is wrong with a file."""
+class _Damaged(Exception):
+    """The problem with a file."""
 
 
 class _Element(NamedTuple):
-    """One element of a file: its type, its bytes, and where the next one begins."""
+    """One data element: its type, its bytes, and the offset of the next one."""
 
     kind: int
     body: memoryview
@@ -41,30 +40,30 @@ class _Element(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """A variable or a cell: its class and shape are known, its content is read when asked for."""
+class MatMatrix:
+    """A variable or a cell; its class and shape are parsed, its content is decoded on demand."""
 
     path: Path
     name: str
     kind: int
     shape: tuple[int, ...]
     body: memoryview
-    order: str  # of bytes, "<" or ">"
+    order: str  # byte order, "<" or ">"
 
     @property
     def is_cells(self) -> bool:
         """Whether it is a cell array."""
         return self.kind == _CELL
 
-    def cells(self) -> tuple[Matrix, ...]:
+    def cells(self) -> tuple["MatMatrix", ...]:
         """The elements of a cell array, in MATLAB's order."""
         try:
             parts = tuple(_elements(self.body, self.order))
             found = tuple(_matrix(self.path, part.body, self.order) for part in parts if part.kind == _MATRIX)
-        except _Broken as broken:
-            raise self._damaged(broken) from None
+        except _Damaged as reason:
+            raise self._error(reason) from None
         if len(found) != math.prod(self.shape):
-            raise self._damaged(f"{len(found)} cells, its shape says {math.prod(self.shape)}")
+            raise self._error(f"{len(found)} cells, its shape says {math.prod(self.shape)}")
         return found
 
     def numbers(self) -> ndarray:
@@ -77,8 +76,8 @@ class Matrix:
             part = next(_elements(self.body, self.order))
             flat = np.frombuffer(part.body, self.order + _TYPES[part.kind])
             return flat.reshape(self.shape, order="F")
-        except (_Broken, StopIteration, KeyError, ValueError) as error:
-            raise self._damaged(error) from None
+        except (_Damaged, StopIteration, KeyError, ValueError) as error:
+            raise self._error(error) from None
 
     def texts(self) -> tuple[str, ...]:
         """Texts of cells or of rows of characters; numbers are written out."""
@@ -91,31 +90,31 @@ class Matrix:
             wide = {"<": "-le", ">": "-be"}[self.order] if _TEXTS[part.kind] in {"utf-16", "utf-32"} else ""
             letters = np.array(list(bytes(part.body).decode(_TEXTS[part.kind] + wide)), object)
             return tuple("".join(row).strip() for row in letters.reshape(self.shape, order="F"))
-        except (_Broken, StopIteration, KeyError, ValueError) as error:
-            raise self._damaged(error) from None
+        except (_Damaged, StopIteration, KeyError, ValueError) as error:
+            raise self._error(error) from None
 
     def _only_text(self) -> str:
-        found = () if self.is_cells else self.texts()  # cells in cells without end would overflow the stack
+        found = () if self.is_cells else self.texts()  # deeply nested cells would overflow the stack
         if len(found) != 1:
-            raise self._damaged("expected one text")
+            raise self._error("expected one text")
         return found[0]
 
-    def _damaged(self, reason: object) -> UserError:
-        return UserError(f"{self.path}: {self.name or 'a cell'}: damaged ({reason}); get the file anew")
+    def _error(self, reason: object) -> UserError:
+        return UserError(f"{self.path}: {self.name or 'a cell'}: damaged ({reason}); download the file again")
 
 
-def read_mat(path: Path) -> dict[str, Matrix]:
+def read_mat(path: Path) -> dict[str, MatMatrix]:
     """The variables of a MATLAB file, by name."""
     try:
         data = path.read_bytes()
         return {matrix.name: matrix for matrix in _variables(path, data)}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a MATLAB file") from None
-    except (OSError, _Broken) as error:
-        raise UserError(f"{path}: not readable as a MATLAB file ({error}); get it anew") from None
+    except (OSError, _Damaged) as error:
+        raise UserError(f"{path}: not readable as a MATLAB file ({error}); download it again") from None
 
 
-def _variables(path: Path, data: bytes) -> Iterator[Matrix]:
+def _variables(path: Path, data: bytes) -> Iterator[MatMatrix]:
     if data[:19] == b"MATLAB 7.3 MAT-file" or data[:4] == b"\x89HDF":
         raise UserError(
             f"{path}: saved as MATLAB 7.3 (HDF5), which is not read here; in MATLAB: x = load(file); "
@@ -123,7 +122,7 @@ def _variables(path: Path, data: bytes) -> Iterator[Matrix]:
         )
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if order is None:
-        raise _Broken("its header is not that of version 5 to 7.2")
+        raise _Damaged("its header is not that of version 5 to 7.2")
     for part in _elements(memoryview(data)[_HEADER:], order):
         packed = part.kind == _COMPRESSED
         parts = _elements(memoryview(_inflate(part.body)), order) if packed else iter((part,))
@@ -133,115 +132,125 @@ def _variables(path: Path, data: bytes) -> Iterator[Matrix]:
 def _inflate(body: memoryview) -> bytes:
     unpacker = zlib.decompressobj()
     try:
-        content = unpacker.decompress(body, _TIMES * len(body) + _ROOM)
+        content = unpacker.decompress(body, _MAX_RATIO * len(body) + _MAX_EXTRA)
     except zlib.error as error:
-        raise _Broken(str(error)) from None
+        raise _Damaged(str(error)) from None
     if not unpacker.eof:
-        raise _Broken("a compressed variable is cut off, or far larger than any boxes")
+        raise _Damaged("a compressed variable is cut off, or far larger than any boxes")
     return content
 
 
 def _elements(data: memoryview, order: str) -> Iterator[_Element]:
-    """The elements that lie one after another."""
+    """Consecutive data elements."""
     at = 0
     while at < len(data):
         if len(data) - at < 8:
-            raise _Broken("ends too early")
+            raise _Damaged("ends too early")
         kind, count = struct.unpack_from(order + "II", data, at)
         start, end = at + 8, at + 8 + count + (0 if kind == _COMPRESSED else -count % 8)
-        if kind >> 16:  # up to four bytes lie in the tag itself
+        if kind >> 16:  # up to four bytes are stored in the tag itself
             kind, count, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
         if start + count > min(end, len(data)):
-            raise _Broken("ends too early")
+            raise _Damaged("ends too early")
         yield _Element(kind, data[start : start + count], end)
         at = end
 
 
-def _matrix(path: Path, body: memoryview, order: str) -> Matrix:
+def _matrix(path: Path, body: memoryview, order: str) -> MatMatrix:
     if not len(body):
-        return Matrix(path, "", _NUMBERS[0], (0, 0), body, order)
+        return MatMatrix(path, "", _NUMBERS[0], (0, 0), body, order)
     parts = _elements(body, order)
     try:
         flags, sides, name = next(parts), next(parts), next(parts)
         kind = struct.unpack_from(order + "I", flags.body)[0] & 0xFF
         shape = struct.unpack(f"{order}{len(sides.body) // 4}i", sides.body)
     except (StopIteration, struct.error):
-        raise _Broken("a variable without class, shape and name") from None
+        raise _Damaged("a variable without class, shape and name") from None
     if not 2 <= len(shape) <= 32 or min(shape) < 0:
-        raise _Broken(f"a variable of shape {shape[:8]}")
-    return Matrix(path, bytes(name.body).decode("ascii", "replace"), kind, shape, body[name.end :], order)
+        raise _Damaged(f"a variable of shape {shape[:8]}")
+    return MatMatrix(path, bytes(name.body).decode("ascii", "replace"), kind, shape, body[name.end :], order)
 
 
-MAT_IDS = ("images", "ids", "image_ids")
+# ---------------------------------------------------------------- proposals
+
+_IDS = ("images", "ids", "image_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class MatNames:
-    """The names under which a program saves its boxes and scores."""
+class MatProposals:
+    """Opens proposals in .mat files, given the names of the variables with boxes and scores."""
 
     boxes: tuple[str, ...]
     scores: tuple[str, ...]
 
-    def __call__(self, path: Path) -> ProposalListing:
-        """The proposals in a file or in the files of a folder, which are opened one by one."""
+    def __call__(self, path: Path) -> validate.ProposalFile:
+        """Open a file of many images, or a folder with one file per image, which are read one by one."""
         if path.is_dir():
-            files = mat_files(path)
-            return ProposalListing(tuple(file.stem for file in files), lambda place: self._image(files[place]))
+            files = _mat_files(path)
+            return validate.ProposalFile(tuple(file.stem for file in files), lambda place: self._image(files[place]))
         found = read_mat(path)
         boxes = _required(path, found, self.boxes)
         if not boxes.is_cells:
-            return ProposalListing((path.stem,), lambda place: self._image(path))
+            return validate.ProposalFile((path.stem,), lambda place: self._image(path))
         return self._cells(path, boxes, found)
 
-    def _image(self, path: Path) -> ImageRows:
+    def _image(self, path: Path) -> validate.RawBoxes:
         found = read_mat(path)
         scores = _one_of(found, self.scores)
         boxes = _required(path, found, self.boxes).numbers()
-        return rows_of(f"{path}", boxes, None if scores is None else scores.numbers())
+        return validate.parse_boxes(f"{path}", boxes, None if scores is None else scores.numbers())
 
-    def _cells(self, path: Path, boxes: Matrix, found: dict[str, Matrix]) -> ProposalListing:
-        ids = tuple(id_of(f"{path}: images", text) for text in _required(path, found, MAT_IDS).texts())
+    def _cells(self, path: Path, boxes: MatMatrix, found: dict[str, MatMatrix]) -> validate.ProposalFile:
+        ids = tuple(validate.parse_id(f"{path}: images", text) for text in _required(path, found, _IDS).texts())
         cells, scores = boxes.cells(), _one_of(found, self.scores)
-        same_length(f"{path}", ("cells of boxes", "images"), (len(cells), len(ids)))
+        validate.check_lengths(f"{path}", ("cells of boxes", "images"), (len(cells), len(ids)))
         columns = None if scores is None else scores.cells()
         if columns is not None:
-            same_length(f"{path}", ("cells of boxes", "cells of scores"), (len(cells), len(columns)))
+            validate.check_lengths(f"{path}", ("cells of boxes", "cells of scores"), (len(cells), len(columns)))
 
-        def read(place: int) -> ImageRows:
+        def read(place: int) -> validate.RawBoxes:
             column = None if columns is None else columns[place].numbers()
-            return rows_of(f"{path}: image {ids[place]}", cells[place].numbers(), column)
+            return validate.parse_boxes(f"{path}: image {ids[place]}", cells[place].numbers(), column)
 
-        return ProposalListing(ids, read)
-
-
-read_selective_search = MatNames(boxes=("boxes",), scores=("boxScores", "scores"))
-read_mcg = MatNames(boxes=("boxes", "bboxes"), scores=("scores", "bboxes_scores"))
-read_edge_boxes = MatNames(boxes=("bbs", "boxes"), scores=("boxScores", "scores"))
+        return validate.ProposalFile(ids, read)
 
 
-def mat_files(folder: Path) -> tuple[Path, ...]:
-    """The MATLAB files of a folder, by name."""
+_CORNERS = validate.BoxConvention(boxes_are="yxyx", first_pixel=1, last_pixel="included")
+_WIDTHS = validate.BoxConvention(boxes_are="xywh", first_pixel=1, last_pixel="included")
+SELECTIVE_SEARCH_MAT = validate.ProposalFormat(
+    open=MatProposals(boxes=("boxes",), scores=("boxScores", "scores")), convention=_CORNERS
+)
+MCG_MAT = validate.ProposalFormat(
+    open=MatProposals(boxes=("boxes", "bboxes"), scores=("scores", "bboxes_scores")), convention=_CORNERS
+)
+EDGE_BOXES_MAT = validate.ProposalFormat(
+    open=MatProposals(boxes=("bbs", "boxes"), scores=("boxScores", "scores")), convention=_WIDTHS
+)
+
+
+def _mat_files(folder: Path) -> tuple[Path, ...]:
+    """The MATLAB files of a folder, sorted by name."""
     files = tuple(sorted(folder.glob("*.mat")))
     if not files:
         raise UserError(f"{folder}: no .mat files in this folder; name the file, or the folder that has them")
     return files
 
 
-def recognise_mat(path: Path) -> str:
+def recognize_mat(path: Path) -> validate.ProposalFormat:
     """The format of a MATLAB file or of a folder of them, by the names and kinds of its variables."""
-    sample = mat_files(path)[0] if path.is_dir() else path
+    sample = _mat_files(path)[0] if path.is_dir() else path
     found = read_mat(sample)
     if "bbs" in found:
-        return "edge-boxes"
+        return EDGE_BOXES_MAT
     boxes = _required(sample, found, ("boxes", "bboxes"))
-    return "selective-search" if boxes.is_cells else "mcg"
+    return SELECTIVE_SEARCH_MAT if boxes.is_cells else MCG_MAT
 
 
-def _one_of(found: dict[str, Matrix], names: tuple[str, ...]) -> Matrix | None:
+def _one_of(found: dict[str, MatMatrix], names: tuple[str, ...]) -> MatMatrix | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def _required(path: Path, found: dict[str, Matrix], names: tuple[str, ...]) -> Matrix:
+def _required(path: Path, found: dict[str, MatMatrix], names: tuple[str, ...]) -> MatMatrix:
     matrix = _one_of(found, names)
     if matrix is None:
         there = ", ".join(ascii(name)[1:-1][:40] for name in sorted(found)[:8]) or "none"

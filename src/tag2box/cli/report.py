@@ -1,0 +1,123 @@
+"""``tag2box report``: one self-contained HTML page about one or more runs."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tag2box import Config, Progress, TerminalProgress, UserError, silent
+from tag2box import runs as run_folders
+from tag2box.cli import evaluate, train
+from tag2box.formats import datasets, detection_files
+from tag2box.proposals.recall import measure_recall
+from tag2box.reporting import records, report_page
+
+
+def report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "tag2box report",
+    test_photos: Path | None = None,
+    test_truth: Path | None = None,
+    train_truth: Path | None = None,
+    split: str = "test",
+    train_split: str = "train",
+    test_proposals: Path | None = None,
+    commands: Sequence[str] = (),
+    progress: Progress = silent,
+) -> None:
+    """Write a page about one or more runs, the baseline first; runs without metrics are evaluated if truth is given.
+
+    Args:
+        test_photos: folder of the photos of ``test_truth``, if they are not in the usual place of its format.
+        train_truth: ground truth of the training photos, for CorLoc and pictures; training never reads it.
+        split: image list of a VOC folder given as ``test_truth``; ``train_split`` likewise.
+        test_proposals: proposal store of the test photos; default: beside ``out``.
+        commands: shown on the page, to reproduce it.
+    """
+    if not runs:
+        raise UserError("no runs given; name at least one run folder")
+    if test_photos is not None and test_truth is None:
+        raise UserError("--test-photos says where the photos of --test-truth are; give that too")
+    if train_truth is not None and test_truth is None:
+        raise UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
+    config = run_folders.read_config(runs[0])
+    training, _ = train.prepare_data(config, progress)
+    test_set = train_set = None
+    if test_truth is not None:
+        source = evaluate.truth_source(test_truth, photos=test_photos, split=split, classes=training.classes)
+        test_set = evaluate.eval_set(source, test_proposals or out.parent / "test-proposals")
+    if train_truth is not None:
+        truth = datasets.read_truth(evaluate.truth_source(train_truth, split=train_split, classes=training.classes))
+        ordered = evaluate.truth_in_order(truth, training.photos, train_truth)
+        train_set = evaluate.EvalSet(training.photos, ordered, run_folders.required(config.data.proposals))
+    for run in runs:
+        if test_set is not None and not (run / evaluate.METRICS_FILE).exists():
+            evaluate.evaluate_run(run, test=test_set, train=train_set, progress=progress)
+    named = {"train": train_set, "test": test_set}
+    inputs = records.ReportInputs(
+        title=title,
+        runs=[_record(run, test_set) for run in runs],
+        commands=commands,
+        train_photos={photo.id: photo.path for photo in training.photos},
+        test_photos={photo.id: photo.path for photo in test_set.photos} if test_set else {},
+        train_truth=train_set.truth if train_set else None,
+        test_truth=test_set.truth if test_set else None,
+        proposal_recall={name: _recall(data, config, progress) for name, data in named.items() if data is not None},
+    )
+    report_page.write_report(inputs, out)
+
+
+def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
+    if test is None or not (run / evaluate.DETECTIONS_FILE).exists():
+        return records.read_run(run)
+    return records.read_run(
+        run, test_detections=detection_files.read_detections(run / evaluate.DETECTIONS_FILE, test.truth)
+    )
+
+
+def _recall(data: evaluate.EvalSet, config: Config, progress: Progress) -> records.ProposalRecall:
+    store = run_folders.proposals_of(data.photos, config, data.proposals, progress)
+    got = measure_recall([store.boxes(name) for name in data.truth.ids], data.truth)
+    return records.ProposalRecall(
+        {str(t): r for t, r in zip(got.thresholds, got.recall, strict=True)},
+        got.mean_best_overlap,
+        got.boxes_per_image,
+    )
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, the baseline first.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Headline of the page.")] = "tag2box report",
+    test_photos: Annotated[
+        Path | None, typer.Option(help="Folder of the photos of --test-truth, if its format does not name it.")
+    ] = None,
+    test_truth: Annotated[
+        Path | None, typer.Option(help="Ground truth of test photos: COCO JSON or VOC folder.")
+    ] = None,
+    train_truth: Annotated[Path | None, typer.Option(help="Ground truth of the training photos, for CorLoc.")] = None,
+    split: Annotated[str, typer.Option(help="Image list of a VOC folder given as test truth.")] = "test",
+    train_split: Annotated[str, typer.Option(help="Image list of a VOC folder given as training truth.")] = "train",
+) -> None:
+    """Write a self-contained HTML report on one or more runs.
+
+    Example: `tag2box report runs/demo/oicr-plus runs/demo/od-wscl --out report.html --test-photos test/photos
+    --test-truth test/truth.json`
+    """
+    report(
+        runs,
+        out,
+        title=title,
+        test_photos=test_photos,
+        test_truth=test_truth,
+        train_truth=train_truth,
+        split=split,
+        train_split=train_split,
+        commands=["tag2box " + " ".join(sys.argv[1:])],
+        progress=TerminalProgress(),
+    )
+    typer.echo(f"report: {out}")

@@ -1,1 +1,0 @@
-"""What the command line does, as Python calls: each command is one function here."""

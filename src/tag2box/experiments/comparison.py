@@ -1,0 +1,261 @@
+"""``tag2box compare``: any systems on any datasets and seeds, on equal terms, on one page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+from tag2box.cli.train import check_requirements, read_training
+from tag2box.experiments import grid, pictures, reproduction, study_data, summary
+from tag2box.experiments.experiment import (
+    CORLOC,
+    LABELS,
+    MAP,
+    Analysis,
+    Experiment,
+    StudyColumn,
+    StudyResults,
+    StudyVariant,
+)
+from tag2box.io import write_json, write_text
+from tag2box.progress import Progress, silent
+from tag2box.recipes import Config
+from tag2box.reporting.study_page import write_study_page
+from tag2box.reporting.study_tables import (
+    StudyInputs,
+    StudyRow,
+    StudySection,
+    StudyTable,
+    markdown,
+    reported,
+    settings_table,
+)
+from tag2box.reporting.tables import UNKNOWN, Fact, Table, TableRow, plural, whole
+from tag2box.systems import SYSTEMS, System, changes, find_system
+
+NAME = "compare"
+PAPER = {"voc07": "VOC07", "voc12": "VOC12", "coco14": "COCO14, AP50"}
+"""Datasets of the paper -> columns of its figures."""
+OUTCOME_COLUMNS = tuple(StudyColumn(name, (grid.OUTCOMES, name)) for name in ("found", "part", "grouped", "missed"))
+COST = (
+    StudyColumn("ms\na step", ("cost", "step_seconds"), 1000.0),
+    StudyColumn("MB\nat most", ("cost", "peak_memory_mb"), 1.0),
+)
+NOTES = (
+    "The paper's figures were obtained on other data and at another scale: VGG16 trained whole, thousands of photos, "
+    "six scales, schedules a hundred times as long, each with its authors' own tricks. Compare orders, not figures.",
+    "Here backbone, proposals, schedule, batch and evaluator are the same for all systems; nothing was tuned for any.",
+    "found, part, grouped, missed: outcomes of the true objects, keeping as many boxes of a class as it has objects.",
+)
+
+
+@dataclass(frozen=True)
+class DatasetComparison:
+    """All systems on one dataset."""
+
+    experiment: Experiment
+    base: Config
+    data: Mapping[int, study_data.StudyData]
+
+    @property
+    def runs(self) -> dict[tuple[str, int], grid.GridRun]:
+        """A run for each system and seed."""
+        return self.experiment.runs(self.base, self.data)
+
+
+def compare(
+    names: Sequence[str],
+    sources: Sequence[study_data.StudySource],
+    out: Path,
+    *,
+    seeds: Sequence[int] = (),
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    commands: Sequence[str] = (),
+    progress: Progress = silent,
+) -> reproduction.StudyFiles:
+    """Run systems, and write ``out/compare.html``, ``.json`` and ``.md``.
+
+    Interrupted, the same call resumes. Finished runs are cached in ``out`` and shared with ``reproduce``.
+
+    Args:
+        names: of ``SYSTEMS``; default: all.
+        seeds: of training, and of scenes; default: 0, 1 and 2.
+        recipe: settings to start from; default: ``scenes`` on scenes, else ``photos``.
+        overrides: settings of all systems, in the form of ``--set``, applied after the changes of a system.
+        commands: command lines shown on the page.
+    """
+    plans = plan_comparisons(names, sources, out, seeds=seeds, recipe=recipe, overrides=overrides, progress=progress)
+    results = run_comparisons(plans, out, progress=progress)
+    return write_comparison(results, plans[0].base, out, commands=commands)
+
+
+def plan_comparisons(
+    names: Sequence[str],
+    sources: Sequence[study_data.StudySource],
+    out: Path,
+    *,
+    seeds: Sequence[int] = (),
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress = silent,
+) -> list[DatasetComparison]:
+    """The runs of a comparison; settings are checked before anything is written."""
+    reproduction.check_overrides(overrides)
+    systems = [find_system(name) for name in dict.fromkeys(names or SYSTEMS)]
+    bare, planned = _experiment((), ()), []
+    for source in sources:
+        base = reproduction.base_config(bare, source, recipe, ())
+        experiment = _experiment(systems, [_row(system, base, overrides) for system in systems])
+        for row in experiment.rows:
+            row.config(base, 0)  # raises for a setting that a system does not have
+        planned.append((source, experiment, base))
+    chosen = reproduction.unique_seeds(seeds or bare.seeds)
+    plans = []
+    for source, experiment, base in planned:
+        data = {seed: study_data.open_data(source, seed, out, progress=progress) for seed in chosen}
+        plans.append(DatasetComparison(experiment, base, data))
+    return plans
+
+
+def run_comparisons(
+    plans: Sequence[DatasetComparison], out: Path, *, progress: Progress = silent
+) -> list[StudyResults]:
+    """Finish all runs of some comparisons, in one queue."""
+    folder = out / reproduction.GRID_FOLDER
+    runs = [run for plan in plans for run in plan.runs.values()]
+    for run in runs:
+        if not grid.is_finished(run, folder):
+            _check(run)
+    done = grid.finish_all(runs, folder, progress=progress)
+    found = [reproduction.gather_results(plan.experiment, plan.data, plan.runs, done) for plan in plans]
+    return [_with_outcomes(results) for results in found]
+
+
+def _check(run: grid.GridRun) -> None:
+    """Raise if a dataset lacks what a system requires, before any training."""
+    config = run.data.placed(run.config)
+    check_requirements(config, read_training(config) if config.criterion.requirements.counts else run.data.tagged)
+
+
+def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant]) -> Experiment:
+    titles = [system.title for system in systems]
+    against = "OICR+" if "OICR+" in titles else (titles or [""])[0]
+    return Experiment(
+        name=NAME,
+        title="Systems compared",
+        shows="",
+        origin="its tables 1 and 2; VGG16",
+        rows=tuple(rows),
+        columns=(MAP, CORLOC, *OUTCOME_COLUMNS, *LABELS, *COST),
+        against=against,
+        tracked=tuple(titles),
+    )
+
+
+def _row(system: System, base: Config, overrides: Sequence[str]) -> StudyVariant:
+    figures = {name: system.reported(dataset) for dataset, name in PAPER.items()}
+    return StudyVariant(
+        label=system.title,
+        settings=(*changes(base, system(base)), *overrides),
+        paper={name: figure for name, figure in figures.items() if figure is not None},
+    )
+
+
+def _with_outcomes(results: StudyResults) -> StudyResults:
+    extended = {
+        label: {seed: grid.with_outcomes(result, results.data[seed]) for seed, result in own.items()}
+        for label, own in results.results.items()
+    }
+    return replace(results, results=extended)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def write_comparison(
+    found: Sequence[StudyResults], base: Config, out: Path, *, commands: Sequence[str] = ()
+) -> reproduction.StudyFiles:
+    """Write the page, the numbers and the tables of a comparison."""
+    tables = [table for results in found if (table := summary.study_table(results, out)) is not None]
+    sections: list[StudySection] = []
+    numbers, text = [], []
+    for at, (results, table) in enumerate(zip(found, tables, strict=True)):
+        sections += [_table_section(results, table, at), ranking(table, at)]
+        sections += pictures.side_by_side(results, prefix=f"{at}-")
+        numbers.append(summary.study_json(results, table, Analysis(), summary.quality_curves(results)))
+        text.append(f"On {results.first[1].name}:\n\n{markdown(table)}")
+    inputs = StudyInputs(
+        kicker="tag2box compare",
+        title=found[0].experiment.title,
+        shows=f"{plural(len(found[0].results), 'system')} trained on tags, with the same backbone, proposals, schedule "
+        "and evaluator.",
+        setting=" ".join(summary.setting(results) for results in found),
+        origin=found[0].experiment.origin,
+        table=None,
+        facts=_facts(found, tables),
+        sections=tuple(sections),
+        about=(*settings_table(tables[0]), *summary.about_study(found[0], base, commands)),
+    )
+    files = reproduction.StudyFiles(out / f"{NAME}.html", out / f"{NAME}.json", "\n".join(text))
+    write_study_page(inputs, files.page)
+    write_json(files.numbers, {"experiment": NAME, "systems": list(found[0].results), "datasets": numbers})
+    write_text(out / f"{NAME}.md", files.table)
+    return files
+
+
+def _table_section(results: StudyResults, table: StudyTable, at: int) -> StudySection:
+    words = (
+        f"{summary.setting(results)} Each figure is the mean over the seeds, with the smallest and the largest: "
+        "differences within this range are not significant. Shares are in per cent. Time and memory are of training "
+        "on this machine; labels' precision and recall are of the last stage's pseudo boxes at the end of training."
+    )
+    return StudySection(f"{at}-table", f"On {results.first[1].name}", words, table=table, warnings=NOTES)
+
+
+def _facts(found: Sequence[StudyResults], tables: Sequence[StudyTable]) -> tuple[Fact, ...]:
+    best = [
+        replace(summary.study_facts(results, table)[0], name=f"Best mAP50, {results.first[1].name}")
+        for results, table in zip(found, tables, strict=True)
+    ]
+    folders = {result.folder for results in found for own in results.results.values() for result in own.values()}
+    seeds = plural(len(found[0].data), "seed")
+    return (*best, Fact("Runs", whole(len(folders)), "", f"{plural(len(found), 'dataset')}, {seeds}"))
+
+
+def ranking(table: StudyTable, at: int = 0) -> StudySection:
+    """The systems from best to worst with their ranks here and in the paper, and how far both orders agree."""
+    column = table.paper.index(PAPER["voc07"]) if PAPER["voc07"] in table.paper else None
+    ours = {row.name: row.figures[0].mean for row in table.measured()}
+    theirs = {row.name: None if column is None else row.paper[column] for row in table.measured()}
+    here, there = _ranks(ours), _ranks(theirs)
+    rows = []
+    for name in sorted(ours, key=lambda name: -(ours[name] or 0.0)):
+        ranks = (str(ranked.get(name, UNKNOWN)) for ranked in (here, there))
+        rows.append(TableRow(name, (reported(ours[name]), *ranks, reported(theirs[name]))))
+    heads = ("mAP50", "rank\nhere", "rank in\nthe paper", "paper:\nVOC07")
+    sheet = Table("From best to worst", heads, tuple(rows))
+    return StudySection(f"{at}-order", "The order", agreement(table.measured(), theirs), tables=(sheet,))
+
+
+def agreement(rows: Sequence[StudyRow], theirs: Mapping[str, float | None]) -> str:
+    """How many pairs of systems are in the paper's order, and how many of those on which all seeds agree."""
+    pairs = sure = agree = sure_agree = 0
+    for a, b in combinations([row for row in rows if theirs.get(row.name) is not None], 2):
+        gaps = [a.figures[0].by_seed[s] - b.figures[0].by_seed[s] for s in a.figures[0].by_seed]
+        side = (theirs[a.name] or 0.0) - (theirs[b.name] or 0.0)
+        if not gaps or not side:
+            continue
+        is_same = sum(gaps) * side > 0
+        is_sure = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
+        pairs, agree = pairs + 1, agree + is_same
+        sure, sure_agree = sure + is_sure, sure_agree + (is_sure and is_same)
+    return (
+        f"Of {plural(pairs, 'pair')} of systems, {agree} are in the paper's order on VOC07. All seeds agree on "
+        f"{sure} of these pairs, and of those {sure_agree} are in the paper's order."
+    )
+
+
+def _ranks(figures: Mapping[str, float | None]) -> dict[str, int]:
+    known = sorted((value for value in figures.values() if value is not None), reverse=True)
+    return {name: known.index(value) + 1 for name, value in figures.items() if value is not None}

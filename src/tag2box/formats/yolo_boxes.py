@@ -1,0 +1,166 @@
+"""True objects of YOLO datasets, for evaluation only, and the YOLO export of detections.
+
+Training reads tags through ``yolo_tags``. A line of a label file is ``class x y width height``, where x and y are the
+centre, all as fractions of the photo's size; or ``class x1 y1 x2 y2 ...``, the outline of the object.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from tag2box.annotations import Detections, Objects, Photo, Truth
+from tag2box.formats import listing, yolo_tags
+from tag2box.formats.export import safe_file_name
+from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse
+from tag2box.io import replacing, write_text
+
+_SLACK = 0.01  # by which a fraction may leave the photo: rounding is no error
+_BOX_COLUMNS = (4, 5)  # the fifth is a score
+
+
+class Yolo:
+    """A YOLO dataset: a data.yaml, its folder, or a folder with images and labels."""
+
+    what = "a YOLO folder"
+    has_tags = True
+    names_splits = True
+
+    def recognises(self, path: Path) -> bool:
+        """YAML files, folders with a data.yaml, and folders with images and labels."""
+        return yolo_tags.is_yolo(path)
+
+    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos of a split; default: all."""
+        return yolo_tags.list_yolo_photos(source, on_fault)
+
+    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+        """The photos of a split, tagged with the classes in their label files."""
+        return yolo_tags.list_yolo(source, on_fault)
+
+    def has_boxes(self, source: DataSource) -> bool:
+        """Whether any label file of the split has a box."""
+        layout = yolo_tags.read_layout(source)
+        listed = yolo_tags.list_yolo_photos(source, _ignore)
+        labels = (layout.root / yolo_tags.label_file(entry.file) for entry in listed.entries)
+        return any(line.columns for label in labels for line in yolo_tags.label_lines(layout, label, _ignore))
+
+    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+        """The objects of a split."""
+        return read_yolo_truth(source, on_fault)
+
+
+def read_yolo_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
+    """True objects of one split of a YOLO dataset, in pixels; photo sizes are read from the photos."""
+    layout = yolo_tags.read_layout(source)
+    classes = listing.select_classes(layout.classes, source.classes, str(layout.where))
+    index = {name: position for position, name in enumerate(classes)}
+    photos, entries = listing.find_listed(yolo_tags.list_yolo_photos(source, on_fault, is_all=False), on_fault)
+    objects = []
+    for photo, entry in zip(photos, entries, strict=True):
+        boxes, labels = [], []
+        for line in yolo_tags.label_lines(layout, layout.root / yolo_tags.label_file(entry.file), on_fault):
+            box = _read_box(line, photo, on_fault)
+            if box is not None and layout.classes[line.number] in index:
+                boxes.append(box)
+                labels.append(index[layout.classes[line.number]])
+        objects.append(_to_objects(boxes, labels))
+    sizes = tuple((photo.width, photo.height) for photo in photos)
+    return Truth(classes, tuple(photo.id for photo in photos), sizes, tuple(objects))
+
+
+def _ignore(fault: Fault) -> None:
+    """Error callback that skips."""
+
+
+def _to_objects(boxes: Sequence[Sequence[float]], labels: Sequence[int]) -> Objects:
+    none = torch.zeros(len(boxes), dtype=torch.bool)
+    corners = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
+    return Objects(corners, torch.tensor(labels, dtype=torch.long), none, none)
+
+
+def _read_box(line: yolo_tags.YoloLine, photo: Photo, on_fault: OnFault) -> tuple[float, float, float, float] | None:
+    """The box of a line in pixels, or None after a fault."""
+    try:
+        values = [float(text) for text in line.columns]
+    except ValueError:
+        values = []
+    points = values[:4] if len(values) in _BOX_COLUMNS else values
+    is_outline = len(values) >= 6 and len(values) % 2 == 0
+    if not (len(points) == 4 or is_outline) or not all(-_SLACK <= value <= 1 + _SLACK for value in points):
+        fault = f"{line.where}: expected x, y, width and height from 0 to 1, got {' '.join(line.columns)[:60]!r}"
+        on_fault(Fault("bad box", photo.id, f"{fault}; correct the line"))
+        return None
+    if is_outline:
+        xs, ys = points[0::2], points[1::2]
+        x1, y1, x2, y2 = min(xs), min(ys), max(xs), max(ys)
+    else:
+        x, y, width, height = points
+        x1, y1, x2, y2 = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    return x1 * photo.width, y1 * photo.height, x2 * photo.width, y2 * photo.height
+
+
+# ---------------------------------------------------------------- export
+
+
+class YoloExport:
+    """A YOLO dataset of detections: labels/*.txt, images/* and a data.yaml, as ultralytics trains from.
+
+    ``images`` has links to the photos (copies if the system has no links). Boxes are cut at the edges of the photo. All
+    photos are in one split: ``train`` and ``val`` of the data.yaml are the same folder.
+    """
+
+    what = "a YOLO folder"
+    is_folder = True
+    all_scores = False
+
+    def __call__(
+        self, out: Path, photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections]
+    ) -> None:
+        """Write one label file and one link per photo, and the data.yaml."""
+        for photo in photos:
+            name = safe_file_name(photo.id)
+            lines = _label_lines(photo, detections.get(photo.id, Detections.empty()))
+            write_text(out / "labels" / f"{name}.txt", "".join(f"{line}\n" for line in lines))
+            _link(photo.path, out / "images" / f"{name}{photo.path.suffix}")
+        names = "".join(f"  {number}: {_quoted(name)}\n" for number, name in enumerate(classes))
+        write_text(out / "data.yaml", f"train: images\nval: images\nnames:\n{names}")
+
+
+def _label_lines(photo: Photo, found: Detections) -> list[str]:
+    lines = []
+    for (x1, y1, x2, y2), label in zip(found.boxes.double().tolist(), found.labels.tolist(), strict=True):
+        left, right = (min(max(x / photo.width, 0.0), 1.0) for x in (x1, x2))
+        top, bottom = (min(max(y / photo.height, 0.0), 1.0) for y in (y1, y2))
+        if right > left and bottom > top:
+            box = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
+            lines.append(f"{label} " + " ".join(f"{value:.9f}" for value in box))
+    return lines
+
+
+def _link(photo: Path, place: Path) -> None:
+    """Link a photo into a folder; a photo that is already there stays."""
+    if place.exists() and place.samefile(photo):
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        temporary.symlink_to(photo.resolve())
+    except (OSError, NotImplementedError):
+        with replacing(place) as copy:
+            shutil.copyfile(photo, copy)
+    else:
+        temporary.replace(place)
+
+
+def _quoted(name: str) -> str:
+    """A YAML string in double quotes."""
+    return '"' + "".join(c if c.isprintable() and c not in '"\\' else _escaped(c) for c in name) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"

@@ -1,0 +1,1 @@
+"""Process pools: the cores of this machine, or a Ray cluster."""

@@ -1,0 +1,185 @@
+"""Process pool of this machine: files are assigned one by one, so a slow file delays no other and a crash costs one."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import cv2
+import torch
+
+_FILES_PER_WORKER = 16  # one process finishes this many files before another one has started
+
+
+class OnDisk(Protocol):
+    """An item of work that refers to a file, such as a photo."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        ...
+
+
+Item = TypeVar("Item")
+File = TypeVar("File", bound=OnDisk)
+Result = TypeVar("Result")
+
+
+class Pool(Protocol):
+    """Executor of per-file work: processes of this machine (``LocalPool``) or of a Ray cluster (``RayPool``)."""
+
+    def __call__(
+        self,
+        work: Callable[[File], Result],
+        files: Iterable[File],
+        *,
+        lost: Callable[[File, int], Result],
+        threads: int = 1,
+    ) -> Generator[tuple[File, Result], None, None]:
+        """Yield every file with its result, in the order of completion.
+
+        Args:
+            work: importable by name, because it is pickled for other processes; it must handle its own errors.
+            lost: result for a file whose process died, given the signal that ended the process (0 if unknown).
+            threads: CPU threads that the work on one file uses.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPool:
+    """Processes of this machine; None starts up to one per core, and none for a few files."""
+
+    workers: int | None = None
+
+    def __call__(
+        self,
+        work: Callable[[File], Result],
+        files: Iterable[File],
+        *,
+        lost: Callable[[File, int], Result],
+        threads: int = 1,
+    ) -> Generator[tuple[File, Result], None, None]:
+        """Yield every file with its result, in the order of completion."""
+        most = self.workers or max(1, (os.cpu_count() or 1) // threads)
+        remaining = iter(files)
+        first = list(islice(remaining, most * _FILES_PER_WORKER))
+        workers = min(self.workers or min(most, 1 + len(first) // _FILES_PER_WORKER), len(first))
+        yield from run_in_pool(work, chain(first, remaining), workers=workers, lost=lost)
+
+
+def run_in_pool(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    workers: int,
+    lost: Callable[[Item, int], Result],
+) -> Iterator[tuple[Item, Result]]:
+    """Yield every item with its result, in the order of completion.
+
+    Args:
+        work: importable by name, because it is pickled for other processes; it must handle its own errors.
+        workers: number of processes; 1 works in the calling process.
+        lost: result for an item whose process was ended by a signal, given the signal's number.
+    """
+    if workers <= 1:
+        yield from ((item, work(item)) for item in items)
+        return
+    remaining = iter(items)
+    busy: dict[Connection, _Worker[Item]] = {}
+    started: dict[Connection, SpawnProcess] = {}
+    try:
+        for item in islice(remaining, workers):
+            _register(busy, started, _start(work, item))
+        while busy:
+            ready = wait(list(busy))
+            for pipe in [pipe for pipe in busy if pipe in ready]:
+                worker = busy.pop(pipe)
+                result = _receive(worker, lost)
+                for item in islice(remaining, 1):  # before the result is yielded, so that the worker does not idle
+                    _register(busy, started, _assign(work, worker, item))
+                yield worker.item, result
+    finally:
+        for worker in busy.values():
+            worker.process.kill()  # safe: workers only compute, they write no files
+        for pipe, process in started.items():
+            pipe.close()  # ends an idle worker
+            process.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker(Generic[Item]):
+    process: SpawnProcess
+    pipe: Connection
+    item: Item  # in progress
+
+
+def _register(
+    busy: dict[Connection, _Worker[Item]], started: dict[Connection, SpawnProcess], worker: _Worker[Item]
+) -> None:
+    busy[worker.pipe] = worker
+    started[worker.pipe] = worker.process
+
+
+def _start(work: Callable[[Item], Result], item: Item) -> _Worker[Item]:
+    # Spawn, because a fork of a process that has used torch's or OpenCV's threads may hang.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    with _blocked(signal.SIGINT):  # the child inherits the mask, which protects it until it ignores Ctrl-C itself
+        process.start()
+    theirs.close()  # the child then holds the only other end, so its death closes the pipe
+    ours.send(item)
+    return _Worker(process, ours, item)
+
+
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """Defer a signal to the end of the block, on systems that can mask signals."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _assign(work: Callable[[Item], Result], worker: _Worker[Item], item: Item) -> _Worker[Item]:
+    try:
+        worker.pipe.send(item)
+    except OSError:  # the process has ended
+        return _start(work, item)
+    return _Worker(worker.process, worker.pipe, item)
+
+
+def _receive(worker: _Worker[Item], lost: Callable[[Item, int], Result]) -> Result:
+    try:
+        result: Result = worker.pipe.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        if code >= 0:  # Python itself exited, which is not caused by an item
+            raise RuntimeError(f"a worker process ended with exit code {code} before its work") from None
+        return lost(worker.item, -code)
+    return result
+
+
+def _serve(pipe: Connection, work: Callable[[Item], Result]) -> None:
+    """Main loop of a worker. It ends when the pipe closes, so workers never outlive their parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent handles it
+    cv2.setNumThreads(1)  # the processes share the cores already
+    torch.set_num_threads(1)
+    while True:
+        try:
+            pipe.send(work(pipe.recv()))
+        except (EOFError, OSError):
+            return

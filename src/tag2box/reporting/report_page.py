@@ -1,0 +1,203 @@
+"""The report of one or more runs as a single HTML file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from tag2box.errors import UserError
+from tag2box.io import write_text
+from tag2box.reporting import run_figures
+from tag2box.reporting.gallery import Album, Comparison, Tile, compare_detections, compare_pseudo, list_test_photos
+from tag2box.reporting.records import ReportInputs, RunRecord, evenly_spaced
+from tag2box.reporting.run_figures import Chart, NamedRun
+from tag2box.reporting.sections import fill_template
+from tag2box.reporting.tables import Table, count_word, known, listed, plural, points
+
+STRIP_PHOTOS = 6
+OTHER_COLOURS = 5  # CSS classes run-1 .. run-5; the last run is always run-0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The head of the page."""
+
+    title: str
+    lede: str
+    verdict: str
+    headlines: tuple[run_figures.Headline, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Results of the evaluation."""
+
+    challenges: Markup
+    ap_chart: Markup
+    corloc_chart: Markup
+    by_class: Table | None
+    figures: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Charts of the training."""
+
+    losses: tuple[Chart, ...]
+    counts: tuple[Chart, ...]
+    thresholds: tuple[Chart, ...]
+    class_counts: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The galleries, and how their photos were chosen."""
+
+    strip: tuple[Tile, ...]
+    strip_run: str
+    detections: tuple[Comparison, ...]
+    test_photos: int
+    draw_score: float
+    judged: bool  # the truth of the test photos is known, so boxes are right or wrong
+    pseudo: tuple[Comparison, ...]
+    true_boxes: bool  # the truth of the training photos is drawn
+    style: Markup
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReachSection:
+    """Recall of the proposals."""
+
+    splits: tuple[str, ...]
+    chart: Markup
+    table: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPage:
+    """Everything the template shows, in its order; sections of empty parts are left out."""
+
+    opening: Opening
+    runs: tuple[NamedRun, ...]
+    pictures: Pictures
+    results: Results
+    training: Training
+    reach: ReachSection
+    about: tuple[Table, ...]
+    commands: tuple[str, ...]
+
+
+def write_report(inputs: ReportInputs, out: Path) -> None:
+    """Write the report of one or more runs as one self-contained HTML file."""
+    write_text(out, render_report(build_report(inputs)))
+
+
+def render_report(page: ReportPage) -> str:
+    """The report as HTML."""
+    return fill_template("report.html.j2", page)
+
+
+def build_report(inputs: ReportInputs) -> ReportPage:
+    """Turn records into everything the template shows."""
+    if not inputs.runs:
+        raise UserError("report: no run given; expected at least one run folder, train one first")
+    runs = name_runs(inputs.runs)
+    splits = tuple(inputs.proposal_recall.items())
+    about = (run_figures.facts_table(runs), run_figures.machine_table(runs), run_figures.versions_table(runs))
+    return ReportPage(
+        opening=Opening(inputs.title, _lede(runs, inputs), _verdict(runs), run_figures.headlines(runs)),
+        runs=runs,
+        pictures=_pictures(runs, inputs),
+        results=_results(runs),
+        training=_training(runs, inputs),
+        reach=ReachSection(
+            tuple(n for n, _ in splits), Markup(run_figures.recall_chart(splits)), run_figures.recall_table(splits)
+        ),
+        about=tuple(table for table in about if table),
+        commands=tuple(inputs.commands),
+    )
+
+
+def name_runs(records: Sequence[RunRecord]) -> tuple[NamedRun, ...]:
+    """Give each run a unique name (with its folder if two share a name) and a colour, fixed for the last run."""
+    names = [record.name for record in records]
+    out = []
+    for index, record in enumerate(records):
+        name = record.name if names.count(record.name) == 1 else f"{record.name} ({record.folder.name})"
+        last = index == len(records) - 1
+        out.append(NamedRun(name, "run-0" if last else f"run-{index % OTHER_COLOURS + 1}", record))
+    return tuple(out)
+
+
+def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs) -> Pictures:
+    album = Album()
+    detections = compare_detections(runs, inputs, album)
+    pseudo = compare_pseudo(runs, inputs, album)
+    return Pictures(
+        strip=evenly_spaced([tile for photo in detections for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
+        strip_run=detections[0].columns[-1].name if detections else "",
+        detections=detections,
+        test_photos=len(list_test_photos(runs, inputs.test_truth)),
+        draw_score=inputs.draw_score,
+        judged=inputs.test_truth is not None,
+        pseudo=pseudo,
+        true_boxes=inputs.train_truth is not None,
+        style=Markup(album.style),
+        unreadable=album.unreadable,
+    )
+
+
+def _results(runs: Sequence[NamedRun]) -> Results:
+    metrics = [run.record.metrics for run in runs]
+    return Results(
+        challenges=Markup(run_figures.challenge_chart(runs)),
+        ap_chart=Markup(run_figures.class_chart([m.ap for m in metrics], runs, "AP50 of each class")),
+        corloc_chart=Markup(run_figures.class_chart([m.corloc for m in metrics], runs, "CorLoc of each class")),
+        by_class=run_figures.class_table(runs),
+        figures=run_figures.figures_table(runs),
+    )
+
+
+def _training(runs: Sequence[NamedRun], inputs: ReportInputs) -> Training:
+    true_numbers = (run.record.metrics.truth_boxes_per_class for run in runs)
+    return Training(
+        losses=run_figures.loss_charts(runs),
+        counts=run_figures.count_charts(runs, next((value for value in true_numbers if known(value)), None)),
+        thresholds=run_figures.threshold_charts(runs),
+        class_counts=Markup(run_figures.class_count_chart(runs, inputs.train_truth)),
+    )
+
+
+def _lede(runs: Sequence[NamedRun], inputs: ReportInputs) -> str:
+    start = runs[-1].record.start
+    subject = f"{count_word(len(runs))} detectors" if len(runs) > 1 else runs[0].name
+    taught = f" {plural(len(start.classes), 'class')} ({listed(start.classes)})" if start.classes else ""
+    photos = f"{plural(start.train_photos, 'photo')} and their" if start.train_photos else "photos and their"
+    words = f"{subject} learned{taught} from {photos} image-level tags alone: no box was ever shown in training."
+    if inputs.test_truth is not None:
+        objects = sum(int((~(o.difficult | o.crowd)).sum()) for o in inputs.test_truth.objects)
+        words += f" Tested on {plural(len(inputs.test_truth), 'test photo')} with {plural(objects, 'object')}."
+    return f"{words} {_seeds(runs)}".rstrip()
+
+
+def _seeds(runs: Sequence[NamedRun]) -> str:
+    """The seeds of the runs in a sentence; empty if no seed is known."""
+    seeds = {run.name: run.record.start.seed for run in runs if run.record.start.seed is not None}
+    if not seeds:
+        return ""
+    if len(set(seeds.values())) == 1 and len(seeds) == len(runs):
+        return f"Seed {next(iter(seeds.values()))}{' for all runs' if len(runs) > 1 else ''}."
+    return f"Seeds: {', '.join(f'{name} {seed}' for name, seed in seeds.items())}."
+
+
+def _verdict(runs: Sequence[NamedRun]) -> str:
+    first, last = runs[0].record.metrics.ap, runs[-1].record.metrics.ap
+    if len(runs) < 2 or first is None or last is None or not (known(first.mean) and known(last.mean)):
+        return ""
+    difference = points(last.mean, first.mean)
+    if difference.startswith("±"):
+        return f"{runs[-1].name} and {runs[0].name} reach the same mAP50."
+    side = "above" if difference.startswith("+") else "below"
+    return f"{runs[-1].name} ends {difference[1:]} points of mAP50 {side} {runs[0].name}."

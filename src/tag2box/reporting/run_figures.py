@@ -1,0 +1,378 @@
+"""Charts and tables of runs: losses, pseudo boxes, per-class scores, headline scores, timings, machine, versions."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import torch
+
+from tag2box.annotations import Truth
+from tag2box.reporting.charts import (
+    Bars,
+    Key,
+    Line,
+    Points,
+    Reference,
+    Stack,
+    grouped_bars,
+    line_chart,
+    stacked_bars,
+)
+from tag2box.reporting.records import Challenges, ClassRecord, Metrics, ProposalRecall, RunRecord
+from tag2box.reporting.tables import (
+    UNKNOWN,
+    Table,
+    TableRow,
+    duration,
+    format_number,
+    known,
+    percent,
+    points,
+    whole,
+)
+
+LOSSES = {
+    "total": "all terms, weighted as in training",
+    "mil": "image-level classification against the tags",
+    "refine": "classification of proposals against pseudo labels",
+    "box": "regression of proposals towards pseudo boxes",
+    "contrast": "similarity within a class against similarity between classes",
+    "spatial": "similarity of the features around the top box",
+    "attention": "consistency of the attention between views of a photo",
+}
+CHALLENGE_KEYS = tuple(field.name for field in fields(Challenges))
+MAX_POINTS = 240  # per line: more than a chart has pixels for
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawn chart with its heading."""
+
+    title: str
+    note: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRun:
+    """A run with its name and colour class on the page."""
+
+    name: str
+    css: str
+    record: RunRecord
+
+
+# ---------------------------------------------------------------- curves over training
+
+
+def thin(line: Points, limit: int = MAX_POINTS) -> Points:
+    """At most ``limit`` points, each the mean of its neighbours."""
+    size = -(-len(line) // limit) or 1
+    chunks = [line[i : i + size] for i in range(0, len(line), size)]
+    return tuple((sum(x for x, _ in c) / len(c), sum(y for _, y in c) / len(c)) for c in chunks)
+
+
+def smooth(line: Points) -> Points:
+    """A moving average over a twentieth of the points."""
+    reach = len(line) // 40
+    out = []
+    for i, (x, _) in enumerate(line):
+        r = min(reach, i, len(line) - 1 - i)  # a shrinking, symmetric window does not bend the ends
+        around = [y for _, y in line[i - r : i + r + 1]]
+        out.append((x, sum(around) / len(around)))
+    return tuple(out)
+
+
+def loss_charts(runs: Sequence[NamedRun]) -> tuple[Chart, ...]:
+    """One small chart per loss, with a line per run."""
+    present = {name for run in runs for step in run.record.steps for name, value in step.losses.items() if known(value)}
+    ordered = [name for name in LOSSES if name in present] + sorted(present - set(LOSSES))
+    charts = []
+    for name in ordered:
+        lines = []
+        for run in runs:
+            raw = _points([(s.iteration, s.losses.get(name)) for s in run.record.steps])
+            if raw and any(y for _, y in raw):  # a method without this term writes zeros
+                lines.append(Line(run.name, run.css, smooth(thin(raw)), thin(raw)))
+        if lines:
+            charts.append(Chart(name, LOSSES.get(name, ""), line_chart(lines, label=f"Loss {name} over training")))
+    return tuple(charts)
+
+
+def count_charts(runs: Sequence[NamedRun], truth: float | None) -> tuple[Chart, ...]:
+    """Pseudo boxes per present image-class pair over training, one chart per stage; the true number is dashed."""
+    reference = Reference("true", truth) if truth is not None and math.isfinite(truth) else None
+    charts = []
+    for stage in range(_stages(runs)):
+        lines = _stage_lines(runs, stage, "boxes_per_class")
+        if lines:
+            svg = line_chart(lines, label=f"Pseudo boxes per class, stage {stage + 1}", reference=reference)
+            charts.append(Chart(f"stage {stage + 1}", "pseudo boxes per tagged class of a photo", svg))
+    return tuple(charts)
+
+
+def threshold_charts(runs: Sequence[NamedRun]) -> tuple[Chart, ...]:
+    """The similarity threshold tau over training, one chart per stage, for labelers that have one."""
+    charts = []
+    for stage in range(_stages(runs)):
+        lines = _stage_lines(runs, stage, "threshold")
+        if lines:
+            svg = line_chart(lines, label=f"Threshold tau, stage {stage + 1}")
+            charts.append(Chart(f"τ, stage {stage + 1}", "minimum cosine similarity of a further object", svg))
+    return tuple(charts)
+
+
+def _stages(runs: Sequence[NamedRun]) -> int:
+    counts = (max(len(p.boxes_per_class), len(p.threshold)) for run in runs for p in run.record.pseudo)
+    return max(counts, default=0)
+
+
+def _stage_lines(runs: Sequence[NamedRun], stage: int, what: str) -> list[Line]:
+    lines = []
+    for run in runs:
+        series = [
+            (p.iteration, values[stage])
+            for p in run.record.pseudo
+            for values in [p.boxes_per_class if what == "boxes_per_class" else p.threshold]
+            if stage < len(values)
+        ]
+        raw = _points(series)
+        if raw:
+            lines.append(Line(run.name, run.css, smooth(thin(raw)), thin(raw)))
+    return lines
+
+
+def _points(pairs: Sequence[tuple[int, float | None]]) -> Points:
+    return tuple((float(x), y) for x, y in pairs if y is not None and math.isfinite(y))
+
+
+# ---------------------------------------------------------------- bars
+
+
+def true_numbers(truth: Truth | None) -> dict[str, float]:
+    """Mean number of objects per class on the photos that show it, without difficult objects and crowds."""
+    if truth is None:
+        return {}
+    totals, photos = torch.zeros(len(truth.classes)), torch.zeros(len(truth.classes))
+    for objects in truth.objects:
+        counted = objects.labels[~(objects.difficult | objects.crowd)]
+        per_class = torch.bincount(counted, minlength=len(truth.classes))
+        totals += per_class
+        photos += per_class > 0
+    return {name: float(totals[i] / photos[i]) for i, name in enumerate(truth.classes) if photos[i]}
+
+
+def class_count_chart(runs: Sequence[NamedRun], truth: Truth | None) -> str:
+    """Pseudo boxes per class at the end of training; empty if no run recorded them."""
+    last = [run.record.pseudo[-1].per_class if run.record.pseudo else {} for run in runs]
+    names = tuple(dict.fromkeys(name for table in last for name in table))
+    if not names:
+        return ""
+    true = true_numbers(truth)
+    groups = [Bars(n, tuple(table.get(n) for table in last), true.get(n)) for n in names]
+    top = max([v for g in groups for v in (*g.values, g.mark) if v is not None and math.isfinite(v)], default=1.0)
+    label = "Pseudo boxes per class at the end of training"
+    return grouped_bars(groups, _keys(runs), label=label, limit=top or 1.0, show=format_number)
+
+
+def class_chart(scores: Sequence[ClassRecord | None], runs: Sequence[NamedRun], label: str) -> str:
+    """Bars of a per-class score, one per run; empty if no run has it."""
+    names = tuple(dict.fromkeys(n for s in scores if s for n in s.per_class))
+    if not names:
+        return ""
+    groups = [Bars(n, tuple(s.per_class.get(n) if s else None for s in scores)) for n in names]
+    return grouped_bars(groups, _keys(runs), label=label)
+
+
+def challenge_chart(runs: Sequence[NamedRun]) -> str:
+    """Found, part, grouped, missed and other objects as stacked bars; empty if no run was evaluated for them."""
+    stacks = []
+    for run in runs:
+        got = run.record.metrics.challenges
+        if got and known(got.found):
+            shares = (got.found, got.part, got.grouped, got.missed, got.other)
+            stacks.append(Stack(run.name, tuple(share or 0.0 for share in shares)))
+    return stacked_bars(stacks, CHALLENGE_KEYS, label="Outcomes of the objects of the test photos") if stacks else ""
+
+
+def recall_chart(splits: Sequence[tuple[str, ProposalRecall]]) -> str:
+    """Recall of the proposals at each IoU, one bar per split."""
+    overlaps = sorted({overlap for _, split in splits for overlap in split.recall})
+    groups = [Bars(f"IoU ≥ {o}", tuple(split.recall.get(o) for _, split in splits)) for o in overlaps]
+    keys = [Key(name, f"split-{index}") for index, (name, _) in enumerate(splits)]
+    return grouped_bars(groups, keys, label="Recall of the proposals") if groups else ""
+
+
+def _keys(runs: Sequence[NamedRun]) -> list[Key]:
+    return [Key(run.name, run.css) for run in runs]
+
+
+# ---------------------------------------------------------------- scores
+
+
+@dataclass(frozen=True, slots=True)
+class RunScore:
+    """One run's figure in a headline."""
+
+    run: str
+    css: str
+    value: str
+    difference: str  # from the first run; empty for the first run itself
+    better: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A summary score of the report, per run."""
+
+    name: str
+    note: str
+    scores: tuple[RunScore, ...]
+
+
+def headlines(runs: Sequence[NamedRun]) -> tuple[Headline, ...]:
+    """mAP50 on the test photos and CorLoc on the training photos, each with its difference from the first run."""
+    measures: tuple[tuple[str, str, list[ClassRecord | None]], ...] = (
+        ("mAP50", "test photos: are the boxes right, and ranked right?", [r.record.metrics.ap for r in runs]),
+        ("CorLoc", "training photos: is the top box of each tag right?", [r.record.metrics.corloc for r in runs]),
+    )
+    out = []
+    for name, note, scores in measures:
+        means = [s.mean if s else None for s in scores]
+        if any(known(mean) for mean in means):
+            out.append(Headline(name, note, _scores(runs, means)))
+    return tuple(out)
+
+
+def _scores(runs: Sequence[NamedRun], means: Sequence[float | None]) -> tuple[RunScore, ...]:
+    first = means[0]
+    out = []
+    for index, (run, mean) in enumerate(zip(runs, means, strict=True)):
+        compared = index > 0 and mean is not None and first is not None
+        difference = points(mean, first) if compared else ""
+        out.append(RunScore(run.name, run.css, percent(mean), difference, difference.startswith("+")))
+    return tuple(out)
+
+
+def figures_table(runs: Sequence[NamedRun]) -> Table | None:
+    """Every mean score of the evaluation, one row per score."""
+    named: dict[str, list[float | None]] = {}
+    for index, run in enumerate(runs):
+        for name, value in _figures(run.record.metrics).items():
+            named.setdefault(name, [None] * len(runs))[index] = value
+    rows = tuple(TableRow(name, _compared(values)) for name, values in named.items() if any(map(known, values)))
+    return Table("All figures, in per cent", _heads(runs), rows) if rows else None
+
+
+def _figures(metrics: Metrics) -> dict[str, float | None]:
+    out: dict[str, float | None] = {}
+    if metrics.test:
+        if metrics.test.voc07:
+            out["mAP50, VOC 2007 (11 points)"] = metrics.test.voc07.mean
+        if metrics.test.voc12:
+            out["mAP50, VOC 2012 (area)"] = metrics.test.voc12.mean
+        out |= {f"COCO {name}": value for name, value in metrics.test.coco.items()}
+    if metrics.corloc:
+        out["CorLoc, training photos"] = metrics.corloc.mean
+    return out
+
+
+def class_table(runs: Sequence[NamedRun]) -> Table | None:
+    """AP and CorLoc per class and run, with the difference between the last run and the first."""
+    kinds: tuple[tuple[str, list[ClassRecord | None]], ...] = (
+        ("AP50", [run.record.metrics.ap for run in runs]),
+        ("CorLoc", [run.record.metrics.corloc for run in runs]),
+    )
+    kinds = tuple((name, scores) for name, scores in kinds if any(s and s.per_class for s in scores))
+    classes = tuple(dict.fromkeys(c for _, scores in kinds for s in scores if s for c in s.per_class))
+    if not classes:
+        return None
+    heads = tuple(f"{kind}\n{head}" for kind, _ in kinds for head in _heads(runs))
+    rows = []
+    for c in classes:
+        values = ([s.per_class.get(c) if s else None for s in scores] for _, scores in kinds)
+        rows.append(TableRow(c, tuple(cell for own in values for cell in _compared(own))))
+    means = tuple(cell for _, scores in kinds for cell in _compared([s.mean if s else None for s in scores]))
+    return Table("Each class, in per cent", heads, (*rows, TableRow("mean", means)))
+
+
+def _heads(runs: Sequence[NamedRun]) -> tuple[str, ...]:
+    return (*(run.name for run in runs), *(("difference",) if len(runs) > 1 else ()))
+
+
+def _compared(values: Sequence[float | None]) -> tuple[str, ...]:
+    difference = (points(values[-1], values[0]),) if len(values) > 1 else ()
+    return (*(percent(value) for value in values), *difference)
+
+
+# ---------------------------------------------------------------- runs and machines
+
+RUN_FACTS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+    ("training photos", lambda run: whole(run.start.train_photos)),
+    ("iterations done", lambda run: whole(_iterations_done(run))),
+    ("seed", lambda run: UNKNOWN if run.start.seed is None else str(run.start.seed)),
+    ("proposals per photo", lambda run: format_number(run.start.proposals_per_photo)),
+    ("training time", lambda run: duration(run.end.seconds if run.end else None)),
+    ("time per iteration (median)", lambda run: duration(iteration_seconds(run))),
+    ("peak memory", lambda run: _megabytes(run.end.peak_memory_mb if run.end else None)),
+    ("resumed at iteration", lambda run: ", ".join(str(i) for i in run.resumed_at) or UNKNOWN),
+)
+
+
+def facts_table(runs: Sequence[NamedRun]) -> Table | None:
+    """What each run took; rows without any value are left out."""
+    rows = [TableRow(name, tuple(fact(run.record) for run in runs)) for name, fact in RUN_FACTS]
+    return _runs_table("Training", runs, rows)
+
+
+def machine_table(runs: Sequence[NamedRun]) -> Table | None:
+    """The machines of the runs."""
+    tables = [run.record.start.machine for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return _runs_table("Machine", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+
+
+def versions_table(runs: Sequence[NamedRun]) -> Table | None:
+    """The software versions of the runs."""
+    tables = [run.record.start.versions for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return _runs_table("Versions", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+
+
+def _runs_table(caption: str, runs: Sequence[NamedRun], rows: Sequence[TableRow]) -> Table | None:
+    """One column per run, or a single column if all runs agree."""
+    kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
+    if not kept:
+        return None
+    if len(runs) > 1 and all(len(set(row.cells)) == 1 for row in kept):
+        return Table(caption, ("all runs",), tuple(TableRow(row.name, row.cells[:1]) for row in kept))
+    return Table(caption, tuple(run.name for run in runs), kept)
+
+
+def _iterations_done(run: RunRecord) -> int | None:
+    if run.end:
+        return run.end.iteration
+    return run.steps[-1].iteration if run.steps else None
+
+
+def _megabytes(value: float | None) -> str:
+    return f"{whole(value)} MB" if value else UNKNOWN
+
+
+def iteration_seconds(run: RunRecord) -> float | None:
+    """Median time per iteration; the seconds of ``step`` events count from the start of training."""
+    timed = [(0, 0.0), *((step.iteration, step.seconds) for step in run.steps if step.seconds is not None)]
+    rates = [(after - before) / (b - a) for (a, before), (b, after) in pairwise(timed) if b > a and after >= before]
+    return statistics.median(rates) if rates else None
+
+
+def recall_table(splits: Sequence[tuple[str, ProposalRecall]]) -> Table | None:
+    """Figures of the proposals beside the recall chart."""
+    rows = (
+        TableRow("boxes per photo", tuple(format_number(split.boxes_per_photo) for _, split in splits)),
+        TableRow("mean best overlap", tuple(percent(split.mean_best_overlap) for _, split in splits)),
+    )
+    kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
+    return Table("Proposals", tuple(name for name, _ in splits), kept) if kept else None

@@ -1,0 +1,183 @@
+"""Run folders: start, read and load them, and make the proposals and feature caches that their settings describe."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from tag2box import Config, Detector, Photo, Progress, ProposalStore, UserError, extend, io, settings
+from tag2box.data import images, transforms
+from tag2box.parallel.pool import Pool
+from tag2box.proposals import base, build
+from tag2box.proposals.importers.proposal_files import Imported
+from tag2box.training import checkpoint, events, feature_cache
+
+CONFIG_FILE = "config.toml"
+_IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run loaded for inference: settings, classes and detector."""
+
+    folder: Path
+    config: Config
+    classes: tuple[str, ...]
+    detector: Detector
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return any((folder / name).exists() for name in (CONFIG_FILE, events.EVENTS_FILE, checkpoint.STATE))
+
+
+def check_free(folder: Path) -> None:
+    """Raise if a folder cannot take a new run."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; expected a folder for the run, choose another --out")
+    if has_run(folder):
+        raise UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
+
+
+def start_run(config: Config, folder: Path) -> None:
+    """Create a run folder with its settings file; an existing run is never overwritten."""
+    check_free(folder)
+    io.write_text(folder / CONFIG_FILE, settings.dump(config))
+
+
+def read_config(folder: Path) -> Config:
+    """The settings that a run was started with."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise UserError(
+            f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
+        )
+    return settings.load(Config, [path])
+
+
+def load_run(folder: Path) -> TrainedRun:
+    """Load the detector of a run from its last checkpoint."""
+    config = read_config(folder)
+    if not checkpoint.has_checkpoint(folder):
+        raise UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
+    state = checkpoint.read_state(folder)
+    detector = build_detector(config, len(state.classes), pretrained=False)
+    checkpoint.load_model(folder, state, detector)
+    return TrainedRun(folder, config, state.classes, detector.eval())
+
+
+def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Detector:
+    """Build backbone and heads, initialised from the seed of the run."""
+    torch.manual_seed(config.plan.seed)
+    return Detector(config.backbone.build(pretrained=pretrained), num_classes, config.heads)
+
+
+def with_paths(config: Config, folder: Path) -> Config:
+    """The settings with absolute paths; unset ones are placed inside the run folder."""
+    data, source = config.data, config.data.source()
+    is_list = data.split is not None and Path(data.split).is_file()
+    return replace(
+        config,
+        backbone=config.backbone.with_absolute_paths(),
+        data=replace(
+            data,
+            tags=source.path.absolute(),
+            photos=data.photos.absolute() if data.photos else None,
+            split=f"{Path(data.split).absolute()}" if data.split and is_list else data.split,
+            proposals=(data.proposals or folder / "proposals").absolute(),
+        ),
+        feature_cache=(config.feature_cache or folder / "maps").absolute(),
+    )
+
+
+def required(path: Path | None) -> Path:
+    """A path that ``with_paths`` has set; raises if the settings file was edited to empty it."""
+    if path is None:
+        raise UserError(f"{CONFIG_FILE}: data.proposals or feature_cache is empty; restore it, or train again")
+    return path
+
+
+# ---------------------------------------------------------------- proposals
+
+
+def proposals_of(
+    photos: Sequence[Photo],
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
+    pool: Pool | None = None,
+) -> ProposalStore:
+    """The proposal store of some photos: built if it is missing, used as it is if it was imported.
+
+    Args:
+        skip_bad: record photos that cannot be read in ``store.failed`` instead of raising.
+        pool: where photos are processed; default: processes of this machine.
+    """
+    store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
+    if store is None or store.source.get("kind") != _IMPORTED:
+        method = config.proposals
+        store = build.build_proposals(
+            photos, method, folder, read=images.read_photo, pool=pool, skip_bad=skip_bad, progress=progress
+        )
+    store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
+    return store
+
+
+def match_store_method(config: Config, folder: Path) -> Config:
+    """The settings with the proposal method that a store was made with, so that ``detect`` uses the same one.
+
+    An imported store names no method: ``detect`` then needs a store too, or uses the method of ``config``.
+    """
+    if not ProposalStore.exists(folder):
+        return config
+    source = ProposalStore.open(folder).source
+    kind = str(source.get("kind"))
+    is_method = kind != _IMPORTED and (kind in extend.PROPOSAL_METHODS or ":" in kind)
+    if source == config.proposals.source() or not is_method:
+        return config
+    if isinstance(config.proposals, Imported):
+        wanted = config.proposals.method.upper()
+        raise UserError(
+            f"{folder}: holds {kind} boxes, but the settings expect {wanted} boxes; import those, or "
+            f"--set proposals.kind={kind}"
+        )
+    try:
+        return replace(config, proposals=base.method_from_source(source))
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+
+
+# ---------------------------------------------------------------- feature cache
+
+
+def cached_features(
+    features: feature_cache.Features, config: Config, views: Sequence[transforms.View], progress: Progress
+) -> feature_cache.FeatureCache | feature_cache.Features:
+    """Features cached on disk if they are frozen and all views fit ``feature_cache_gb``, else computed per batch."""
+    return feature_cache.cached_if_possible(
+        features, required(config.feature_cache), views=views, max_gb=config.feature_cache_gb, progress=progress
+    )
+
+
+# ---------------------------------------------------------------- environment
+
+
+def machine() -> dict[str, str]:
+    """Hardware and threads, for the report."""
+    return {
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "system": platform.system(),
+        "processor": platform.machine(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, torch and tag2box, for the report."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "tag2box": version("tag2box")}

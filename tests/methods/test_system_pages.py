@@ -1,0 +1,26 @@
+"""Every function that docs/systems names in a table of equations is in the file beside it."""
+
+import re
+
+import pytest
+
+from pages import DOCS, ROOT, prose
+
+ROWS = [
+    pytest.param(row, id=f"{page.stem}-{i}")
+    for page in sorted(DOCS.glob("systems/*.md"))
+    for i, row in enumerate(re.findall(r"^\|(?:[^|]|\\\|)*\| `\w[^|]* \| `[^|]*\.py` \|$", prose(page), re.MULTILINE))
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_functions_of_a_system_are_where_its_page_says(row: str) -> None:
+    functions, files = (re.findall(r"`(.+?)`", cell) for cell in row.rstrip("|").rsplit("|", 2)[1:])
+    sources = [(ROOT / "src" / "tag2box" / file).read_text(encoding="utf-8") for file in files]
+    for part in (part for function in functions for part in function.split(".")):
+        assert any(re.search(rf"^ *(?:def|class) {part}\b", source, re.MULTILINE) for source in sources), part
+
+
+def test_every_page_with_equations_is_checked() -> None:
+    with_tables = {page.stem for page in DOCS.glob("systems/*.md") if "| file under `src/tag2box` |" in prose(page)}
+    assert {row.id.rpartition("-")[0] for row in ROWS} == with_tables

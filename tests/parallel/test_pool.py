@@ -1,0 +1,69 @@
+"""Work spread over processes: every item answered once, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import pytest
+
+from tag2box.parallel.pool import run_in_pool
+
+
+def double(item: int) -> int:
+    return 2 * item
+
+
+def lost(item: int, signal: int) -> int:
+    return -item
+
+
+def children() -> set[int]:
+    """Processes of this one, ended and unburied ones included; multiprocessing's own helpers stay for good."""
+    found = {
+        int(word) for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()
+    }
+    return {pid for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+@pytest.mark.parametrize(("items", "workers"), [(0, 1), (0, 2), (1, 2), (5, 1), (9, 2)])
+def test_every_item_is_answered_once(items: int, workers: int) -> None:
+    before = children()
+    found = list(run_in_pool(double, range(items), workers=workers, lost=lost))
+    assert sorted(found) == [(i, 2 * i) for i in range(items)]
+    assert children() <= before
+
+
+def test_work_that_is_given_up_leaves_no_process() -> None:
+    before = children()
+    work = run_in_pool(double, range(1000), workers=2, lost=lost)
+    next(work)
+    assert len(children() - before) == 2
+    work.close()
+    assert children() <= before
+    assert os.getpid() not in before
+
+
+def interrupted(item: int) -> int:
+    """Ctrl-C, at the moment work begins."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return item
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent() -> None:
+    assert sorted(run_in_pool(interrupted, range(3), workers=2, lost=lost)) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process takes a while to import what it needs; an interrupt meanwhile must not end it with a traceback."""
+    start = SpawnProcess.start
+
+    def interrupt_at_once(process: SpawnProcess) -> None:
+        start(process)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupt_at_once)
+    assert sorted(run_in_pool(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]

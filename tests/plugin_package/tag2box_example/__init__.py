@@ -1,0 +1,1 @@
+"""One plug-in of every kind, from outside tag2box."""
