@@ -17,10 +17,10 @@ COCO = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs"
 HEAD = """\
 # Recipes
 
-This page is generated: `python docs/make_recipes.py` writes it, and a test fails where it is out of date.
+This page is generated: `python docs/make_recipes.py` writes it, and a test fails if it is out of date.
 
-A recipe is a function that returns a complete config, every number in it. `tag2box recipes` lists all; with a name it
-prints one, as a file for `--config`. `--recipe` starts a run from it, and `--set` changes single settings on top:
+A recipe is a function that returns a complete config. `tag2box recipes` lists all; with a name it prints one, as a file
+for `--config`. `--recipe` starts a run from it, and `--set` overrides single settings:
 
 ```
 tag2box recipes
@@ -28,43 +28,43 @@ tag2box recipes voc07-ss-vgg16
 tag2box train VOC2007 --recipe voc07-ss-vgg16 --out runs/voc07
 ```
 
-## Ours
+## Recipes of tag2box
 """
 PAPER = """\
-## The paper's
+## Recipes of the paper
 
-Four datasets, three sources of proposals, three backbones. All have batch 8, SGD with momentum 0.9 and weight decay
-1e-4, short sides of 480, 576, 688, 864, 1000 and 1200 pixels with mirror images, tau_IoU 0.5, tau_drop 0.3, tau_nms
-0.1, epsilon 0.2, K = 3, and detections thinned at 0.4 over all scales, 800 and mirror images. VOC recipes read the list
-`trainval`; COCO's take the file of the training set.
+Four datasets, three proposal methods, three backbones. All have batch 8, SGD with momentum 0.9 and weight decay 1e-4,
+short sides of 480, 576, 688, 864, 1000 and 1200 pixels with horizontal flips, tau_IoU 0.5, tau_drop 0.3, tau_nms 0.1,
+epsilon 0.2, K = 3, and NMS at 0.4 over the detections of all scales, 800 and horizontal flips. VOC recipes use the list
+`trainval`; COCO's use the file of the training set.
 
-**What you bring.** Weights: `tag2box weights get vgg16`, or your file of R50-WS or R101-WS through
-`tag2box weights convert` ([weights.md](weights.md)). Proposals: selective search is run here; MCG and COB come from
-their authors, and a recipe that needs them says so before anything is trained:
+**What you provide.** Weights: `tag2box weights get vgg16`, or your file of R50-WS or R101-WS through
+`tag2box weights convert` ([weights.md](weights.md)). Proposals: selective search is built in; MCG and COB come from
+their authors, and a recipe that needs them fails before training if they are missing:
 
 ```
 tag2box proposals import MCG-VOC2007 VOC2007 --split trainval --format mcg --out mcg
 tag2box train VOC2007 --recipe voc07-mcg-vgg16 --proposals mcg --out runs/voc07-mcg
 ```
 
-**What the paper does not say**, and we took from descriptions of its published code or from common practice: the
-warm-up (200 iterations from a third), when the learning rate is cut, the background column of the MIL head
-(`heads.mil_background = true`), stage 1 counting three times, dropout (0.5), the mode of selective search (fast), test
-scale 800. Its table 3b does not name its proposals; they are MCG's by its section 5.2. Its ResNets on COCO are called
-R50 and R101 there, and R50-WS and R101-WS in its section 5.1; figures stand with the latter. COB was trained with
-boundaries drawn by people, so its rows are not supervised by tags alone.
+**Not stated in the paper**, and taken from descriptions of its published code or from common practice: the warm-up
+(200 iterations from a third), the steps of the learning rate, the background column of the MIL head
+(`heads.mil_background = true`), weight 3 of stage 1, dropout (0.5), the mode of selective search (fast), test scale
+800. Its table 3b does not name its proposals; they are MCG's by its section 5.2. Its ResNets on COCO are called R50
+and R101 there, and R50-WS and R101-WS in its section 5.1; figures are listed with the latter. COB was trained with
+annotated boundaries, so its rows are not supervised by tags alone.
 
-Figures are the paper's, in per cent; a dash is what it does not report.
+Figures are the paper's, in per cent; a dash means not reported.
 """
 COST = """\
-## What a run costs
+## Cost of a run
 
-Two real steps of every backbone at full size: drawn photos, one step with short sides of 480 pixels and one of 1,200,
-2,000 proposals each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`; with `--photos 1`, of
-one photo). Recipes that differ in proposals or length share a step. Days are those of the whole run on this machine:
-8 photos an iteration, each at the line in pixels through both steps, for the size that batches are padded to in the
-mean. Where a step had one photo, what it does once (the optimiser, say) counts for every photo, so its days are too
-many rather than too few. Either way these recipes want a GPU; on a CPU take `photos`.
+Two real steps of every backbone at full size: generated photos, one step with short sides of 480 pixels and one of
+1,200, 2,000 proposals each, random weights, exact memory, no GPU (`python benchmarks/paper_steps.py`; with
+`--photos 1`, of one photo). Recipes that differ in proposals or length share a step. Days are for the whole run on this
+machine: 8 photos per iteration, with a time linear in pixels through both steps, at the mean size of padded batches. If
+a step had one photo, its fixed cost (such as the optimizer's) is counted for every photo, so the days are an upper
+estimate. In any case these recipes need a GPU; on a CPU use `photos`.
 """
 
 

@@ -15,7 +15,7 @@ from tag2box.metrics.coco_ap import CocoScores
 from tag2box.models.detector import Detector
 from tag2box.models.resnet_ws import ResNetWs
 from tag2box.models.vgg16 import Vgg16
-from tag2box.paper_runs import BACKBONES, NOTHING, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperFigures
+from tag2box.paper_runs import NOTHING, PAPER_BACKBONES, PAPER_DATASETS, PAPER_PROPOSALS, PAPER_RUNS, PaperFigures
 from tag2box.proposals.base import Candidates
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
@@ -66,7 +66,7 @@ def test_the_papers_numbers_are_in_it(name: str) -> None:
 @pytest.mark.parametrize("name", PAPER_RUNS)
 def test_its_network_and_boxes_are_those_of_its_name(name: str) -> None:
     config, run = RECIPES[name](), PAPER_RUNS[name]
-    assert config.backbone == BACKBONES[run.backbone]
+    assert config.backbone == PAPER_BACKBONES[run.backbone]
     assert isinstance(config.backbone, Vgg16 | ResNetWs) and config.backbone.weights == run.backbone
     if run.proposals == "ss":
         assert config.proposals == SelectiveSearch(max_boxes=2000, min_side=20)
@@ -78,7 +78,7 @@ def test_its_network_and_boxes_are_those_of_its_name(name: str) -> None:
 @pytest.mark.parametrize(("name", "channels"), [("vgg16", 512), ("r50-ws", 2048), ("r101-ws", 2048)])
 def test_every_network_builds_at_full_size(name: str, channels: int) -> None:
     with torch.device("meta"):
-        detector = Detector(BACKBONES[name].build(pretrained=False), 20, RECIPES[f"voc07-ss-{name}"]().heads)
+        detector = Detector(PAPER_BACKBONES[name].build(pretrained=False), 20, RECIPES[f"voc07-ss-{name}"]().heads)
     backbone = detector.backbone
     assert (backbone.channels, backbone.vector_size, backbone.stride, backbone.map_size) == (channels, 4096, 8, 7)
     assert detector.mil.cls.out_features == 21
@@ -150,5 +150,5 @@ def test_with_a_store_the_next_error_is_about_weights(tmp_path: Path, monkeypatc
 
 def test_names_of_datasets_proposals_and_backbones() -> None:
     assert list(PAPER_DATASETS) == ["voc07", "voc12", "coco14", "coco17"]
-    assert list(PROPOSALS) == ["ss", "mcg", "cob"]
-    assert list(BACKBONES) == ["vgg16", "r50-ws", "r101-ws"]
+    assert list(PAPER_PROPOSALS) == ["ss", "mcg", "cob"]
+    assert list(PAPER_BACKBONES) == ["vgg16", "r50-ws", "r101-ws"]

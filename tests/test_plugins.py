@@ -96,10 +96,8 @@ def test_a_run_of_outside_parts_is_interrupted_resumed_and_used(installed: Path,
     run(installed, "detect", out, photos, "--out", boxes, "--min-score", "0")
     run(installed, "detect", out, photos, "--out", lines, "--format", f"{PARTS}:Lines", "--min-score", "0")
     assert any(line.split()[1] in {"red", "blue"} for line in lines.read_text().splitlines())
-    table = run(
-        installed, "evaluate", boxes, photos / "truth.json", "--photos", photos,
-        "--metrics", f"voc12,{PARTS}:answered",
-    )  # fmt: skip
+    truth = photos / "truth.json"
+    table = run(installed, "evaluate", "--truth", truth, "--detections", boxes, "--metrics", f"voc12,{PARTS}:answered")
     assert "answered" in table and "100.0" in table
     run(installed, "report", out, "--out", tmp_path / "report.html")
     assert "Halved" in (tmp_path / "report.html").read_text() or (tmp_path / "report.html").stat().st_size > 10_000

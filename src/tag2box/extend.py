@@ -8,8 +8,6 @@ wherever a built-in name is accepted, so nothing has to be registered:
 To add a built-in part, write its class and add one line here.
 """
 
-from __future__ import annotations
-
 import difflib
 import sys
 from dataclasses import dataclass, is_dataclass

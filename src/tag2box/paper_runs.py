@@ -76,19 +76,19 @@ PAPER_DATASETS = {
     "coco14": _coco("COCO14", 82_783),
     "coco17": _coco("COCO17", 118_287),
 }
-PROPOSALS: dict[str, SelectiveSearch | Imported] = {
+PAPER_PROPOSALS: dict[str, SelectiveSearch | Imported] = {
     "ss": SelectiveSearch(),
     "mcg": Imported(method="mcg"),
     "cob": Imported(method="cob"),
 }
-BACKBONES: dict[str, Vgg16 | ResNetWs] = {
+PAPER_BACKBONES: dict[str, Vgg16 | ResNetWs] = {
     "vgg16": Vgg16(weights="vgg16"),
     "r50-ws": ResNetWs(depth=50, weights="r50-ws"),
     "r101-ws": ResNetWs(depth=101, weights="r101-ws"),
 }
 LEARNING_RATES = {"vgg16": 0.01, "r50-ws": 0.02, "r101-ws": 0.02}
-LOADER = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
-INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
+PAPER_LOADER = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
+PAPER_INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ NOTHING = PaperFigures(source="not in the paper")
 
 @dataclass(frozen=True, slots=True)
 class PaperRun:
-    """One combination, by the names of ``PAPER_DATASETS``, ``PROPOSALS`` and ``BACKBONES``."""
+    """One combination, by the names of ``PAPER_DATASETS``, ``PAPER_PROPOSALS`` and ``PAPER_BACKBONES``."""
 
     dataset: str
     proposals: str
@@ -178,5 +178,7 @@ _FIGURES = {
     "coco17-cob-r50-ws": _coco12("appendix B", 16.0, 30.5, 14.9, 5.4, 19.0, 27.2, 17.0, 29.1, 31.4, 10.4, 35.2, 53.3),
     "coco17-cob-r101-ws": _coco12("appendix B", 16.5, 31.6, 15.2, 5.7, 19.6, 28.2, 17.4, 29.7, 31.9, 11.3, 35.5, 54.2),
 }
-PAPER_RUNS = {run.name: run for run in (PaperRun(*parts) for parts in product(PAPER_DATASETS, PROPOSALS, BACKBONES))}
+PAPER_RUNS = {
+    run.name: run for run in (PaperRun(*parts) for parts in product(PAPER_DATASETS, PAPER_PROPOSALS, PAPER_BACKBONES))
+}
 """All 36 runs by name."""

@@ -1,7 +1,5 @@
 """``Config``, everything a run depends on, and the recipes: named functions that return a complete one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +23,15 @@ from tag2box.models.detector import Heads
 from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.models.lite0 import Lite0
 from tag2box.ops.superpixels import Superpixels
-from tag2box.paper_runs import BACKBONES, INFERENCE, LOADER, PAPER_DATASETS, PAPER_RUNS, PROPOSALS, PaperRun
+from tag2box.paper_runs import (
+    PAPER_BACKBONES,
+    PAPER_DATASETS,
+    PAPER_INFERENCE,
+    PAPER_LOADER,
+    PAPER_PROPOSALS,
+    PAPER_RUNS,
+    PaperRun,
+)
 from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.training.batches import Loader
@@ -170,13 +176,13 @@ def paper(run: PaperRun) -> Config:
     return Config(
         name=f"OD-WSCL, {run.title}",
         data=Data(split=data.split),
-        proposals=PROPOSALS[run.proposals],
-        backbone=BACKBONES[run.backbone],
+        proposals=PAPER_PROPOSALS[run.proposals],
+        backbone=PAPER_BACKBONES[run.backbone],
         heads=Heads(mil_background=True),
         criterion=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
-        loader=LOADER,
+        loader=PAPER_LOADER,
         plan=run.plan,
-        inference=INFERENCE,
+        inference=PAPER_INFERENCE,
     )
 
 

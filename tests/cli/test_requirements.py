@@ -76,7 +76,7 @@ def test_what_is_there_is_not_complained_of(tmp_path: Path, requirements: Requir
     check_proposal_scores(config, counted, tiny_store(tmp_path, photos.photos))
 
 
-COUNTS = {"nobody counted": None, "nothing but unknowns": -1}
+COUNTS = {"no counts": None, "only unknown counts": -1}
 
 
 @pytest.mark.parametrize("value", COUNTS.values(), ids=COUNTS)

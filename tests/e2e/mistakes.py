@@ -240,7 +240,7 @@ def model_cut_short(desk: Desk) -> Argv:
     return desk.detect()
 
 
-def optimiser_cut_short(desk: Desk) -> Argv:
+def optimizer_cut_short(desk: Desk) -> Argv:
     file = desk.checkpoint / "optimiser.safetensors"
     desk.spoil(file, file.read_bytes()[:5])
     return ["train", "--out", f"{desk.run}", "--resume"]

@@ -60,7 +60,7 @@ MISTAKES: dict[Callable[[Desk], Argv], tuple[str, ...]] = {
     mistakes.weights_of_other_classes: ("model.safetensors", "mil.cls", "another model"),
     mistakes.swapped_weights: ("model.safetensors", "mil.cls.weight is (5, 1280)", "another model"),
     mistakes.model_cut_short: ("model.safetensors", "damaged or cut short"),
-    mistakes.optimiser_cut_short: ("optimiser.safetensors", "damaged or cut short"),
+    mistakes.optimizer_cut_short: ("optimiser.safetensors", "damaged or cut short"),
     mistakes.model_missing: ("model.safetensors", "missing"),
     mistakes.state_cut_short: ("state.json", "not readable as JSON"),
     mistakes.state_of_something_else: ("state.json", "field"),

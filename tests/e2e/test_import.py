@@ -93,7 +93,7 @@ WRONG: list[tuple[str, dict[str, object], dict[str, object], str]] = [
     ("negative sizes", {"boxes": [b[:, [2, 3, 0, 1]] for b in BOXES]}, {}, "do not lie on their photos"),
     ("not a number", {"boxes": [*BOXES[:4], BOXES[4] * np.nan]}, {}, "image photo4: boxes: row 0"),
     ("scores of some", {"scores": [np.ones(n) for n in (1, 2, 1, 2, 3)]}, {}, "image photo4: 1 boxes but 3 scores"),
-    ("the wrong order", {}, {"said": ConventionOverride(boxes_are="xywh")}, "with --boxes-are xyxy it is 0.0%"),
+    ("the wrong order", {}, {"convention": ConventionOverride(boxes_are="xywh")}, "with --boxes-are xyxy it is 0.0%"),
     ("the wrong format", {}, {"form": "npz"}, "not readable as .npz"),
     ("a format that is none", {}, {"form": "abc"}, '--format abc: must be "selective-search" or "mcg"'),
 ]

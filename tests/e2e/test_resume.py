@@ -223,7 +223,7 @@ def test_a_run_broken_after_its_last_checkpoint_gets_its_end(small):
 
 
 def test_momentum_is_restored_and_matters(small):
-    """Without the optimiser's tensors the run would go another way: the equality above is not vacuous."""
+    """Without the optimizer state the weights differ: the equality above is not vacuous."""
     config = small_config(small)
     train(config, small / "unbroken")
     with pytest.raises(Interrupted):

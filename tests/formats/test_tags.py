@@ -89,13 +89,13 @@ def test_ids_are_stems_unless_stems_repeat(photos: Path, images: list[str], ids:
         ('image,tags\n"a\n.jpg",hen\n', r"tags.csv:3: no photo a .jpg"),
         ("image,tags\na\0.jpg,hen\n", "tags.csv: holds NUL bytes"),
         (f'image,tags\na.jpg,"{"x" * 200_000}"\n', r"tags.csv:2: not readable as CSV \(field larger"),
-        ('image,tags\n"a.jpg,hen\n', r"tags.csv:2: 1 columns where the header has 2"),
+        ('image,tags\n"a.jpg,hen\n', r"tags.csv:2: 1 columns, but the header has 2"),
         ("image,tags\na.jpg,hen\nb.jpg,fox\n", r"tags.csv:3: unknown class 'fox'; expected one of hen"),
         ("image,tags\nz.jpg,hen\n", r"tags.csv:2: no photo z.jpg"),
         ("image,tags\n,hen\n", r"tags.csv:2: field image is empty"),
         ("image,tags\na.jpg,hen\n\na.jpg,hen\n", r"tags.csv:4: a.jpg was already listed at .*tags.csv:2"),
         ("image,tags\na.jpg,hen\n./a.jpg,hen\n", r"already listed"),
-        ("image,tags\na.jpg,hen,hen\n", r"tags.csv:2: 3 columns where the header has 2"),
+        ("image,tags\na.jpg,hen,hen\n", r"tags.csv:2: 3 columns, but the header has 2"),
     ],
 )
 def test_mistakes_name_file_line_and_remedy(photos: Path, text: str, says: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -67,3 +69,28 @@ def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SpawnProcess, "start", interrupt_at_once)
     assert sorted(run_in_pool(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]
+
+
+FRESH = """
+import os, signal
+from multiprocessing.context import SpawnProcess
+from operator import neg
+from tag2box.parallel.pool import run_in_pool
+
+start = SpawnProcess.start
+
+def interrupt_at_once(process):
+    start(process)
+    os.kill(process.pid, signal.SIGINT)
+
+if __name__ == "__main__":
+    SpawnProcess.start = interrupt_at_once
+    print(sorted(run_in_pool(neg, range(2), workers=2, lost=lambda item, number: number)))
+"""
+
+
+def test_ctrl_c_does_not_reach_the_first_worker_of_a_process(tmp_path: Path) -> None:
+    """The first spawn of a process also starts multiprocessing's resource tracker, which unblocks signals."""
+    (tmp_path / "fresh.py").write_text(FRESH)
+    done = subprocess.run([sys.executable, tmp_path / "fresh.py"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[(0, 0), (1, -1)]\n", "")

@@ -149,7 +149,9 @@ def evaluate_command(
     ] = ",".join(extend.METRICS),
     split: Annotated[str, typer.Option(help="Split of the ground truth, if its format has named splits.")] = "test",
     classes: Annotated[str | None, typer.Option(help="Comma-separated; default: all in the ground truth.")] = None,
-    min_score: Annotated[float, typer.Option(help="`challenges` ignores detections below this score.")] = 0.1,
+    min_score: Annotated[
+        float, typer.Option(help="`challenges` ignores detections below this score.")
+    ] = challenges.MIN_SCORE,
     json: Annotated[Path | None, typer.Option(help="Also write the numbers, in full precision.")] = None,
 ) -> None:
     """Evaluate detections: VOC AP, CorLoc, the COCO metrics, the three challenges of the paper.

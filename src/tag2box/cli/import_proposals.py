@@ -53,7 +53,7 @@ def import_proposals(
     out: Path,
     *,
     form: str | None = None,
-    said: validate.ConventionOverride | None = None,
+    convention: validate.ConventionOverride | None = None,
     keep: validate.BoxFilter | None = None,
     allow_missing: bool = False,
     progress: Progress = silent,
@@ -62,22 +62,22 @@ def import_proposals(
 
     Args:
         form: name of the file format; default: recognised from suffix and content.
-        said: the box convention, if it is not the usual one of the format.
+        convention: the box convention, if it is not the usual one of the format.
         keep: which boxes to keep; default: all.
         allow_missing: photos that the file lacks get no boxes, instead of an error.
     """
     _check_free(out)
     name, chosen = proposal_files.proposal_format(file, form)
-    convention, keep = (said or validate.ConventionOverride()).over(chosen.convention), keep or validate.BoxFilter()
+    used, keep = (convention or validate.ConventionOverride()).over(chosen.convention), keep or validate.BoxFilter()
     found = chosen.open(file)
     photos = read_photos(source)
     matching = match_ids.match_ids(file, found.ids, photos)
     _check_missing(file, found.ids, matching, allow_missing=allow_missing)
-    reader = _Reader(file, found, convention, keep)
+    reader = _Reader(file, found, used, keep)
     with _atomic_folder(out) as folder, progress("importing proposals", len(photos)) as bar:
-        store.write_store(folder, _source(file, name, convention, keep), photos, reader.read(photos, matching, bar))
-        validate.check_fit(file, reader.counts, convention, is_all=True)
-    return ImportResult(name, convention, matching, reader.counts)
+        store.write_store(folder, _source(file, name, used, keep), photos, reader.read(photos, matching, bar))
+        validate.check_fit(file, reader.counts, used, is_all=True)
+    return ImportResult(name, used, matching, reader.counts)
 
 
 class _Reader:
@@ -220,7 +220,7 @@ def import_command(
         options.data_source(data, photos, split, classes, data_format),
         out,
         form=form,
-        said=validate.ConventionOverride(
+        convention=validate.ConventionOverride(
             boxes_are=boxes_are,
             first_pixel=None if first_pixel is None else (1 if first_pixel == "1" else 0),
             last_pixel=last_pixel,

@@ -41,7 +41,7 @@ def report(
     if not runs:
         raise UserError("no runs given; name at least one run folder")
     if test_photos is not None and test_truth is None:
-        raise UserError("--test-photos says where the photos of --test-truth are; give that too")
+        raise UserError("--test-photos is the folder of the photos of --test-truth; give that too")
     if train_truth is not None and test_truth is None:
         raise UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
     config = run_folders.read_config(runs[0])

@@ -164,7 +164,7 @@ class _Stage:
         self.areas: list[int] = []  # pixels of each object, hidden ones included
 
     def beside(self, rng: np.random.Generator, sprite: Sprite, label: int) -> tuple[int, int] | None:
-        """A place at which the sprite touches an earlier object of its class: moved outward until it hardly covers it."""
+        """A place at which the sprite touches an earlier object of its class, hardly covering it."""
         earlier = [i for i, other in enumerate(self.labels) if other == label]
         solid = sprite.alpha > 0.5
         for _ in range(12 if earlier else 0):

@@ -144,8 +144,9 @@ TABLE2 = Experiment(
 
 # ---------------------------------------------------------------- table 3a
 
-CONTEXTS = {"all": "all", "alone": "alone", "in company": "with others"}
-"""Objects of a test photo by the number of objects of their class there: keys of the JSON file -> words of the page."""
+ALONE, WITH_OTHERS = "alone", "in company"  # keys of the JSON file
+CONTEXTS = {"all": "all", ALONE: "alone", WITH_OTHERS: "with others"}
+"""Test objects by the number of objects of their class on the photo -> words of the page."""
 TABLE3A_OUTCOMES = ("found", "missed")
 
 
@@ -158,7 +159,7 @@ def analyze_table3a(results: StudyResults, base: Config) -> Analysis:
     counted = {seed: _count_contexts(data) for seed, data in results.data.items()}
     first = counted[results.first[0]]
     words = (
-        f"Of {sum(first.values())} test objects (seed {results.first[0]}) {first['in company']} share a photo with "
+        f"Of {sum(first.values())} test objects (seed {results.first[0]}) {first[WITH_OTHERS]} share a photo with "
         "others of their class. Argmax labels have one box for all of these; discovery is meant to find the others. "
         "As many boxes of a class are kept as it has objects: with a score threshold, a detector that shows more boxes "
         "would find more. Shares are in per cent."
@@ -171,14 +172,14 @@ def analyze_table3a(results: StudyResults, base: Config) -> Analysis:
         for label, own in figures.items()
     }
     table = Table("Found and missed, with as many boxes as objects", heads, rows)
-    section = StudySection("company", "Alone and with others of the class", words, tables=(table,))
+    section = StudySection("contexts", "Alone and with others of the class", words, tables=(table,))
     return Analysis((section,) if rows else (), {"company": numbers, "company_objects": counted})
 
 
 def _count_contexts(data: StudyData) -> dict[str, int]:
     """Numbers of test objects alone of their class on a photo, and with others."""
     is_multi = [is_other for objects in data.test.objects for is_other in is_multi_instance(objects)]
-    return {"alone": is_multi.count(False), "in company": is_multi.count(True)}
+    return {ALONE: is_multi.count(False), WITH_OTHERS: is_multi.count(True)}
 
 
 def _by_context(label: str, results: StudyResults) -> dict[tuple[str, str], SeedFigures]:

@@ -238,10 +238,11 @@ def _texts(field: _YamlField) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------- YAML, as far as data.yaml files use it
 
-_QUOTED = r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*'"
+# Possessive, and up to the end of the line if a quote is not closed: no text takes more than linear time.
+_QUOTED = r'(?<![^\s\[{,:-])(?:"(?:[^"\\]|\\.)*+(?:"|$)|' + r"'(?:[^']|'')*+(?:'|$))"
 _COMMENT = re.compile(rf"({_QUOTED})|(?:^|(?<=\s))#.*")
-_FIELD = re.compile(rf"((?:{_QUOTED})\s*|[^\s:\"'][^:]*):(?:\s+(.*)|$)")
-_ITEMS = re.compile(rf"(?:{_QUOTED}|[^,\"']|[\"'])+")
+_FIELD = re.compile(rf"({_QUOTED}\s*|[^\s:\"'][^:]*):(?:\s+(.*)|$)")
+_ITEMS = re.compile(rf"(?:{_QUOTED}|[^,])++")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 

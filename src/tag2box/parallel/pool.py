@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -146,6 +147,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # its start, on the first spawn, would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

@@ -3,13 +3,11 @@
 import importlib.util
 import logging
 import os
-import platform
 import re
 import socket
 import sys
 import tempfile
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -297,7 +295,7 @@ def _node_cpus(ray: Any) -> list[int]:
 
 
 def _task_context() -> _TaskContext:
-    return _TaskContext(uuid.uuid4().hex, Path.cwd(), _versions())
+    return _TaskContext(os.urandom(16).hex(), Path.cwd(), _versions())
 
 
 @cache
@@ -315,7 +313,7 @@ _LOADED: dict[str, Callable[[Any], Any]] = {}  # the work of this process by tok
 
 def _run_task(work: list[Any], files: tuple[File, ...], context: _TaskContext) -> _TaskResult[Any]:
     """Remote function: the results of a few files."""
-    node = platform.node()
+    node = socket.gethostname()
     unfit = _unfit(context) or _prepare(work, context)
     if unfit:
         return _TaskResult(node, unfit=unfit)

@@ -12,9 +12,7 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, UInt8
-from numpy import ndarray
 from pydantic import Field, TypeAdapter, ValidationError
-from torch import Tensor
 
 from tag2box.errors import UserError
 from tag2box.extend import Plugin
@@ -33,8 +31,8 @@ ProposalSource = Mapping[str, object]
 class Candidates:
     """Proposals of one photo, with scores; all scores are zero if the source does not rank its boxes."""
 
-    boxes: Float32[Tensor, "P 4"]
-    scores: Float32[Tensor, " P"]
+    boxes: Float32[torch.Tensor, "P 4"]
+    scores: Float32[torch.Tensor, " P"]
 
     def __post_init__(self) -> None:
         if self.boxes.shape != (len(self.scores), 4) or self.scores.ndim != 1:
@@ -44,7 +42,7 @@ class Candidates:
         return len(self.scores)
 
     @classmethod
-    def unranked(cls, boxes: Float32[Tensor, "P 4"]) -> "Candidates":
+    def unranked(cls, boxes: Float32[torch.Tensor, "P 4"]) -> "Candidates":
         """Boxes of a source that does not rank."""
         return cls(boxes, torch.zeros(len(boxes)))
 
@@ -53,8 +51,8 @@ class Candidates:
 class FoundBoxes:
     """Raw result of a search, in pixels of the searched image: xyxy, right and bottom exclusive."""
 
-    corners: Float[ndarray, "n 4"]
-    scores: Float[ndarray, " n"]
+    corners: Float[np.ndarray, "n 4"]
+    scores: Float[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +67,11 @@ class ProposalMethod:
     min_side: Annotated[int, Field(ge=0)] = 20
     """Boxes with a shorter side, in pixels of the original photo, are dropped."""
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Find the boxes of an image; boxes with a side below ``min_side`` of its pixels may be omitted."""
         raise NotImplementedError
 
-    def order(self, boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]) -> Int[ndarray, " n"]:
+    def order(self, boxes: Float32[np.ndarray, "n 4"], scores: Float32[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Row indices in storage order: highest score first, ties from left to right. ``max_boxes`` cuts the end."""
         return np.argsort(-scores, kind="stable")
 
@@ -93,7 +91,7 @@ class ProposalMethod:
         scale = min(self.short_side / min(size), _MAX_ASPECT * self.short_side / max(size))
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
-    def __call__(self, image: UInt8[Tensor, "3 H W"], size: tuple[int, int] | None = None) -> Candidates:
+    def __call__(self, image: UInt8[torch.Tensor, "3 H W"], size: tuple[int, int] | None = None) -> Candidates:
         """Propose boxes for a photo: search, rescale, clip, drop duplicates and small boxes, order, cap.
 
         Args:
@@ -150,7 +148,7 @@ def _method_class(kind: str) -> Any:
     return cls
 
 
-def _resized(bgr: UInt8[ndarray, "H W 3"], cols: int, rows: int) -> UInt8[ndarray, "h w 3"]:
+def _resized(bgr: UInt8[np.ndarray, "H W 3"], cols: int, rows: int) -> UInt8[np.ndarray, "h w 3"]:
     if bgr.shape[:2] == (rows, cols):
         return bgr
     interpolation = cv2.INTER_AREA if rows * cols < bgr.shape[0] * bgr.shape[1] else cv2.INTER_LINEAR
@@ -158,8 +156,8 @@ def _resized(bgr: UInt8[ndarray, "H W 3"], cols: int, rows: int) -> UInt8[ndarra
 
 
 def _distinct(
-    boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]
-) -> tuple[Float32[ndarray, "m 4"], Float32[ndarray, " m"]]:
+    boxes: Float32[np.ndarray, "n 4"], scores: Float32[np.ndarray, " n"]
+) -> tuple[Float32[np.ndarray, "m 4"], Float32[np.ndarray, " m"]]:
     """The boxes without exact duplicates, sorted, each with the highest of its scores."""
     single, owner = np.unique(boxes, axis=0, return_inverse=True)
     best = np.full(len(single), -np.inf, np.float32)

@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
-from numpy import ndarray
-from torch import Tensor
 
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
@@ -37,7 +36,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 class ReadPhoto(Protocol):
     """Decodes a photo, optionally reduced by a power of two to a size that is still at least the requested one."""
 
-    def __call__(self, path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Tensor, "3 H W"]:
+    def __call__(self, path: Path, at_least: tuple[int, int] | None = None) -> UInt8[torch.Tensor, "3 H W"]:
         """Upright RGB; ``at_least`` is (width, height)."""
         ...
 
@@ -55,13 +54,13 @@ def build_proposals(
 ) -> store.ProposalStore:
     """Build the proposal store of some photos, or complete an existing one.
 
-    The same call resumes after any interruption. A store made with other settings is refused. If several processes
+    The same call resumes after an interruption. A store made with other settings is refused. Of several processes that
     build the same store, one works and the others wait.
 
     Args:
         read: decodes a photo; importable by name, because it is pickled for other processes, as ``method`` is.
-        workers: number of processes; None starts up to one per core. Results do not depend on it.
-        pool: another executor, such as a Ray cluster. Results do not depend on it.
+        workers: number of processes; None starts up to one per core. The store does not depend on it, nor on ``pool``.
+        pool: another executor, such as a Ray cluster.
         skip_bad: record photos that cannot be searched as failed, instead of raising at the first.
     """
     _check_distinct(photos)
@@ -73,16 +72,13 @@ def build_proposals(
             _clean_up(out, source)
         return stored
     method.ready()
-    with (
-        _disk_full_as_user_error(out),
-        wait_for_lock(out / LOCK, lambda: progress("proposals: another process makes them; waiting", 1)),
-    ):
+    waiting = partial(progress, "proposals: another process makes them; waiting", 1)
+    with _disk_full_as_user_error(out), wait_for_lock(out / LOCK, waiting):
         stored = _open_store(out, source)
         build = _Build(out, source, tuple(photos), stored, shards.Shards.open(out / SHARDS_FOLDER, source))
         _remove_temporary(out, stored)
         with build.flushed_on_interrupt():
-            search = partial(search_photo, method, read)
-            build.search(search, pool or LocalPool(workers), skip_bad=skip_bad, progress=progress)
+            build.search(partial(search_photo, method, read), pool or LocalPool(workers), skip_bad, progress)
             build.finish()
     return store.ProposalStore.open(out)
 
@@ -94,8 +90,8 @@ def build_proposals(
 class SearchResult:
     """Boxes and scores of a photo, or the problem with it. Arrays, because tensors are costly to send to processes."""
 
-    boxes: Float32[ndarray, "P 4"] | None
-    scores: Float32[ndarray, " P"] | None
+    boxes: Float32[np.ndarray, "P 4"] | None
+    scores: Float32[np.ndarray, " P"] | None
     problem: str = ""
 
     def candidates(self) -> Candidates | None:
@@ -171,9 +167,7 @@ class _Build:
                 f"{self.out}: {done} of {len(self.photos)} photos are done; rerun the same command to resume"
             ) from None
 
-    def search(
-        self, search: Callable[[Photo], SearchResult], pool: Pool, *, skip_bad: bool, progress: Progress
-    ) -> None:
+    def search(self, search: Callable[[Photo], SearchResult], pool: Pool, skip_bad: bool, progress: Progress) -> None:
         """Search the photos that are neither in the store nor in the shards, and add them to the shards."""
         missing = self._missing()
         if not missing:

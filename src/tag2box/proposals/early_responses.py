@@ -9,7 +9,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
-from numpy import ndarray
 from pydantic import Field
 from torch.nn import functional as F
 
@@ -46,7 +45,7 @@ class Wsrpn(base.ProposalMethod):
         """Raise a UserError unless the weights are installed."""
         _network()
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> base.FoundBoxes:
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> base.FoundBoxes:
         """Find all boxes of an image that enclose enough of the layers' responses, with their scores."""
         edges = response_edges(channel_means(bgr)[: self.layers], (bgr.shape[1], bgr.shape[0]))
         normals = ridge_normals(edges, self.smoothing)
@@ -60,7 +59,7 @@ class Wsrpn(base.ProposalMethod):
         )
 
 
-def channel_means(bgr: UInt8[ndarray, "h w 3"]) -> tuple[Float32[ndarray, "_ _"], ...]:
+def channel_means(bgr: UInt8[np.ndarray, "h w 3"]) -> tuple[Float32[np.ndarray, "_ _"], ...]:
     """Mean activation of the filters in lite0's blocks 0, 2 and 4, each cropped to the image.
 
     Blocks of lite0 end in a linear projection with values of either sign; the depthwise filters before it are
@@ -85,7 +84,7 @@ def channel_means(bgr: UInt8[ndarray, "h w 3"]) -> tuple[Float32[ndarray, "_ _"]
     )
 
 
-def response_edges(means: Sequence[Float32[ndarray, "_ _"]], size: tuple[int, int]) -> Float32[ndarray, "h w"]:
+def response_edges(means: Sequence[Float32[np.ndarray, "_ _"]], size: tuple[int, int]) -> Float32[np.ndarray, "h w"]:
     """Edge map in [0, 1]: channel means resized, rescaled from their median to their 99th percentile, and averaged.
 
     The median is a layer's background response. A constant map adds nothing.
@@ -97,7 +96,7 @@ def response_edges(means: Sequence[Float32[ndarray, "_ _"]], size: tuple[int, in
     return np.asarray(np.mean(above, axis=0), np.float32)
 
 
-def ridge_normals(edges: Float32[ndarray, "h w"], smoothing: float) -> Float32[ndarray, "h w"]:
+def ridge_normals(edges: Float32[np.ndarray, "h w"], smoothing: float) -> Float32[np.ndarray, "h w"]:
     """Direction of the strongest curvature of an edge map, in [0, pi].
 
     Edges are ridges of the map: it curves across them, down at the crest and up at the foot, and hardly along them.
@@ -109,7 +108,7 @@ def ridge_normals(edges: Float32[ndarray, "h w"], smoothing: float) -> Float32[n
     return np.asarray(np.mod(np.where(xx + yy < 0, upwards + np.pi / 2, upwards), np.pi), np.float32)
 
 
-def _above_median(mean: Float32[ndarray, "h w"]) -> Float32[ndarray, "h w"]:
+def _above_median(mean: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
     low, high = np.percentile(mean, [50.0, _STRONG_PERCENTILE])
     return np.asarray(((mean - low) / max(high - low, _MIN_RANGE)).clip(0, 1), np.float32)
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
-from numpy import ndarray
 from pydantic import Field
 
 from tag2box.errors import UserError
@@ -47,14 +46,14 @@ class EdgeBoxes(ProposalMethod):
         if self.model is not None:
             _try_model(self.model)
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Find all boxes of an image that enclose enough edges, with their scores."""
         edges, normals = self._edges(bgr)
         return boxes_from_edges(
             edges, normals, alpha=self.alpha, beta=self.beta, max_boxes=self.max_boxes, min_side=min_side
         )
 
-    def _edges(self, bgr: UInt8[ndarray, "h w 3"]) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
+    def _edges(self, bgr: UInt8[np.ndarray, "h w 3"]) -> tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]:
         """Thin edges in [0, 1], and their normals in [0, pi]."""
         if self.model is None:
             strength, normals = color_gradient(bgr, self.smoothing)
@@ -66,8 +65,8 @@ class EdgeBoxes(ProposalMethod):
 
 
 def boxes_from_edges(
-    edges: Float32[ndarray, "h w"],
-    normals: Float32[ndarray, "h w"],
+    edges: Float32[np.ndarray, "h w"],
+    normals: Float32[np.ndarray, "h w"],
     *,
     alpha: float,
     beta: float,
@@ -87,8 +86,8 @@ def boxes_from_edges(
 
 
 def color_gradient(
-    bgr: UInt8[ndarray, "h w 3"], smoothing: float
-) -> tuple[Float32[ndarray, "h w"], Float32[ndarray, "h w"]]:
+    bgr: UInt8[np.ndarray, "h w 3"], smoothing: float
+) -> tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]:
     """Gradient magnitude in [0, 1] and direction in [0, pi] of every pixel.
 
     Taken from the Lab channel with the largest change, so that edges between colors of equal brightness count as well.
@@ -104,7 +103,7 @@ def color_gradient(
     return (change / strongest).clip(0, 1).astype(np.float32), normals.astype(np.float32)
 
 
-def thin_edges(strength: Float32[ndarray, "h w"], normals: Float32[ndarray, "h w"]) -> Float32[ndarray, "h w"]:
+def thin_edges(strength: Float32[np.ndarray, "h w"], normals: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
     """Edges one pixel wide: non-maximum suppression along the normals."""
     height, width = strength.shape
     y, x = np.mgrid[:height, :width].astype(np.float32)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
-from torch import Tensor
 
 from tag2box.annotations import Objects, Truth
 from tag2box.ops.boxes import areas, iou
@@ -29,7 +28,7 @@ class Recall:
 
 
 def measure_recall(
-    boxes: Sequence[Float[Tensor, "_ 4"]], truth: Truth, thresholds: Sequence[float] = THRESHOLDS
+    boxes: Sequence[Float[torch.Tensor, "_ 4"]], truth: Truth, thresholds: Sequence[float] = THRESHOLDS
 ) -> Recall:
     """Recall of the objects that count (neither difficult nor crowd), given the boxes of each image in order."""
     best = [torch.zeros(0)]
@@ -43,7 +42,7 @@ def measure_recall(
     return Recall(tuple(thresholds), shares, float(overlaps.mean()), len(overlaps), per_image)
 
 
-def counts_in_recall(objects: Objects) -> Bool[Tensor, " B"]:
+def counts_in_recall(objects: Objects) -> Bool[torch.Tensor, " B"]:
     """Mask of the objects that count: neither difficult nor a crowd."""
     return ~(objects.difficult | objects.crowd)
 
@@ -60,35 +59,35 @@ class RecallCurves:
 
     thresholds: tuple[float, ...]
     budgets: tuple[int, ...]  # K - 1 numbers of boxes; the last column is unlimited
-    hits: Int[Tensor, "T K C B"]  # objects whose best box has an IoU of the threshold or more
-    overlap: Float64[Tensor, "K C B"]  # sums of the best IoUs
-    objects: Int[Tensor, "C B"]
-    used: Int[Tensor, " K"]  # boxes used, summed over photos
+    hits: Int[torch.Tensor, "T K C B"]  # objects whose best box has an IoU of the threshold or more
+    overlap: Float64[torch.Tensor, "K C B"]  # sums of the best IoUs
+    objects: Int[torch.Tensor, "C B"]
+    used: Int[torch.Tensor, " K"]  # boxes used, summed over photos
     photos: int
     most: int  # largest number of boxes of a photo
     ranked: bool  # whether boxes have scores; otherwise they are taken in stored order
 
-    def recall(self) -> Float64[Tensor, "T K"]:
+    def recall(self) -> Float64[torch.Tensor, "T K"]:
         """Share of objects recalled; nan without objects."""
         return self.hits.sum((2, 3)).double() / self.objects.sum().double()
 
-    def recall_by_class(self) -> Float64[Tensor, "T C"]:
+    def recall_by_class(self) -> Float64[torch.Tensor, "T C"]:
         """Recall per class, with all boxes."""
         return self.hits[:, -1].sum(2).double() / self.objects.sum(1).double()
 
-    def recall_by_size(self) -> Float64[Tensor, "T B"]:
+    def recall_by_size(self) -> Float64[torch.Tensor, "T B"]:
         """Recall per object size, small to large, with all boxes."""
         return self.hits[:, -1].sum(1).double() / self.objects.sum(0).double()
 
-    def best_overlap(self) -> Float64[Tensor, " K"]:
+    def best_overlap(self) -> Float64[torch.Tensor, " K"]:
         """Mean IoU of each object's best box."""
         return self.overlap.sum((1, 2)) / self.objects.sum().double()
 
-    def best_overlap_by_class(self) -> Float64[Tensor, " C"]:
+    def best_overlap_by_class(self) -> Float64[torch.Tensor, " C"]:
         """Mean IoU of the best box per class, with all boxes."""
         return self.overlap[-1].sum(1) / self.objects.sum(1).double()
 
-    def boxes_per_photo(self) -> Float64[Tensor, " K"]:
+    def boxes_per_photo(self) -> Float64[torch.Tensor, " K"]:
         """Mean number of boxes used; photos may have fewer than the budget."""
         return self.used.double() / self.photos if self.photos else torch.full((len(self.used),), torch.nan).double()
 
@@ -160,8 +159,8 @@ class RecallMeter:
 
 
 def best_overlaps(
-    candidates: Candidates, wanted: Float64[Tensor, "G 4"], budgets: Sequence[int] = BUDGETS
-) -> Float64[Tensor, "G K"]:
+    candidates: Candidates, wanted: Float64[torch.Tensor, "G 4"], budgets: Sequence[int] = BUDGETS
+) -> Float64[torch.Tensor, "G K"]:
     """IoU of each object with the best of the first n boxes, for every budget n (ascending), and of all boxes.
 
     Boxes are taken by descending score, ties in stored order; boxes without scores thus keep the stored order.

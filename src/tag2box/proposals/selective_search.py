@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import cv2
 import numpy as np
 from jaxtyping import Float32, Int, UInt8
-from numpy import ndarray
 from pydantic import Field
 
 from tag2box.proposals.base import FoundBoxes, ProposalMethod
@@ -25,7 +24,7 @@ class SelectiveSearch(ProposalMethod):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the shuffle that decides which boxes ``max_boxes`` keeps."""
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Find all boxes of an image, in arbitrary order."""
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
         search.setBaseImage(bgr)
@@ -38,7 +37,7 @@ class SelectiveSearch(ProposalMethod):
         corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
         return FoundBoxes(corners, np.zeros(len(corners)))
 
-    def order(self, boxes: Float32[ndarray, "n 4"], scores: Float32[ndarray, " n"]) -> Int[ndarray, " n"]:
+    def order(self, boxes: Float32[np.ndarray, "n 4"], scores: Float32[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """A seeded shuffle.
 
         OpenCV orders boxes by C's rand(), which cv2.setRNGSeed does not affect: every call returns the same boxes in

@@ -14,8 +14,6 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from jaxtyping import Float32
-from numpy import ndarray
-from torch import Tensor
 
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
@@ -37,7 +35,7 @@ _RELEASE: int | None = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none,
 class MappedArray:
     """Memory-mapped float32 .npy file. Pages are released after reading, so the resident memory does not grow."""
 
-    values: Float32[ndarray, "total ..."]  # view of the mapping
+    values: Float32[np.ndarray, "total ..."]  # view of the mapping
     mapping: mmap.mmap
     start: int  # size of the header in bytes
 
@@ -58,7 +56,7 @@ class MappedArray:
         values = np.frombuffer(mapping, np.dtype("<f4"), count, start).reshape(shape)
         return cls(values, mapping, start)
 
-    def copy(self, first: int, last: int) -> Float32[ndarray, "n ..."]:
+    def copy(self, first: int, last: int) -> Float32[np.ndarray, "n ..."]:
         """Copy rows ``first`` to ``last`` (exclusive)."""
         rows = np.array(self.values[first:last], np.float32)
         if _RELEASE is not None and rows.size:
@@ -148,11 +146,11 @@ class ProposalStore:
         """Pickle the path only; other processes map the files themselves."""
         return ProposalStore.open, (self.path,)
 
-    def boxes(self, photo_id: str) -> Float32[Tensor, "P 4"]:
+    def boxes(self, photo_id: str) -> Float32[torch.Tensor, "P 4"]:
         """The boxes of one photo, in pixels of the photo as it is on disk; possibly none."""
         return torch.from_numpy(self.box_rows.copy(*self._span(photo_id)))
 
-    def scores(self, photo_id: str) -> Float32[Tensor, " P"]:
+    def scores(self, photo_id: str) -> Float32[torch.Tensor, " P"]:
         """Their scores, higher is better; all zero if the store is not ranked."""
         return torch.from_numpy(self.score_rows.copy(*self._span(photo_id)))
 

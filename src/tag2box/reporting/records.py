@@ -202,10 +202,10 @@ class ReportInputs:
 # ---------------------------------------------------------------- choosing photos
 
 PSEUDO_PHOTOS, MOMENTS = 8, 4  # photos, and iterations of each, whose pseudo labels are shown
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
-def evenly_spaced(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+def evenly_spaced(items: Sequence[_Item], count: int) -> tuple[_Item, ...]:
     """``count`` items at equal distances, including the first and the last: a choice without bias."""
     if len(items) <= count:
         return tuple(items)

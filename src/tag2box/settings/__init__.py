@@ -8,8 +8,6 @@ Layers are merged left to right: defaults (or ``base``), files, then all overrid
 ``kind`` of a table replaces that table. TOML has no null: in an optional field the empty string stands for None.
 """
 
-from __future__ import annotations
-
 from tag2box.settings.parse import load
 from tag2box.settings.schema import Setting, describe, dump
 

@@ -1,7 +1,5 @@
 """Checkpoints: tensors in safetensors files, everything else in a small JSON state file that names them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """events.jsonl, the log of a run: losses, pseudo labels, galleries. Curves and report are drawn from it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Worker processes that build batches of pixels ahead of the training loop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

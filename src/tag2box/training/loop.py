@@ -1,7 +1,5 @@
 """The training loop: ``fit`` reads from top to bottom."""
 
-from __future__ import annotations
-
 import math
 import resource
 import signal

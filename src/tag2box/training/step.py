@@ -4,8 +4,6 @@
 (GradCache) or over several processes.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy import ndarray
 
 from tag2box.errors import UserError
 from tag2box.proposals.importers import validate
@@ -66,7 +65,7 @@ class MatMatrix:
             raise self._error(f"{len(found)} cells, its shape says {math.prod(self.shape)}")
         return found
 
-    def numbers(self) -> ndarray:
+    def numbers(self) -> np.ndarray:
         """The content of a matrix of numbers."""
         if math.prod(self.shape) == 0:
             return np.zeros(self.shape)

@@ -12,7 +12,6 @@ from typing import IO, Any, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import UInt8
-from numpy import ndarray
 
 from tag2box import extend
 from tag2box.errors import UserError
@@ -101,7 +100,7 @@ def open_npz(path: Path) -> validate.ProposalFile:
     )
 
 
-def _table(path: Path, found: dict[str, ndarray]) -> validate.ProposalFile:
+def _table(path: Path, found: dict[str, np.ndarray]) -> validate.ProposalFile:
     if "counts" not in found:
         raise UserError(f"{path}: no array counts beside ids and boxes; it says how many boxes each image has")
     ids = tuple(validate.parse_id(f"{path}: ids", value) for value in found["ids"].reshape(-1))
@@ -132,7 +131,7 @@ def _open(path: Path) -> zipfile.ZipFile:
         raise UserError(f"{path}: not readable as .npz ({error}); save it again with numpy.savez") from None
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> ndarray:
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """One array; its size is checked before anything is decompressed."""
     try:
         info = archive.getinfo(f"{name}.npy")
@@ -275,7 +274,7 @@ class Imported(ProposalMethod):
             "`tag2box proposals import FOLDER DATA --format mcg --out STORE`, then name them with --proposals STORE"
         )
 
-    def search(self, bgr: UInt8[ndarray, "h w 3"], min_side: float) -> FoundBoxes:
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Raise: there is no search."""
         self.ready()
 

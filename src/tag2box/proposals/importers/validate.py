@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from numpy import ndarray
 
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
@@ -33,8 +32,8 @@ _EARLY_PHOTOS, _EARLY_MISFITS = 50, 0.1  # after this many photos, this fraction
 class RawBoxes:
     """Boxes of one image in the file's own convention, and their scores, if any."""
 
-    boxes: Float64[ndarray, "P 4"]
-    scores: Float64[ndarray, " P"] | None
+    boxes: Float64[np.ndarray, "P 4"]
+    scores: Float64[np.ndarray, " P"] | None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -90,7 +89,7 @@ def check_lengths(where: str, names: tuple[str, str], counts: tuple[int, int]) -
         raise UserError(f"{where}: {counts[0]} {names[0]} but {counts[1]} {names[1]}; the file is damaged")
 
 
-def _numbers(where: str, what: str, value: object) -> Float64[ndarray, "*dims"]:
+def _numbers(where: str, what: str, value: object) -> Float64[np.ndarray, "*dims"]:
     try:
         if not _is_table(value):
             raise TypeError("not a table")
@@ -133,7 +132,7 @@ class BoxConvention:
     first_pixel: Literal[0, 1]
     last_pixel: LastPixel
 
-    def corners(self, rows: Float64[ndarray, "P 4"]) -> Float64[ndarray, "P 4"]:
+    def corners(self, rows: Float64[np.ndarray, "P 4"]) -> Float64[np.ndarray, "P 4"]:
         """Convert to tag2box's convention: xyxy, from 0, right and bottom exclusive."""
         a, b, c, d = rows.T - self.first_pixel
         if self.boxes_are == "xywh":
@@ -309,19 +308,19 @@ def _convention_hints(counts: ImportCounts, convention: BoxConvention) -> tuple[
     )
 
 
-def _is_first(boxes: ndarray) -> Bool[ndarray, " P"]:
+def _is_first(boxes: np.ndarray) -> Bool[np.ndarray, " P"]:
     """Mask of the boxes that repeat no earlier one."""
     is_first = np.zeros(len(boxes), bool)
     is_first[np.unique(boxes, axis=0, return_index=True)[1]] = True
     return is_first
 
 
-def _excess(corners: Float64[ndarray, "P 4"], edge: Float64[ndarray, " 4"]) -> Float64[ndarray, " P"]:
+def _excess(corners: Float64[np.ndarray, "P 4"], edge: Float64[np.ndarray, " 4"]) -> Float64[np.ndarray, " P"]:
     """Pixels by which each box exceeds its photo."""
     return np.asarray(np.maximum(-corners, corners - edge).max(axis=1, initial=0))
 
 
-def _misfits(raw: RawBoxes, edge: Float64[ndarray, " 4"], convention: BoxConvention) -> int:
+def _misfits(raw: RawBoxes, edge: Float64[np.ndarray, " 4"], convention: BoxConvention) -> int:
     """Number of boxes that exceed their photo, or have a negative side, by more than the tolerance."""
     corners = convention.corners(raw.boxes)
     negative = (corners[:, :2] - corners[:, 2:]).max(axis=1, initial=0)
