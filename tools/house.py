@@ -31,6 +31,8 @@ BARS: dict[str, float] = {
     "one photo of detect: files": 25,
 }
 """Upper limits. A measure without a bar is only reported."""
+SHOWN = 20
+"""Names that a violation lists."""
 
 
 @dataclass(frozen=True)
@@ -222,12 +224,14 @@ def as_json(measures: Sequence[Measure]) -> str:
 
 
 def violations(measures: Sequence[Measure]) -> list[str]:
-    """One line per exceeded bar."""
-    return [
-        f"house rule: {m.name}: {m.value:g}, at most {m.bar:g} allowed" + "".join(f"\n    {line}" for line in m.details)
-        for m in measures
-        if not m.is_ok
-    ]
+    """One line per exceeded bar, with the first names behind it."""
+    lines = []
+    for m in (m for m in measures if not m.is_ok):
+        more = len(m.details) - SHOWN
+        rest = (f"... and {more} more: --verbose",) if more > 0 else ()
+        names = "".join(f"\n    {line}" for line in (*m.details[:SHOWN], *rest))
+        lines.append(f"house rule: {m.name}: {m.value:g}, at most {m.bar:g} allowed{names}")
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,13 +20,10 @@ from itertools import product
 
 from tag2box.data.transforms import Resize
 from tag2box.inference.predict import Inference
-from tag2box.models.resnet_ws import ResNetWs
-from tag2box.models.vgg16 import Vgg16
+from tag2box.models import resnet_ws, vgg16
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
-from tag2box.training.batches import Loader
-from tag2box.training.loop import Plan, Schedule
-from tag2box.training.optim import Sgd
+from tag2box.training import batches, loop, optim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +78,15 @@ PAPER_PROPOSALS: dict[str, SelectiveSearch | Imported] = {
     "mcg": Imported(method="mcg"),
     "cob": Imported(method="cob"),
 }
-PAPER_BACKBONES: dict[str, Vgg16 | ResNetWs] = {
-    "vgg16": Vgg16(weights="vgg16"),
-    "r50-ws": ResNetWs(depth=50, weights="r50-ws"),
-    "r101-ws": ResNetWs(depth=101, weights="r101-ws"),
+PAPER_BACKBONES: dict[str, vgg16.Vgg16 | resnet_ws.ResNetWs] = {
+    "vgg16": vgg16.Vgg16(weights="vgg16"),
+    "r50-ws": resnet_ws.ResNetWs(depth=50, weights="r50-ws"),
+    "r101-ws": resnet_ws.ResNetWs(depth=101, weights="r101-ws"),
 }
 LEARNING_RATES = {"vgg16": 0.01, "r50-ws": 0.02, "r101-ws": 0.02}
-PAPER_LOADER = Loader(batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5))
+PAPER_LOADER = batches.Loader(
+    batch_size=8, resize=Resize(scales=(480, 576, 688, 864, 1000, 1200), long_max=2000, flip=0.5)
+)
 PAPER_INFERENCE = Inference(scales=(480, 576, 688, 800, 864, 1000, 1200), long_max=2000, mirror=True)
 
 
@@ -139,12 +138,12 @@ class PaperRun:
         return f"{PAPER_DATASETS[self.dataset].title}, {self.proposals.upper()}, {self.backbone.upper()}"
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> loop.Plan:
         """Its iterations, optimizer and schedule."""
         data = PAPER_DATASETS[self.dataset]
-        optimizer = Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
-        schedule = Schedule(warmup=200, warmup_from=1 / 3, steps=data.steps, gamma=0.1)
-        return Plan(iterations=data.iterations, optimizer=optimizer, schedule=schedule)
+        optimizer = optim.Sgd(lr=LEARNING_RATES[self.backbone], momentum=0.9, weight_decay=1e-4)
+        schedule = loop.Schedule(warmup=200, warmup_from=1 / 3, steps=data.steps, gamma=0.1)
+        return loop.Plan(iterations=data.iterations, optimizer=optimizer, schedule=schedule)
 
     @property
     def figures(self) -> PaperFigures:

@@ -13,15 +13,12 @@ from tag2box.errors import UserError
 from tag2box.extend import Plugin
 from tag2box.formats.listing import DataSource
 from tag2box.inference.predict import Inference
+from tag2box.methods import oicr, wscl, wsddn
 from tag2box.methods.discovery import Discovery
-from tag2box.methods.oicr import Oicr
-from tag2box.methods.wscl import Contrast
-from tag2box.methods.wsddn import Wsddn
+from tag2box.models import detector, lite0
 from tag2box.models.augment import Augment
 from tag2box.models.backbone import BackboneSettings
-from tag2box.models.detector import Heads
 from tag2box.models.drop_block import DropBlock, RegularizerSettings
-from tag2box.models.lite0 import Lite0
 from tag2box.ops.superpixels import Superpixels
 from tag2box.paper_runs import (
     PAPER_BACKBONES,
@@ -32,13 +29,9 @@ from tag2box.paper_runs import (
     PAPER_RUNS,
     PaperRun,
 )
-from tag2box.proposals.base import ProposalMethod
-from tag2box.proposals.selective_search import SelectiveSearch
-from tag2box.training.batches import Loader
+from tag2box.proposals import base, selective_search
+from tag2box.training import batches, dist, loop, optim
 from tag2box.training.criterion import Criterion
-from tag2box.training.dist import Compute
-from tag2box.training.loop import Plan, Schedule
-from tag2box.training.optim import Adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +82,16 @@ class Config:
     name: str = "OD-WSCL"
     """Name of the run in the report."""
     data: Data = Data()
-    proposals: Annotated[ProposalMethod, Plugin("proposal method")] = SelectiveSearch()
+    proposals: Annotated[base.ProposalMethod, Plugin("proposal method")] = selective_search.SelectiveSearch()
     superpixels: Superpixels = Superpixels()
-    backbone: Annotated[BackboneSettings, Plugin("backbone")] = Lite0()
-    heads: Heads = Heads()
+    backbone: Annotated[BackboneSettings, Plugin("backbone")] = lite0.Lite0()
+    heads: detector.Heads = detector.Heads()
     drop_block: Annotated[RegularizerSettings, Plugin("regularizer")] = DropBlock()
     augment: Augment = Augment()
     criterion: Criterion = Criterion()
-    loader: Loader = Loader()
-    plan: Plan = Plan()
-    compute: Compute = Compute()
+    loader: batches.Loader = batches.Loader()
+    plan: loop.Plan = loop.Plan()
+    compute: dist.Compute = dist.Compute()
     inference: Inference = Inference()
     feature_cache: Path | None = None
     """Folder of the feature cache (RoI or trunk maps of a frozen network). Default: inside the run."""
@@ -111,7 +104,7 @@ def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:
     name = {(0, 0): "OICR+", (1, 0): "OICR+ with OD", (0, 1): "OICR+ with WSCL", (1, 1): "OD-WSCL"}
     criterion = replace(
         config.criterion,
-        labeler=Discovery() if discovery else Oicr(),
+        labeler=Discovery() if discovery else oicr.Oicr(),
         contrast=replace(config.criterion.contrast, enabled=contrast),
     )
     return replace(config, name=name[discovery, contrast], criterion=criterion)
@@ -133,13 +126,13 @@ def scenes() -> Config:
     Learning rate, dropout and length were chosen on other scenes (seed 123), not on the demo's test split.
     """
     return Config(
-        proposals=SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
-        backbone=Lite0(pool_size=8, dropout=0.5),
-        loader=Loader(batch_size=8, resize=Resize(scales=(384,), flip=0.0)),
-        plan=Plan(
+        proposals=selective_search.SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
+        backbone=lite0.Lite0(pool_size=8, dropout=0.5),
+        loader=batches.Loader(batch_size=8, resize=Resize(scales=(384,), flip=0.0)),
+        plan=loop.Plan(
             iterations=150,
-            optimizer=Adam(lr=3e-4),
-            schedule=Schedule(warmup=20),
+            optimizer=optim.Adam(lr=3e-4),
+            schedule=loop.Schedule(warmup=20),
             log_every=5,
             checkpoint_every=50,
         ),
@@ -155,14 +148,14 @@ def photos() -> Config:
     docs/own-photos.md.
     """
     return Config(
-        proposals=SelectiveSearch(short_side=200),
-        backbone=Lite0(pool_size=8, dropout=0.5),
-        criterion=Criterion(mil=Wsddn(over_classes="sum")),
-        loader=Loader(batch_size=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
-        plan=Plan(
+        proposals=selective_search.SelectiveSearch(short_side=200),
+        backbone=lite0.Lite0(pool_size=8, dropout=0.5),
+        criterion=Criterion(mil=wsddn.Wsddn(over_classes="sum")),
+        loader=batches.Loader(batch_size=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
+        plan=loop.Plan(
             iterations=400,
-            optimizer=Adam(lr=3e-4),
-            schedule=Schedule(warmup=20),
+            optimizer=optim.Adam(lr=3e-4),
+            schedule=loop.Schedule(warmup=20),
             log_every=10,
             checkpoint_every=50,
         ),
@@ -178,8 +171,8 @@ def paper(run: PaperRun) -> Config:
         data=Data(split=data.split),
         proposals=PAPER_PROPOSALS[run.proposals],
         backbone=PAPER_BACKBONES[run.backbone],
-        heads=Heads(mil_background=True),
-        criterion=Criterion(contrast=Contrast(weight=data.contrast_weight, temperature=0.2)),
+        heads=detector.Heads(mil_background=True),
+        criterion=Criterion(contrast=wscl.Contrast(weight=data.contrast_weight, temperature=0.2)),
         loader=PAPER_LOADER,
         plan=run.plan,
         inference=PAPER_INFERENCE,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from tag2box.errors import UserError
-from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, slv, wsddn, wsod2, wsrpn
-from tag2box.methods.protocols import Labeler, TagLoss
+from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, protocols, slv, wsddn, wsod2, wsrpn
 from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.drop_block import DropBlock
 from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
@@ -61,7 +60,7 @@ def to_od_wscl(config: Config) -> Config:
     return table_3a(config, discovery=True, contrast=True)
 
 
-def with_labeler(config: Config, labeler: Labeler) -> Config:
+def with_labeler(config: Config, labeler: protocols.Labeler) -> Config:
     """OICR+ with another labeler, without DropBlock."""
     plus = to_oicr_plus(config)
     criterion = replace(plus.criterion, labeler=labeler)
@@ -99,7 +98,11 @@ def to_c_wsl(config: Config) -> Config:
 def _tag_loss(config: Config) -> dict[str, Any]:
     """The settings of the image-level loss, which every built-in MIL strategy has."""
     mil = config.criterion.mil
-    return {field.name: getattr(mil, field.name) for field in fields(TagLoss)} if isinstance(mil, TagLoss) else {}
+    return (
+        {field.name: getattr(mil, field.name) for field in fields(protocols.TagLoss)}
+        if isinstance(mil, protocols.TagLoss)
+        else {}
+    )
 
 
 def to_c_mil(config: Config) -> Config:

@@ -18,8 +18,8 @@ from tiny_world import World, environment, process, same, story, weights
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tag2box")
 LEARNING = (
-    "backbone.train_tail=true", "backbone.dropout=0.3", "loader.workers=0", "loader.batch_size=3", "plan.optimizer.kind=sgd",
-    "plan.optimizer.lr=0.01", "plan.iterations=8",
+    "backbone.train_tail=true", "backbone.dropout=0.3", "loader.workers=0", "loader.batch_size=3",
+    "plan.optimizer.kind=sgd", "plan.optimizer.lr=0.01", "plan.iterations=8",
 )  # fmt: skip
 
 

@@ -19,9 +19,8 @@ from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
 from tag2box.ops.losses import mil_scores
 from tag2box.progress import Progress, silent
-from tag2box.training.batches import prefetch
+from tag2box.training import batches, feature_cache
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.types import StageScores
 
 
@@ -110,7 +109,7 @@ def run_detector(
     photos: Sequence[Photo],
     store: BoxSource,
     *,
-    maps: RoiMaps | FeatureCache,
+    maps: feature_cache.RoiMaps | feature_cache.FeatureCache,
     inference: Inference,
     rescore: Rescore = KEEP_EVERYTHING,
     progress: Progress = silent,
@@ -127,7 +126,7 @@ def run_detector(
         progress("detecting", len(mine)) as bar,
         ThreadPoolExecutor(1, thread_name_prefix="tag2box-photos") as pool,
     ):
-        for index, passes in zip(mine, prefetch(pool, lambda i: maps.passes(i, views), mine), strict=True):
+        for index, passes in zip(mine, batches.prefetch(pool, lambda i: maps.passes(i, views), mine), strict=True):
             photo = photos[index]
             boxes = store.boxes(photo.id)
             objectness = store.scores(photo.id) if detector.box_prior else None

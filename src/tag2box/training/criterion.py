@@ -18,14 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.extend import Plugin
-from tag2box.methods.casd import Attention
-from tag2box.methods.discovery import Discovery
-from tag2box.methods.oim import reweighted
-from tag2box.methods.pcl import bag_loss
-from tag2box.methods.protocols import Labeler, MilResult, MilStrategy
-from tag2box.methods.wscl import Contrast, Sampling, no_exemplars, with_discovered
-from tag2box.methods.wsddn import Spatial, Wsddn
-from tag2box.methods.wsrpn import Rescore
+from tag2box.methods import casd, discovery, oim, pcl, protocols, wscl, wsddn, wsrpn
 from tag2box.ops.losses import box_loss, refine_loss
 from tag2box.types import (
     AugmentedRois,
@@ -47,7 +40,7 @@ class LossInputs:
 
     outputs: Outputs
     meta: BatchMeta
-    mil: MilResult
+    mil: protocols.MilResult
     inputs: LabelerInput
     labeling: Labeling
     fraction: float  # share of the training iterations done
@@ -123,9 +116,9 @@ class Refine:
         self, logits: Float[Tensor, "R c1"], labels: PseudoLabels, sizes: Sequence[int]
     ) -> Float[Tensor, ""]:
         if self.reweight:
-            weight = reweighted(logits, labels, hard_gain=self.hard_gain, seed_cut=self.seed_cut)
+            weight = oim.reweighted(logits, labels, hard_gain=self.hard_gain, seed_cut=self.seed_cut)
             labels = replace(labels, weight=weight)
-        return bag_loss(logits, labels, sizes) if self.over == "clusters" else refine_loss(logits, labels, sizes)
+        return pcl.bag_loss(logits, labels, sizes) if self.over == "clusters" else refine_loss(logits, labels, sizes)
 
     def box_loss(self, scores: StageScores, labeling: Labeling, proposals: Proposals) -> Float[Tensor, ""]:
         """L_reg summed over the stages; zero without box regression."""
@@ -147,14 +140,14 @@ class Criterion:
         loss.total.backward()
     """
 
-    mil: Annotated[MilStrategy, Plugin("MIL head")] = field(default_factory=Wsddn)
-    rescore: Rescore = Rescore()
-    labeler: Annotated[Labeler, Plugin("labeler")] = field(default_factory=Discovery)
-    sampling: Sampling = Sampling()
-    contrast: Contrast = Contrast()
+    mil: Annotated[protocols.MilStrategy, Plugin("MIL head")] = field(default_factory=wsddn.Wsddn)
+    rescore: wsrpn.Rescore = wsrpn.Rescore()
+    labeler: Annotated[protocols.Labeler, Plugin("labeler")] = field(default_factory=discovery.Discovery)
+    sampling: wscl.Sampling = wscl.Sampling()
+    contrast: wscl.Contrast = wscl.Contrast()
     refine: Refine = Refine()
-    spatial: Spatial = Spatial()
-    attention: Attention = Attention()
+    spatial: wsddn.Spatial = wsddn.Spatial()
+    attention: casd.Attention = casd.Attention()
     extra: tuple[Annotated[LossTerm, Plugin("loss term")], ...] = ()
     """Further loss terms, each a table with a ``kind``."""
 
@@ -209,7 +202,7 @@ class Criterion:
     def _contrast(self, x: LossInputs) -> Float[Tensor, ""]:
         if not self.contrast.enabled:
             return x.mil.loss.new_zeros(())
-        return self.contrast(with_discovered(x.inputs, x.labeling))
+        return self.contrast(wscl.with_discovered(x.inputs, x.labeling))
 
     def _attention(self, x: LossInputs) -> Float[Tensor, ""]:
         assert x.outputs.responses is not None
@@ -233,7 +226,7 @@ class Criterion:
             meta.tags,
             tuple(mean_over_views(p, meta) for p in probs),
             outputs.embed,
-            no_exemplars(outputs.embed),
+            wscl.no_exemplars(outputs.embed),
             vectors=outputs.vectors.detach() if self.labeler.requirements.vectors else None,
             second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], meta),
             side_info=meta.side_info,
@@ -248,7 +241,7 @@ class StageInputs:
     outputs: Outputs
     meta: BatchMeta
     augment_rois: AugmentRois
-    mil: MilResult
+    mil: protocols.MilResult
 
     def subset(self, rows: Int[Tensor, " r"]) -> StageInputs:
         """The same of some proposals, image after image."""
@@ -261,7 +254,7 @@ class StageInputs:
         return StageInputs(self.outputs.map(lambda x: x[rows]), self.meta.subset(rows), augment, mil)
 
 
-def run_labeler(labeler: Labeler, inputs: LabelerInput) -> Labeling:
+def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput) -> Labeling:
     """The pseudo labels of a batch, without gradients: labels are constants of the losses."""
     with torch.no_grad():
         return labeler(inputs)

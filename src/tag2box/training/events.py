@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tag2box.models.rng import StepRng
-from tag2box.training.batches import BatchSource
-from tag2box.training.criterion import LossOutput
+from tag2box.training import batches, criterion
 from tag2box.training.step import Step
 from tag2box.types import PseudoBoxes
 
@@ -55,7 +54,7 @@ def read_events(folder: Path) -> Iterator[dict[str, object]]:
             yield json.loads(line)
 
 
-def step_event(iteration: int, loss: LossOutput, lr: float, seconds: float) -> dict[str, object]:
+def step_event(iteration: int, loss: criterion.LossOutput, lr: float, seconds: float) -> dict[str, object]:
     """Losses of one batch."""
     losses = {name: value.item() for name, value in loss.losses.items()}
     return {
@@ -66,7 +65,7 @@ def step_event(iteration: int, loss: LossOutput, lr: float, seconds: float) -> d
     }
 
 
-def pseudo_event(iteration: int, loss: LossOutput, classes: Sequence[str]) -> dict[str, object]:
+def pseudo_event(iteration: int, loss: criterion.LossOutput, classes: Sequence[str]) -> dict[str, object]:
     """Mean number of pseudo boxes per present image-class pair, by stage and (last stage) by class; mean tau."""
     labeling, pairs = loss.labeling, loss.tags.sum(dim=0)  # (C,)
     last = torch.bincount(labeling.stages[-1].pseudo_boxes.cls, minlength=len(classes))
@@ -84,7 +83,7 @@ def _ratio(count: int, of: int) -> float | None:
 
 
 def gallery_event(
-    iteration: int, step: Step, source: BatchSource, rng: StepRng, count: int, *, fraction: float = 0.0
+    iteration: int, step: Step, source: batches.BatchSource, rng: StepRng, count: int, *, fraction: float = 0.0
 ) -> dict[str, object]:
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
     batch = source.preview_batch(count)

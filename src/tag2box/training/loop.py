@@ -17,9 +17,8 @@ from tag2box.errors import Interrupted, UserError
 from tag2box.extend import Plugin
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
-from tag2box.training import checkpoint, events, optim
+from tag2box.training import checkpoint, criterion, events, optim
 from tag2box.training.batches import BatchSource
-from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import is_torchrun
 from tag2box.training.step import Step
 from tag2box.types import Batch
@@ -117,7 +116,7 @@ class Optimizers:
 
 def train_batch(
     step: Step, batch: Batch, optimizers: Optimizers, *, plan: Plan, iteration: int, run: Path
-) -> LossOutput:
+) -> criterion.LossOutput:
     """One batch: a step of the detector, then, if there is one, of its adversary on the same batch."""
     rng, fraction = StepRng(plan.seed, iteration), iteration / plan.iterations
     _schedule_lr(optimizers.detector, plan, iteration)
