@@ -11,7 +11,7 @@ from typing import Any
 from bench_verdicts import Figures, Verdict, verdicts
 from measuring import in_words
 from tag2box.errors import UserError
-from tag2box.reporting.tables import plural
+from tag2box.reporting.formatting import plural
 
 Found = dict[str, Any]  # by part: key, commit, seconds, when, figures
 

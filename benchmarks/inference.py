@@ -27,8 +27,7 @@ from torch import Tensor
 from loader import RandomBoxes
 from measuring import Row, machine, measure, spread_of
 from tag2box.annotations import BoxSource, Photo
-from tag2box.data.images import find_photos, load_image, load_view, read_photo
-from tag2box.data.transforms import View, boxes_in_view
+from tag2box.images import View, boxes_in_view, find_photos, load_image, load_view, read_photo
 from tag2box.inference.predict import Inference, run_detector
 from tag2box.io import write_json
 from tag2box.models.detector import Detector

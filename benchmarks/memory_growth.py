@@ -18,9 +18,9 @@ import numpy as np
 from measuring import Row, arguments, in_fresh_process, machine, set_threads, status_mb
 from tag2box import settings
 from tag2box.cli.train import train
-from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
 from tag2box.formats.csv_tags import read_tags
+from tag2box.images import read_photo
 from tag2box.io import write_json
 from tag2box.progress import Bar
 from tag2box.proposals.build import build_proposals

@@ -21,9 +21,9 @@ import torch
 
 from tag2box import extend
 from tag2box.annotations import Photo
-from tag2box.data.images import read_photo
 from tag2box.formats.datasets import read_photos
 from tag2box.formats.listing import DataSource
+from tag2box.images import read_photo
 from tag2box.io import write_json
 from tag2box.proposals.base import ProposalMethod, default_method
 from tag2box.proposals.build import build_proposals

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, linear
 
-from tag2box.data.images import read_photo
-from tag2box.data.transforms import View, boxes_in_view, render_view
 from tag2box.formats.voc_boxes import read_voc_truth
 from tag2box.formats.voc_tags import voc_root
+from tag2box.images import View, boxes_in_view, read_photo, render_view
 from tag2box.io import write_json
 from tag2box.models.lite0 import Lite0, Lite0Backbone
 from tag2box.models.weights.zoo import lite0_weights

@@ -23,8 +23,8 @@ from tag2box.experiments.experiment import StudyResults
 from tag2box.experiments.pictures import last_gallery, same_photos
 from tag2box.io import read_json, replacing, write_text
 from tag2box.progress import TerminalProgress
+from tag2box.reporting.formatting import plural
 from tag2box.reporting.records import GalleryPhoto, RunRecord
-from tag2box.reporting.tables import plural
 from tag2box.systems import SYSTEMS
 
 DOCS = Path(__file__).parent

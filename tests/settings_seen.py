@@ -14,8 +14,8 @@ from tag2box.cli.train import read_training
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
-from tag2box.models.augment import Augment
 from tag2box.models.adversary import ConcreteDropBlock
+from tag2box.models.augment import Augment
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.rng import RowRng, StepRng, Stream
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone

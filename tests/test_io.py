@@ -5,8 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.errors import UserError
 from tag2box.io import read_json, replacing, write_json, write_text

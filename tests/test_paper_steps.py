@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tag2box.data.transforms import Resize
+from tag2box.images import Resize
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES
 from tag2box.training.batches import Loader

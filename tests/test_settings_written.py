@@ -6,8 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from settings_examples import Colour, Discovery, Mist, Nothing, Oicr, Settings, Train
 from tag2box.settings.parse import load

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.annotations import Detections, Objects, Photo, TaggedPhotos, Truth
 from tag2box.types import Batch, Exemplars, Proposals, PseudoBoxes

@@ -24,9 +24,9 @@ from torch import Tensor
 from tag2box import settings
 from tag2box.cli import main
 from tag2box.cli.train import train
-from tag2box.data.images import read_photo
 from tag2box.data.scenes import Scenes
 from tag2box.formats.csv_tags import read_tags, write_tags
+from tag2box.images import read_photo
 from tag2box.proposals.build import build_proposals
 from tag2box.recipes import Config, scenes
 from tag2box.training.events import read_events

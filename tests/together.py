@@ -54,7 +54,9 @@ def _run(dist: DistContext, meeting: Path, work: Callable[[DistContext], T], ans
     try:
         store = distributed.FileStore(str(meeting), dist.world_size)
         patience = timedelta(seconds=PATIENCE)
-        distributed.init_process_group("gloo", store=store, rank=dist.rank, world_size=dist.world_size, timeout=patience)
+        distributed.init_process_group(
+            "gloo", store=store, rank=dist.rank, world_size=dist.world_size, timeout=patience
+        )
         answer.send_bytes(pickle.dumps((True, work(dist))))  # pickled here: tensors must outlive this process
         distributed.barrier()  # others may not have finished yet
     except BaseException:  # the parent reports it

@@ -1,9 +1,5 @@
-from tag2box.annotations import Detections as Detections
-from tag2box.annotations import Photo as Photo
-from tag2box.annotations import TaggedPhotos as TaggedPhotos
-from tag2box.annotations import Truth as Truth
-from tag2box.cli.data import data_check as data_check
-from tag2box.cli.data import stats as stats
+from tag2box.annotations import Detections as Detections, Photo as Photo, TaggedPhotos as TaggedPhotos, Truth as Truth
+from tag2box.cli.data import data_check as data_check, stats as stats
 from tag2box.cli.demo import demo as demo
 from tag2box.cli.detect import detect as detect
 from tag2box.cli.doctor import diagnose as diagnose
@@ -12,36 +8,33 @@ from tag2box.cli.import_proposals import import_proposals as import_proposals
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
-from tag2box.cli.train import resume as resume
-from tag2box.cli.train import train as train
-from tag2box.errors import Interrupted as Interrupted
-from tag2box.errors import UserError as UserError
+from tag2box.cli.train import prepare_training as prepare_training, resume as resume, train as train
+from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
-from tag2box.methods.protocols import Labeler as Labeler
-from tag2box.methods.protocols import MilStrategy as MilStrategy
-from tag2box.models.backbone import Backbone as Backbone
-from tag2box.models.backbone import BackboneSettings as BackboneSettings
+from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStrategy
+from tag2box.models.backbone import Backbone as Backbone, BackboneSettings as BackboneSettings
 from tag2box.models.detector import Detector as Detector
-from tag2box.progress import Progress as Progress
-from tag2box.progress import TerminalProgress as TerminalProgress
-from tag2box.progress import silent as silent
+from tag2box.models.rng import StepRng as StepRng
+from tag2box.progress import Progress as Progress, TerminalProgress as TerminalProgress, silent as silent
 from tag2box.proposals.base import ProposalMethod as ProposalMethod
 from tag2box.proposals.store import ProposalStore as ProposalStore
-from tag2box.recipes import RECIPES as RECIPES
-from tag2box.recipes import Config as Config
-from tag2box.recipes import Data as Data
+from tag2box.recipes import RECIPES as RECIPES, Config as Config, Data as Data
 from tag2box.runs import load_run as load_run
-from tag2box.training.criterion import Criterion as Criterion
-from tag2box.training.criterion import LossInputs as LossInputs
-from tag2box.training.criterion import LossOutput as LossOutput
-from tag2box.training.criterion import LossTerm as LossTerm
+from tag2box.training.criterion import (
+    Criterion as Criterion,
+    LossInputs as LossInputs,
+    LossOutput as LossOutput,
+    LossTerm as LossTerm,
+)
 from tag2box.training.step import Step as Step
-from tag2box.types import Batch as Batch
-from tag2box.types import BatchMeta as BatchMeta
-from tag2box.types import LabelerInput as LabelerInput
-from tag2box.types import Labeling as Labeling
-from tag2box.types import Outputs as Outputs
-from tag2box.types import Proposals as Proposals
-from tag2box.types import PseudoBoxes as PseudoBoxes
-from tag2box.types import PseudoLabels as PseudoLabels
-from tag2box.types import Requirements as Requirements
+from tag2box.types import (
+    Batch as Batch,
+    BatchMeta as BatchMeta,
+    LabelerInput as LabelerInput,
+    Labeling as Labeling,
+    Outputs as Outputs,
+    Proposals as Proposals,
+    PseudoBoxes as PseudoBoxes,
+    PseudoLabels as PseudoLabels,
+    Requirements as Requirements,
+)

@@ -18,7 +18,7 @@ Some of the 36 combinations are not in the paper: they have a recipe, and no fig
 from dataclasses import dataclass, fields
 from itertools import product
 
-from tag2box.data.transforms import Resize
+from tag2box.images import Resize
 from tag2box.inference.predict import Inference
 from tag2box.models import resnet_ws, vgg16
 from tag2box.proposals.importers.proposal_files import Imported

@@ -8,9 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tag2box.data.transforms import Resize
-from tag2box.errors import UserError
-from tag2box.extend import Plugin
+from tag2box import errors, extend, images, paper_runs
 from tag2box.formats.listing import DataSource
 from tag2box.inference.predict import Inference
 from tag2box.methods import oicr, wscl, wsddn
@@ -20,15 +18,6 @@ from tag2box.models.augment import Augment
 from tag2box.models.backbone import BackboneSettings
 from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.ops.superpixels import Superpixels
-from tag2box.paper_runs import (
-    PAPER_BACKBONES,
-    PAPER_DATASETS,
-    PAPER_INFERENCE,
-    PAPER_LOADER,
-    PAPER_PROPOSALS,
-    PAPER_RUNS,
-    PaperRun,
-)
 from tag2box.proposals import base, selective_search
 from tag2box.training import batches, dist, loop, optim
 from tag2box.training.criterion import Criterion
@@ -58,7 +47,9 @@ class Data:
     def source(self) -> DataSource:
         """The dataset these settings describe."""
         if self.tags is None:
-            raise UserError("data.tags: not set; name a dataset after `tag2box train`, or set it in the config file")
+            raise errors.UserError(
+                "data.tags: not set; name a dataset after `tag2box train`, or set it in the config file"
+            )
         return DataSource(
             path=self.tags, photos=self.photos, split=self.split, classes=self.classes, format=self.format
         )
@@ -82,11 +73,11 @@ class Config:
     name: str = "OD-WSCL"
     """Name of the run in the report."""
     data: Data = Data()
-    proposals: Annotated[base.ProposalMethod, Plugin("proposal method")] = selective_search.SelectiveSearch()
+    proposals: Annotated[base.ProposalMethod, extend.Plugin("proposal method")] = selective_search.SelectiveSearch()
     superpixels: Superpixels = Superpixels()
-    backbone: Annotated[BackboneSettings, Plugin("backbone")] = lite0.Lite0()
+    backbone: Annotated[BackboneSettings, extend.Plugin("backbone")] = lite0.Lite0()
     heads: detector.Heads = detector.Heads()
-    drop_block: Annotated[RegularizerSettings, Plugin("regularizer")] = DropBlock()
+    drop_block: Annotated[RegularizerSettings, extend.Plugin("regularizer")] = DropBlock()
     augment: Augment = Augment()
     criterion: Criterion = Criterion()
     loader: batches.Loader = batches.Loader()
@@ -128,7 +119,7 @@ def scenes() -> Config:
     return Config(
         proposals=selective_search.SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
         backbone=lite0.Lite0(pool_size=8, dropout=0.5),
-        loader=batches.Loader(batch_size=8, resize=Resize(scales=(384,), flip=0.0)),
+        loader=batches.Loader(batch_size=8, resize=images.Resize(scales=(384,), flip=0.0)),
         plan=loop.Plan(
             iterations=150,
             optimizer=optim.Adam(lr=3e-4),
@@ -151,7 +142,7 @@ def photos() -> Config:
         proposals=selective_search.SelectiveSearch(short_side=200),
         backbone=lite0.Lite0(pool_size=8, dropout=0.5),
         criterion=Criterion(mil=wsddn.Wsddn(over_classes="sum")),
-        loader=batches.Loader(batch_size=8, max_proposals=128, resize=Resize(scales=(480,), flip=0.0)),
+        loader=batches.Loader(batch_size=8, max_proposals=128, resize=images.Resize(scales=(480,), flip=0.0)),
         plan=loop.Plan(
             iterations=400,
             optimizer=optim.Adam(lr=3e-4),
@@ -163,19 +154,19 @@ def photos() -> Config:
     )
 
 
-def paper(run: PaperRun) -> Config:
+def paper(run: paper_runs.PaperRun) -> Config:
     """OD-WSCL as trained in the paper; ``tag2box.paper_runs`` lists what the paper states and what it leaves out."""
-    data = PAPER_DATASETS[run.dataset]
+    data = paper_runs.PAPER_DATASETS[run.dataset]
     return Config(
         name=f"OD-WSCL, {run.title}",
         data=Data(split=data.split),
-        proposals=PAPER_PROPOSALS[run.proposals],
-        backbone=PAPER_BACKBONES[run.backbone],
+        proposals=paper_runs.PAPER_PROPOSALS[run.proposals],
+        backbone=paper_runs.PAPER_BACKBONES[run.backbone],
         heads=detector.Heads(mil_background=True),
         criterion=Criterion(contrast=wscl.Contrast(weight=data.contrast_weight, temperature=0.2)),
-        loader=PAPER_LOADER,
+        loader=paper_runs.PAPER_LOADER,
         plan=run.plan,
-        inference=PAPER_INFERENCE,
+        inference=paper_runs.PAPER_INFERENCE,
     )
 
 
@@ -184,6 +175,6 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "od-wscl": od_wscl,
     "oicr-plus": oicr_plus,
     "scenes": scenes,
-    **{name: partial(paper, run) for name, run in PAPER_RUNS.items()},
+    **{name: partial(paper, run) for name, run in paper_runs.PAPER_RUNS.items()},
 }
 """Named configurations that a config file or ``--set`` starts from."""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
-from tag2box import Config, Detector, Photo, Progress, ProposalStore, UserError, extend, io, settings
-from tag2box.data import images, transforms
+from tag2box import annotations, errors, extend, images, io, recipes, settings
+from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
+from tag2box.progress import Progress
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
+from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events, feature_cache
 
 CONFIG_FILE = "config.toml"
@@ -25,7 +27,7 @@ class TrainedRun:
     """A run loaded for inference: settings, classes and detector."""
 
     folder: Path
-    config: Config
+    config: recipes.Config
     classes: tuple[str, ...]
     detector: Detector
 
@@ -38,45 +40,45 @@ def has_run(folder: Path) -> bool:
 def check_free(folder: Path) -> None:
     """Raise if a folder cannot take a new run."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; expected a folder for the run, choose another --out")
+        raise errors.UserError(f"{folder}: is a file; expected a folder for the run, choose another --out")
     if has_run(folder):
-        raise UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
+        raise errors.UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
 
 
-def start_run(config: Config, folder: Path) -> None:
+def start_run(config: recipes.Config, folder: Path) -> None:
     """Create a run folder with its settings file; an existing run is never overwritten."""
     check_free(folder)
     io.write_text(folder / CONFIG_FILE, settings.dump(config))
 
 
-def read_config(folder: Path) -> Config:
+def read_config(folder: Path) -> recipes.Config:
     """The settings that a run was started with."""
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise UserError(
+        raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
         )
-    return settings.load(Config, [path])
+    return settings.load(recipes.Config, [path])
 
 
 def load_run(folder: Path) -> TrainedRun:
     """Load the detector of a run from its last checkpoint."""
     config = read_config(folder)
     if not checkpoint.has_checkpoint(folder):
-        raise UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
+        raise errors.UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
     state = checkpoint.read_state(folder)
     detector = build_detector(config, len(state.classes), pretrained=False)
     checkpoint.load_model(folder, state, detector)
     return TrainedRun(folder, config, state.classes, detector.eval())
 
 
-def build_detector(config: Config, num_classes: int, *, pretrained: bool) -> Detector:
+def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool) -> Detector:
     """Build backbone and heads, initialised from the seed of the run."""
     torch.manual_seed(config.plan.seed)
     return Detector(config.backbone.build(pretrained=pretrained), num_classes, config.heads)
 
 
-def with_paths(config: Config, folder: Path) -> Config:
+def with_paths(config: recipes.Config, folder: Path) -> recipes.Config:
     """The settings with absolute paths; unset ones are placed inside the run folder."""
     data, source = config.data, config.data.source()
     is_list = data.split is not None and Path(data.split).is_file()
@@ -97,7 +99,7 @@ def with_paths(config: Config, folder: Path) -> Config:
 def required(path: Path | None) -> Path:
     """A path that ``with_paths`` has set; raises if the settings file was edited to empty it."""
     if path is None:
-        raise UserError(f"{CONFIG_FILE}: data.proposals or feature_cache is empty; restore it, or train again")
+        raise errors.UserError(f"{CONFIG_FILE}: data.proposals or feature_cache is empty; restore it, or train again")
     return path
 
 
@@ -105,8 +107,8 @@ def required(path: Path | None) -> Path:
 
 
 def proposals_of(
-    photos: Sequence[Photo],
-    config: Config,
+    photos: Sequence[annotations.Photo],
+    config: recipes.Config,
     folder: Path,
     progress: Progress,
     *,
@@ -129,7 +131,7 @@ def proposals_of(
     return store
 
 
-def match_store_method(config: Config, folder: Path) -> Config:
+def match_store_method(config: recipes.Config, folder: Path) -> recipes.Config:
     """The settings with the proposal method that a store was made with, so that ``detect`` uses the same one.
 
     An imported store names no method: ``detect`` then needs a store too, or uses the method of ``config``.
@@ -143,21 +145,21 @@ def match_store_method(config: Config, folder: Path) -> Config:
         return config
     if isinstance(config.proposals, Imported):
         wanted = config.proposals.method.upper()
-        raise UserError(
+        raise errors.UserError(
             f"{folder}: holds {kind} boxes, but the settings expect {wanted} boxes; import those, or "
             f"--set proposals.kind={kind}"
         )
     try:
         return replace(config, proposals=base.method_from_source(source))
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
+    except errors.UserError as error:
+        raise errors.UserError(f"{folder}: {error}") from None
 
 
 # ---------------------------------------------------------------- feature cache
 
 
 def cached_features(
-    features: feature_cache.Features, config: Config, views: Sequence[transforms.View], progress: Progress
+    features: feature_cache.Features, config: recipes.Config, views: Sequence[images.View], progress: Progress
 ) -> feature_cache.FeatureCache | feature_cache.Features:
     """Features cached on disk if they are frozen and all views fit ``feature_cache_gb``, else computed per batch."""
     return feature_cache.cached_if_possible(

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from tag2box.errors import UserError
+from tag2box import errors, paper_runs, recipes
 from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, protocols, slv, wsddn, wsod2, wsrpn
 from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.drop_block import DropBlock
-from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
 from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.recipes import Config, table_3a
 from tag2box.settings.schema import toml
 
-Change = Callable[[Config], Config]
+Change = Callable[[recipes.Config], recipes.Config]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +32,15 @@ class System:
     idea: str
     """Its contribution, in a few words."""
     change: Change
-    figures: Mapping[str, PaperFigures] = field(default_factory=dict)
+    figures: Mapping[str, paper_runs.PaperFigures] = field(default_factory=dict)
     """The paper's figures with VGG16, by the names of ``PAPER_DATASETS``."""
 
     def reported(self, dataset: str) -> float | None:
         """Its mAP50 on a dataset (AP50 on COCO), in per cent; None if the paper has none."""
-        figures = self.figures.get(dataset, NOTHING)
+        figures = self.figures.get(dataset, paper_runs.NOTHING)
         return figures.mAP50 if figures.AP50 is None else figures.AP50
 
-    def __call__(self, config: Config) -> Config:
+    def __call__(self, config: recipes.Config) -> recipes.Config:
         """A config of the system, from any config."""
         return replace(self.change(config), name=self.title)
 
@@ -50,52 +48,52 @@ class System:
 # ---------------------------------------------------------------- changes of a config
 
 
-def to_oicr_plus(config: Config) -> Config:
+def to_oicr_plus(config: recipes.Config) -> recipes.Config:
     """OICR with box regression and DropBlock, the baseline of the paper's table 3a."""
-    return table_3a(config, discovery=False, contrast=False)
+    return recipes.table_3a(config, discovery=False, contrast=False)
 
 
-def to_od_wscl(config: Config) -> Config:
+def to_od_wscl(config: recipes.Config) -> recipes.Config:
     """OICR+ with object discovery and the contrastive loss."""
-    return table_3a(config, discovery=True, contrast=True)
+    return recipes.table_3a(config, discovery=True, contrast=True)
 
 
-def with_labeler(config: Config, labeler: protocols.Labeler) -> Config:
+def with_labeler(config: recipes.Config, labeler: protocols.Labeler) -> recipes.Config:
     """OICR+ with another labeler, without DropBlock."""
     plus = to_oicr_plus(config)
     criterion = replace(plus.criterion, labeler=labeler)
     return replace(plus, criterion=criterion, drop_block=DropBlock(drop=0.0))
 
 
-def without_regression(config: Config) -> Config:
+def without_regression(config: recipes.Config) -> recipes.Config:
     """Without box regression."""
     return replace(config, heads=replace(config.heads, regress=False))
 
 
-def to_oicr(config: Config) -> Config:
+def to_oicr(config: recipes.Config) -> recipes.Config:
     """OICR: the top proposal per tag is the pseudo box; no box regression."""
     plus = to_oicr_plus(config)
     return without_regression(replace(plus, drop_block=DropBlock(drop=0.0)))
 
 
-def to_wsddn(config: Config) -> Config:
+def to_wsddn(config: recipes.Config) -> recipes.Config:
     """WSDDN: the MIL head alone, with its temperature and its spatial regularizer; labels are recorded, not learned."""
     plain = to_oicr(config)
     heads = replace(plain.heads, stages=0, mil_temperature=2.0)
     return replace(plain, heads=heads, criterion=replace(plain.criterion, spatial=wsddn.Spatial(weight=1e-4)))
 
 
-def to_pcl(config: Config) -> Config:
+def to_pcl(config: recipes.Config) -> recipes.Config:
     """PCL: clusters of proposals, and the loss over clusters."""
     return _with_refine(without_regression(with_labeler(config, pcl.Pcl())), over="clusters")
 
 
-def to_c_wsl(config: Config) -> Config:
+def to_c_wsl(config: recipes.Config) -> recipes.Config:
     """C-WSL: as many pseudo boxes as annotated counts."""
     return with_labeler(config, c_wsl.CWsl())
 
 
-def _tag_loss(config: Config) -> dict[str, Any]:
+def _tag_loss(config: recipes.Config) -> dict[str, Any]:
     """The settings of the image-level loss, which every built-in MIL strategy has."""
     mil = config.criterion.mil
     return (
@@ -105,14 +103,14 @@ def _tag_loss(config: Config) -> dict[str, Any]:
     )
 
 
-def to_c_mil(config: Config) -> Config:
+def to_c_mil(config: recipes.Config) -> recipes.Config:
     """C-MIL: bags of merged boxes, and the labeler that follows their continuation."""
     merged = c_mil.CMil(**_tag_loss(config))
     plain = without_regression(with_labeler(config, c_mil.CMilLabeler()))
     return replace(plain, criterion=replace(plain.criterion, mil=merged))
 
 
-def to_c_midn(config: Config) -> Config:
+def to_c_midn(config: recipes.Config) -> recipes.Config:
     """C-MIDN: two coupled MIL heads, and pseudo labels from both."""
     coupled = c_midn.CMidn(**_tag_loss(config))
     plain = without_regression(with_labeler(config, c_midn.CMidnLabeler()))
@@ -120,29 +118,29 @@ def to_c_midn(config: Config) -> Config:
     return replace(plain, heads=heads, criterion=replace(plain.criterion, mil=coupled))
 
 
-def to_wsod2(config: Config) -> Config:
+def to_wsod2(config: recipes.Config) -> recipes.Config:
     """WSOD2: superpixel evidence weights the pseudo labels."""
     return with_labeler(config, wsod2.Wsod2())
 
 
-def to_oim(config: Config) -> Config:
+def to_oim(config: recipes.Config) -> recipes.Config:
     """OIM: instances from appearance and spatial graphs, and the reweighted loss."""
     return _with_refine(without_regression(with_labeler(config, oim.Oim())), reweight=True)
 
 
-def to_slv(config: Config) -> Config:
+def to_slv(config: recipes.Config) -> recipes.Config:
     """SLV: a fourth stage with pseudo labels from votes of the three before it."""
     voted = with_labeler(config, slv.Slv())
     heads = replace(voted.heads, stages=voted.heads.stages + 1)
     return _with_refine(replace(voted, heads=heads), last_teacher="mean")
 
 
-def to_mist(config: Config) -> Config:
+def to_mist(config: recipes.Config) -> recipes.Config:
     """MIST: all top proposals that do not overlap, and an adversary that drops discriminative features."""
     return replace(with_labeler(config, mist.Mist()), drop_block=ConcreteDropBlock(hidden=64))
 
 
-def to_wsrpn(config: Config) -> Config:
+def to_wsrpn(config: recipes.Config) -> recipes.Config:
     """WSRPN: OICR on proposals from responses of early layers, half of which are kept by their MIL scores.
 
     Resolution, number and minimum size of the proposals are those of the config.
@@ -155,7 +153,7 @@ def to_wsrpn(config: Config) -> Config:
     return replace(halved, proposals=boxes)
 
 
-def to_casd(config: Config) -> Config:
+def to_casd(config: recipes.Config) -> recipes.Config:
     """CASD: attention distilled between views of a photo and, with two feature layers, between layers."""
     plain, resize = with_labeler(config, oicr.Oicr()), config.loader.resize
     resize = resize if 0 < resize.flip < 1 else replace(resize, flip=0.5)
@@ -164,7 +162,7 @@ def to_casd(config: Config) -> Config:
     return replace(plain, loader=loader, criterion=replace(plain.criterion, attention=attention))
 
 
-def _with_refine(config: Config, **changes: str | bool) -> Config:
+def _with_refine(config: recipes.Config, **changes: str | bool) -> recipes.Config:
     refine = replace(config.criterion.refine, **changes)  # type: ignore[arg-type]
     return replace(config, criterion=replace(config.criterion, refine=refine))
 
@@ -172,17 +170,21 @@ def _with_refine(config: Config, **changes: str | bool) -> Config:
 # ---------------------------------------------------------------- figures of the paper (tables 1 and 2)
 
 
-def _reported(voc07: float, voc12: float | None = None, coco14: PaperFigures | None = None) -> dict[str, PaperFigures]:
+def _reported(
+    voc07: float, voc12: float | None = None, coco14: paper_runs.PaperFigures | None = None
+) -> dict[str, paper_runs.PaperFigures]:
     voc = {"voc07": voc07, "voc12": voc12}
-    found = {name: PaperFigures(source="table 2", mAP50=value) for name, value in voc.items() if value is not None}
+    found = {
+        name: paper_runs.PaperFigures(source="table 2", mAP50=value) for name, value in voc.items() if value is not None
+    }
     return found | ({} if coco14 is None else {"coco14": coco14})
 
 
-def _coco(ap: float, ap50: float) -> PaperFigures:
-    return PaperFigures(source="table 1", AP=ap, AP50=ap50)
+def _coco(ap: float, ap50: float) -> paper_runs.PaperFigures:
+    return paper_runs.PaperFigures(source="table 1", AP=ap, AP50=ap50)
 
 
-_MIST_COCO = PaperFigures(
+_MIST_COCO = paper_runs.PaperFigures(
     source="table 1", AP=11.4, AP50=24.3, AP75=9.4, APs=3.6, APm=12.2, APl=17.6,
     AR1=13.5, AR10=22.6, AR100=23.9, ARs=8.5, ARm=25.4, ARl=38.3,
 )  # fmt: skip
@@ -239,12 +241,12 @@ _ALL = (
     ),
     System(
         name="oicr-plus", title="OICR+", year=2022, change=to_oicr_plus,
-        figures={"voc07": PaperFigures(source="table 3", mAP50=52.3)},
+        figures={"voc07": paper_runs.PaperFigures(source="table 3", mAP50=52.3)},
         idea="OICR with box regression and DropBlock: the baseline of OD-WSCL",
     ),
     System(
         name="od-wscl", title="OD-WSCL", year=2022, change=to_od_wscl,
-        figures={dataset: PAPER_RUNS[run].figures for dataset, run in _OD_WSCL.items()},
+        figures={dataset: paper_runs.PAPER_RUNS[run].figures for dataset, run in _OD_WSCL.items()},
         idea="objects similar to the top ones of all photos, in an embedding learned for it",
     ),
 )  # fmt: skip
@@ -256,7 +258,7 @@ def find_system(name: str) -> System:
     """A system by its name."""
     if name not in SYSTEMS:
         near = difflib.get_close_matches(name.lower(), SYSTEMS, 1, 0.0)[0]
-        raise UserError(f"{name}: no system of this name; did you mean {near}? `tag2box systems` lists all")
+        raise errors.UserError(f"{name}: no system of this name; did you mean {near}? `tag2box systems` lists all")
     return SYSTEMS[name]
 
 

@@ -11,8 +11,8 @@ import torch
 from tag2box.annotations import Detections, Photo
 from tag2box.cli.detect import PhotoResult, detect, detect_in_pool, detect_photos
 from tag2box.cli.train import train
-from tag2box.data.images import find_photos
 from tag2box.errors import UserError
+from tag2box.images import find_photos
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
 from tag2box.runs import TrainedRun, load_run

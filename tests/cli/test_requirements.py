@@ -17,7 +17,7 @@ from tag2box.cli.train import (
     read_training,
     train,
 )
-from tag2box.data import side_info as box_counts
+from tag2box.data import box_counts
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.models.detector import Heads

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from photo_files import flat_jpeg, png_of
 from PIL import Image
 
-from tag2box.data.images import MAX_PIXELS, photo_size, read_photo, reduction
 from tag2box.errors import UserError
+from tag2box.images import MAX_PIXELS, photo_size, read_photo, reduction
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_photo_may_come_reduced_and_still_shows_the_same(
 MEASURE = """
 import json, resource, sys
 from pathlib import Path
-from tag2box.data.images import photo_size, read_photo
+from tag2box.images import photo_size, read_photo
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 read_photo(Path(sys.argv[1]))
 before = peak()

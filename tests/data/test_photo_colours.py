@@ -12,7 +12,7 @@ import torch
 from photo_files import png_of
 from PIL import Image
 
-from tag2box.data.images import photo_size, read_photo
+from tag2box.images import photo_size, read_photo
 
 
 def _saved(image: Image.Image, path: Path) -> torch.Tensor:

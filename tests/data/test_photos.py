@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from photo_files import NOISE, formats
 from PIL import Image
 
-from tag2box.data import images as photos
-from tag2box.data.images import photo_size, read_photo
+from tag2box import images
 from tag2box.errors import UserError
+from tag2box.images import photo_size, read_photo
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, not a photo", b"\x89PNG\r\n\x1a\nbroken"])
@@ -183,6 +182,6 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
 
 
 def test_every_suffix_that_is_searched_for_has_a_reader(tmp_path: Path) -> None:
-    for suffix in photos.SUFFIXES:
+    for suffix in images.SUFFIXES:
         Image.fromarray(NOISE).save(tmp_path / f"p{suffix}")
         assert photo_size(tmp_path / f"p{suffix}") == (60, 40)

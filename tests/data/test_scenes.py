@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tag2box.data.images import read_photo
 from tag2box.data.scene_objects import OBJECT_CLASSES, draw_object
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import read_coco_truth
 from tag2box.formats.csv_tags import read_tags
+from tag2box.images import read_photo
 
 SMALL = Scenes(train=3, test=2)
 

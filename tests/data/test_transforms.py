@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from tag2box.data.transforms import Resize, View, boxes_in_view, flip_boxes, render_view, resized, view_size
+from tag2box.images import Resize, View, boxes_in_view, flip_boxes, render_view, resized, view_size
 
 BOXES = torch.tensor([[0.0, 0.0, 40.0, 30.0], [4.0, 3.0, 12.0, 9.0]])
 

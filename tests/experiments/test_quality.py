@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.annotations import Objects, Truth
 from tag2box.experiments.outcomes import label_quality, mean_known, mean_quality, quality_json

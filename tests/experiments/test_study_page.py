@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from tag2box.reporting.formatting import UNKNOWN
 from tag2box.reporting.study_page import build_study_page, sweep_figure, write_study_page
 from tag2box.reporting.study_tables import (
     SeedFigures,
@@ -17,7 +17,6 @@ from tag2box.reporting.study_tables import (
     reading,
     table_json,
 )
-from tag2box.reporting.tables import UNKNOWN
 
 NASTY = '<script>alert("x")</script> & | \\'
 

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import yaml
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval

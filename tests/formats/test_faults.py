@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.data.check import ADVICE, FIRST, SEVERITIES, Tally
 from tag2box.errors import UserError, printable

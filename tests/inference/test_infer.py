@@ -13,9 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from tag2box.annotations import Detections, Photo
-from tag2box.data.images import read_photo
-from tag2box.data.transforms import View, boxes_in_view, render_view, resized
 from tag2box.errors import UserError
+from tag2box.images import View, boxes_in_view, read_photo, render_view, resized
 from tag2box.inference.predict import Inference, Predict, run_detector
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.detector import Detector, Heads
@@ -213,7 +212,7 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         yield Counting()
 
-    monkeypatch.setattr("tag2box.data.images.read_photo", counted)
+    monkeypatch.setattr("tag2box.images.read_photo", counted)
     photos = tiny_photos(tmp_path, 4).photos
     live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
     run_detector(

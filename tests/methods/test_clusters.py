@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from grid_boxes import grid_boxes
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes

@@ -5,8 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 from grid_boxes import grid_boxes
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.methods.c_wsl import counted_boxes
 from tag2box.ops.boxes import areas, containment, intersections

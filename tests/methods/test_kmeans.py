@@ -5,8 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from conftest import golden_names, load_golden
 from tag2box.methods.pcl import top_group

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_scenes import WORLDS
-from random_scenes import scenes as random_scenes
+from hypothesis import given, settings, strategies as st
+from random_scenes import WORLDS, scenes as random_scenes
 
 from strategies import make_labeler_input, no_exemplars
 from tag2box import extend

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from grid_boxes import grid_boxes
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.methods.mist import far_from_better
 from tag2box.ops.boxes import iou, nms

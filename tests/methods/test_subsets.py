@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from strategies import box_sets, make_labeler_input, random_boxes
 from tag2box.methods.c_mil import (

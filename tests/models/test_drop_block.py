@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.models.augment import mask_factors, noise_factors
 from tag2box.models.drop_block import DropBlock, block_mask, drop_block

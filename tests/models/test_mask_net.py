@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.models.adversary import ConcreteDropBlock, MaskNet, concrete_centres, rescaled_by_photo
 from tag2box.models.drop_block import DropBlock, keep_mask

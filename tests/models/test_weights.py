@@ -14,8 +14,7 @@ from fake_weights import foreign, random_weights, save, shrink
 from tag2box.errors import UserError
 from tag2box.models.resnet_ws import ResNetWs
 from tag2box.models.vgg16 import Vgg16
-from tag2box.models.weights import weight_cache as cache
-from tag2box.models.weights import zoo as packages
+from tag2box.models.weights import weight_cache as cache, zoo as packages
 from tag2box.models.weights.state_dict import PREPROCESS, Weights, digest, load_into, pixels_name
 from tag2box.models.weights.weight_cache import (
     Origin,

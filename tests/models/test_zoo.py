@@ -14,9 +14,7 @@ import torch
 
 from fake_weights import lpips, random_weights, save, shrink
 from tag2box.errors import UserError
-from tag2box.models.weights import zoo
-from tag2box.models.weights import zoo as fetch
-from tag2box.models.weights import zoo as packages
+from tag2box.models.weights import zoo, zoo as fetch, zoo as packages
 from tag2box.models.weights.convert import KNOWN_FILES, KnownFile
 from tag2box.models.weights.state_dict import ARCHITECTURES, PREPROCESS, digest, shapes_of
 from tag2box.models.weights.weight_cache import open_stored, stored_path

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from tag2box.ops import roi
-from tag2box.ops import roi as window_max
+from tag2box.ops import roi, roi as window_max
 from tag2box.ops.roi import roi_align, roi_pool, roi_pool_inclusive
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from tag2box.ops import kernels as compiled
-from tag2box.ops import roi as plain
+from tag2box.ops import kernels as compiled, roi as plain
 from tag2box.ops.roi import (
     WindowMaxima,
     Windows,

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from tag2box.annotations import Photo
-from tag2box.data.images import read_photo
+from tag2box.images import read_photo
 from tag2box.proposals.base import FoundBoxes, ProposalMethod
 from tag2box.proposals.build import build_proposals
 from tag2box.proposals.store import ProposalStore

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.errors import UserError
 from tag2box.extend import PROPOSAL_METHODS

@@ -8,8 +8,8 @@ import pytest
 from corners import COUNTS, Corner, Seen, content, counts, make, paint
 
 from tag2box.annotations import Photo
-from tag2box.data.images import read_photo
 from tag2box.errors import UserError
+from tag2box.images import read_photo
 from tag2box.proposals.build import build_proposals
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tag2box.proposals.early_responses import response_edges, ridge_normals
 from tag2box.proposals.edge_boxes import boxes_from_edges, thin_edges

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_report_page import read
 
 from tag2box.annotations import Objects, Photo, TaggedPhotos, Truth

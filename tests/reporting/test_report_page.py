@@ -14,6 +14,7 @@ from demo_runs import write_demo
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.errors import UserError
+from tag2box.reporting.formatting import duration, format_number, listed, percent, plural, points
 from tag2box.reporting.records import (
     Challenges,
     ClassRecord,
@@ -27,7 +28,6 @@ from tag2box.reporting.records import (
 )
 from tag2box.reporting.report_page import build_report, name_runs, render_report, write_report
 from tag2box.reporting.run_figures import iteration_seconds
-from tag2box.reporting.tables import duration, format_number, listed, percent, plural, points
 
 SECTIONS = {"challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about", "repeat"}
 VOID = {"meta", "input", "br", "link", "img"}

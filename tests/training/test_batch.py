@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.data.transforms import View
+from tag2box.images import View
 from tag2box.training.batches import (
     ImageBatches,
     Loader,

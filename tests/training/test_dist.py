@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from strategies import make_labeler_input
-from tag2box.data.transforms import Resize
+from tag2box.images import Resize
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.slv import Slv
 from tag2box.models.augment import Augment

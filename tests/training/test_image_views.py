@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tag2box import settings
 from tag2box.cli.train import check_attention
-from tag2box.data.transforms import Resize
 from tag2box.errors import UserError
+from tag2box.images import Resize
 from tag2box.methods.casd import Attention
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box.data.transforms import Resize
 from tag2box.errors import UserError
+from tag2box.images import Resize
 from tag2box.training import loader
 from tag2box.training.batches import BatchSource, FeatureBatches, ImageBatches, Loader, serial, thread_batches
 from tag2box.training.feature_cache import FeatureCache, RoiMaps

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box.data.images import read_photo
-from tag2box.data.transforms import View
+from tag2box.images import View, read_photo
 from tag2box.training.feature_cache import FeatureCache, RoiMaps, trunk_batch
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
@@ -28,7 +27,7 @@ def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(path.stem)
         return read_photo(path, at_least)
 
-    monkeypatch.setattr("tag2box.data.images.read_photo", counted)
+    monkeypatch.setattr("tag2box.images.read_photo", counted)
     return read
 
 

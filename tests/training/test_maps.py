@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 
 from tag2box import io as lock
-from tag2box.data.images import read_photo
-from tag2box.data.transforms import View, boxes_in_view, render_view
 from tag2box.errors import UserError
+from tag2box.images import View, boxes_in_view, read_photo, render_view
 from tag2box.io import locked
 from tag2box.models.lite0 import Lite0
 from tag2box.progress import Bar, silent

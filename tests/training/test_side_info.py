@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tag2box.data.transforms import Resize
+from tag2box.images import Resize
 from tag2box.training.batches import FeatureBatches, ImageBatches, Loader
 from tag2box.training.dist import DistContext
 from tag2box.training.feature_cache import RoiMaps, TrunkMaps

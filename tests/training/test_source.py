@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.data.transforms import Resize, view_size
+from tag2box.images import Resize, view_size
 from tag2box.training.batches import (
     BatchSource,
     FeatureBatches,

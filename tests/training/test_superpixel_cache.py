@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tag2box.data.images import read_photo
 from tag2box.errors import UserError
+from tag2box.images import read_photo
 from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.training import superpixel_cache as module
 from tag2box.training.superpixel_cache import SuperpixelCache, build_superpixel_cache

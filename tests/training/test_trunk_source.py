@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tag2box.cli.train import train
-from tag2box.data.transforms import Resize, view_size
+from tag2box.images import Resize, view_size
 from tag2box.models.detector import Detector
 from tag2box.recipes import Config
 from tag2box.training.batches import FeatureBatches, ImageBatches, Loader, preview_view

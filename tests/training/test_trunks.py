@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tag2box.data.images import read_photo
-from tag2box.data.transforms import View, render_view
 from tag2box.errors import UserError
+from tag2box.images import View, read_photo, render_view
 from tag2box.models.backbone import Backbone
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.progress import Bar

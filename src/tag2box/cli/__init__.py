@@ -61,11 +61,11 @@ COMMANDS = {
         "Recognise and check a weight file, and store it with its preprocessing, provenance and checksum.",
     ),
     "reproduce": (
-        "tag2box.cli.studies:reproduce_command",
+        "tag2box.experiments.commands:reproduce_command",
         "Run a table or figure of the paper at a scale you can afford, and print it beside the paper's.",
     ),
     "compare": (
-        "tag2box.cli.studies:compare_command",
+        "tag2box.experiments.commands:compare_command",
         "Train several systems under equal conditions on any datasets and seeds, and compare them on one page.",
     ),
     "systems": (

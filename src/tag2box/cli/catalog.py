@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tag2box import RECIPES, Config, ProposalMethod, UserError, settings
+from tag2box import errors, paper_runs, recipes, settings, systems
 from tag2box.cli import options
-from tag2box.paper_runs import NOTHING, PAPER_RUNS, PaperFigures
+from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.systems import SYSTEMS, changes, find_system
 
 RECIPE_COLUMNS = ("recipe", "backbone", "boxes", "batch", "lr", "iters", "lambda", "mAP50", "CorLoc", "AP")
 _RECIPE_NOTE = (
@@ -38,7 +37,7 @@ class RecipeRow:
     lr: float
     iterations: int
     contrast_weight: float | None  # lambda; None if L_wscl is off
-    figures: PaperFigures
+    figures: paper_runs.PaperFigures
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, under ``RECIPE_COLUMNS``."""
@@ -59,10 +58,10 @@ class RecipeRow:
 
 def list_recipes() -> list[RecipeRow]:
     """All recipes, in the order of ``RECIPES``."""
-    return [_row(name, recipe()) for name, recipe in RECIPES.items()]
+    return [_row(name, recipe()) for name, recipe in recipes.RECIPES.items()]
 
 
-def _row(name: str, config: Config) -> RecipeRow:
+def _row(name: str, config: recipes.Config) -> RecipeRow:
     contrast = config.criterion.contrast
     return RecipeRow(
         name=name,
@@ -72,7 +71,7 @@ def _row(name: str, config: Config) -> RecipeRow:
         lr=config.plan.optimizer.lr,
         iterations=config.plan.iterations,
         contrast_weight=contrast.weight if contrast.enabled else None,
-        figures=PAPER_RUNS[name].figures if name in PAPER_RUNS else NOTHING,
+        figures=paper_runs.PAPER_RUNS[name].figures if name in paper_runs.PAPER_RUNS else paper_runs.NOTHING,
     )
 
 
@@ -96,13 +95,13 @@ def recipes_table(rows: list[RecipeRow]) -> Table:
 
 def recipe_toml(name: str) -> str:
     """A recipe as a settings file: the paper's figures as a comment, then every setting with its documentation."""
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 1, 0.0)[0]
-        raise UserError(f"{name}: no recipe of this name; did you mean {near}? `tag2box recipes` lists all")
-    figures = PAPER_RUNS[name].figures if name in PAPER_RUNS else NOTHING
+    if name not in recipes.RECIPES:
+        near = difflib.get_close_matches(name, recipes.RECIPES, 1, 0.0)[0]
+        raise errors.UserError(f"{name}: no recipe of this name; did you mean {near}? `tag2box recipes` lists all")
+    figures = paper_runs.PAPER_RUNS[name].figures if name in paper_runs.PAPER_RUNS else paper_runs.NOTHING
     reported = ", ".join(f"{key} {value:.1f}" for key, value in figures.reported().items())
     head = f"# The paper reports ({figures.source}): {reported}\n\n" if reported else ""
-    return head + settings.dump(RECIPES[name]())
+    return head + settings.dump(recipes.RECIPES[name]())
 
 
 def recipes_command(
@@ -129,7 +128,7 @@ def systems_table() -> Table:
         sheet.add_column(title, overflow="fold")
     for title in _PAPER_DATASETS.values():
         sheet.add_column(title, no_wrap=True, justify="right")
-    for system in SYSTEMS.values():
+    for system in systems.SYSTEMS.values():
         figures = [system.reported(dataset) for dataset in _PAPER_DATASETS]
         cells = ("-" if figure is None else f"{figure:.1f}" for figure in figures)
         sheet.add_row(system.name, str(system.year), system.idea, *cells)
@@ -138,12 +137,12 @@ def systems_table() -> Table:
 
 def system_overrides(name: str, recipe: str = "photos") -> str:
     """The settings that a system changes in a recipe, one per line, as ``--set`` takes them."""
-    system = find_system(name)
-    if recipe not in RECIPES:
-        near = difflib.get_close_matches(recipe, RECIPES, 1, 0.0)[0]
-        raise UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
-    base: Config = RECIPES[recipe]()
-    lines = [f"# {system.title} ({system.year}): {system.idea}", *changes(base, system(base))]
+    system = systems.find_system(name)
+    if recipe not in recipes.RECIPES:
+        near = difflib.get_close_matches(recipe, recipes.RECIPES, 1, 0.0)[0]
+        raise errors.UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
+    base: recipes.Config = recipes.RECIPES[recipe]()
+    lines = [f"# {system.title} ({system.year}): {system.idea}", *systems.changes(base, system(base))]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 from rich import console, table, text
 
-from tag2box import DataSource, Progress, TerminalProgress, io, silent
+from tag2box import io
 from tag2box.cli import options
-from tag2box.data import check
-from tag2box.data import stats as dataset_stats
+from tag2box.data import check, stats as dataset_stats
 from tag2box.formats import datasets, listing
+from tag2box.formats.listing import DataSource
+from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.reporting.dataset_page import DataInputs, write_data_page
 
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}

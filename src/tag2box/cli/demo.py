@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from tag2box import Config, Data, Progress, TerminalProgress, UserError, io, recipes, runs, settings, silent
+from tag2box import errors, io, recipes, runs, settings
 from tag2box.cli import evaluate, options, report, train
 from tag2box.data.scenes import Scenes
 from tag2box.formats import coco_boxes, csv_tags
+from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.recipes import Config, Data
 from tag2box.training.checkpoint import read_state
 
 SUMMARY_FILE = "summary.json"
@@ -38,7 +40,7 @@ def demo(
     Resumable: finished parts are kept, and a second call continues an interrupted one.
     """
     if any(override.partition("=")[0].strip() == "plan.seed" for override in overrides):
-        raise UserError("--set plan.seed: the demo's seed is set with --seed, for scenes and training alike")
+        raise errors.UserError("--set plan.seed: the demo's seed is set with --seed, for scenes and training alike")
     workspace = open_scenes(out, world or Scenes(seed=seed), overrides, progress=progress)
     folders = {method: out / method for method in ("oicr-plus", "od-wscl")}
     metrics = {m: workspace.measure(folder, m, seed, progress=progress) for m, folder in folders.items()}
@@ -103,7 +105,7 @@ def _train(config: Config, folder: Path, progress: Progress) -> None:
         train.train(config, folder, progress=progress)
         return
     if runs.read_config(folder) != runs.with_paths(config, folder):
-        raise UserError(f"{folder}: holds a run with other settings; choose another --out, or remove it")
+        raise errors.UserError(f"{folder}: holds a run with other settings; choose another --out, or remove it")
     train.resume(folder, progress=progress)
 
 

@@ -13,30 +13,15 @@ import typer
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from tag2box import (
-    Config,
-    DataSource,
-    Detections,
-    Detector,
-    Interrupted,
-    Photo,
-    Progress,
-    TerminalProgress,
-    UserError,
-    annotations,
-    extend,
-    io,
-    runs,
-    settings,
-    silent,
-)
+from tag2box import annotations, errors, extend, images, io, recipes, runs, settings
+from tag2box.annotations import Detections, Photo
 from tag2box.cli import options
-from tag2box.data import images, transforms
-from tag2box.formats import datasets
-from tag2box.formats import export as exports
+from tag2box.formats import datasets, export as exports, listing
 from tag2box.inference import predict
 from tag2box.methods.wsrpn import Rescore
+from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
+from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 from tag2box.training.feature_cache import RoiMaps
 
@@ -76,9 +61,9 @@ def detect(
         boxes = tag2box.detect(Path("runs/mine"), [Path("photo.jpg")])["photo"].boxes
     """
     if not photos:
-        raise UserError("no photos given; name files or folders after the run")
+        raise errors.UserError("no photos given; name files or folders after the run")
     if pool is not None and dist.world_size > 1:
-        raise UserError("--on ray: Ray has processes of its own; start the command without torchrun")
+        raise errors.UserError("--on ray: Ray has processes of its own; start the command without torchrun")
     trained, writer = with_inference(runs.load_run(run), overrides), exports.export_format(export)
     found_photos = images.find_photos(photos) if split is None else _split_photos(photos, split)
     found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, dist=dist, progress=progress)
@@ -99,10 +84,10 @@ def with_inference(trained: runs.TrainedRun, overrides: Sequence[str]) -> runs.T
     """The run with other inference settings."""
     other = next((o for o in overrides if not o.strip().startswith("inference.")), None)
     if other is not None:
-        raise UserError(
+        raise errors.UserError(
             f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE"
         )
-    return replace(trained, config=settings.load(Config, [], list(overrides), base=trained.config))
+    return replace(trained, config=settings.load(recipes.Config, [], list(overrides), base=trained.config))
 
 
 def detect_photos(
@@ -120,10 +105,12 @@ def detect_photos(
         try:
             with dist.main_process_first():
                 store = runs.proposals_of(photos, trained.config, folder, progress, pool=pool)
-        except Interrupted:
+        except errors.Interrupted:
             if proposals is not None:
                 raise
-            raise Interrupted("stopped, nothing saved; `tag2box propose` writes proposals that are kept") from None
+            raise errors.Interrupted(
+                "stopped, nothing saved; `tag2box propose` writes proposals that are kept"
+            ) from None
         if pool is not None:
             return detect_in_pool(pool, trained, photos, store, progress=progress)
         return predict.run_detector(
@@ -140,16 +127,18 @@ def detect_photos(
 
 def _split_photos(paths: Sequence[Path], split: str) -> tuple[Photo, ...]:
     if len(paths) != 1:
-        raise UserError(f"--split {split}: belongs to one dataset, got {len(paths)} paths; name the dataset alone")
-    return datasets.read_photos(DataSource(path=paths[0], split=split))
+        raise errors.UserError(
+            f"--split {split}: belongs to one dataset, got {len(paths)} paths; name the dataset alone"
+        )
+    return datasets.read_photos(listing.DataSource(path=paths[0], split=split))
 
 
 def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
     from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
 
     for photo in photos:
-        view = transforms.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
-        boxes = transforms.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
+        view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
+        boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
         shown = replace(found[photo.id], boxes=boxes)
         picture = draw_detections(images.load_view(photo, view).round().byte(), shown, classes)
         with io.replacing(folder / f"{photo.id.replace('/', '_')}.jpg") as temporary:
@@ -193,7 +182,7 @@ class PhotoResult:
     def detections(self) -> Detections:
         """The detections; raises if the photo failed."""
         if self.boxes is None or self.scores is None or self.labels is None:
-            raise UserError(self.problem)
+            raise errors.UserError(self.problem)
         # Copies: arrays received from another process may be read-only memory.
         return Detections(*(torch.from_numpy(x.copy()) for x in (self.boxes, self.scores, self.labels)))
 
@@ -216,7 +205,7 @@ class DetectTask:
             found = predict.run_detector(
                 detector, photos, task, maps=maps, inference=self.inference, rescore=self.rescore
             )[task.photo.id]
-        except UserError as error:
+        except errors.UserError as error:
             return PhotoResult(problem=f"{error}")
         return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
 

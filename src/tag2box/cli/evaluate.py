@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tag2box import DataSource, Detections, Photo, Progress, Truth, UserError, extend, io, runs, silent
+from tag2box import annotations, errors, extend, io, runs
 from tag2box.cli import options
-from tag2box.formats import coco_boxes, datasets, detection_files, export
+from tag2box.formats import coco_boxes, datasets, detection_files, export, listing
 from tag2box.inference.predict import run_detector
 from tag2box.metrics import challenges, evaluation
+from tag2box.progress import Progress, silent
 from tag2box.training.feature_cache import RoiMaps
 
 METRICS_FILE = "metrics.json"
@@ -56,9 +57,9 @@ def evaluate(
 
 def truth_source(
     path: Path, *, photos: Path | None = None, split: str | None = None, classes: Sequence[str] | None = None
-) -> DataSource:
+) -> listing.DataSource:
     """A dataset with ground truth; ``split`` is dropped for formats without named splits."""
-    source = DataSource(path=path, photos=photos, classes=tuple(classes) if classes is not None else None)
+    source = listing.DataSource(path=path, photos=photos, classes=tuple(classes) if classes is not None else None)
     return replace(source, split=split) if datasets.dataset_format(source).names_splits else source
 
 
@@ -69,25 +70,25 @@ def truth_source(
 class EvalSet:
     """Photos with ground truth, and the folder of their proposals."""
 
-    photos: tuple[Photo, ...]
-    truth: Truth
+    photos: tuple[annotations.Photo, ...]
+    truth: annotations.Truth
     proposals: Path
 
 
-def eval_set(source: DataSource, proposals: Path) -> EvalSet:
+def eval_set(source: listing.DataSource, proposals: Path) -> EvalSet:
     """The photos and the ground truth of a dataset."""
     photos = datasets.read_photos(source)
     return EvalSet(photos, truth_in_order(datasets.read_truth(source), photos, source.path), proposals)
 
 
-def truth_in_order(truth: Truth, photos: Sequence[Photo], path: Path) -> Truth:
+def truth_in_order(truth: annotations.Truth, photos: Sequence[annotations.Photo], path: Path) -> annotations.Truth:
     """The ground truth of some photos, in their order; ``path`` is named in errors."""
     index = {name: i for i, name in enumerate(truth.ids)}
     missing = [photo.id for photo in photos if photo.id not in index]
     if missing:
-        raise UserError(f"{path}: no ground truth of photo {missing[0]} ({len(missing)} missing)")
+        raise errors.UserError(f"{path}: no ground truth of photo {missing[0]} ({len(missing)} missing)")
     rows = [index[photo.id] for photo in photos]
-    return Truth(
+    return annotations.Truth(
         truth.classes,
         tuple(truth.ids[i] for i in rows),
         tuple(truth.sizes[i] for i in rows),
@@ -110,10 +111,10 @@ def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, prog
     io.write_json(run / METRICS_FILE, report)
 
 
-def _detect(trained: runs.TrainedRun, data: EvalSet, progress: Progress) -> dict[str, Detections]:
+def _detect(trained: runs.TrainedRun, data: EvalSet, progress: Progress) -> dict[str, annotations.Detections]:
     if trained.classes != data.truth.classes:
         other = next((c for c in data.truth.classes if c not in trained.classes), "another order of classes")
-        raise UserError(
+        raise errors.UserError(
             f"{trained.folder}: the ground truth has {other!r}, which the model was not trained on; leave it out"
         )
     config = trained.config
@@ -132,7 +133,7 @@ def _detect(trained: runs.TrainedRun, data: EvalSet, progress: Progress) -> dict
     )
 
 
-def boxes_per_class(truth: Truth) -> float | None:
+def boxes_per_class(truth: annotations.Truth) -> float | None:
     """Mean number of objects per present image-class pair: one-box-per-tag labelers assume it is 1."""
     pairs = sum(len(objects.labels.unique()) for objects in truth.objects)
     return sum(len(objects) for objects in truth.objects) / pairs if pairs else None

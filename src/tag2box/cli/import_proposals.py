@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from tag2box import DataSource, Photo, Progress, TerminalProgress, UserError, extend, silent
+from tag2box import annotations, errors, extend
 from tag2box.cli import options
-from tag2box.formats.datasets import read_photos
-from tag2box.progress import Bar
+from tag2box.formats import datasets, listing
+from tag2box.progress import Bar, Progress, TerminalProgress, silent
 from tag2box.proposals import base, store
 from tag2box.proposals.importers import match_ids, proposal_files, validate
 
@@ -49,7 +49,7 @@ class ImportResult:
 
 def import_proposals(
     file: Path,
-    source: DataSource,
+    source: listing.DataSource,
     out: Path,
     *,
     form: str | None = None,
@@ -70,7 +70,7 @@ def import_proposals(
     name, chosen = proposal_files.proposal_format(file, form)
     used, keep = (convention or validate.ConventionOverride()).over(chosen.convention), keep or validate.BoxFilter()
     found = chosen.open(file)
-    photos = read_photos(source)
+    photos = datasets.read_photos(source)
     matching = match_ids.match_ids(file, found.ids, photos)
     _check_missing(file, found.ids, matching, allow_missing=allow_missing)
     reader = _Reader(file, found, used, keep)
@@ -94,7 +94,9 @@ class _Reader:
         self._is_ranked: bool | None = None
         self.counts = validate.ImportCounts.none()
 
-    def read(self, photos: Sequence[Photo], matching: match_ids.IdMatch, bar: Bar) -> Iterator[base.Candidates]:
+    def read(
+        self, photos: Sequence[annotations.Photo], matching: match_ids.IdMatch, bar: Bar
+    ) -> Iterator[base.Candidates]:
         """The candidates of each photo in order; raises as soon as it is clear that boxes do not fit the photos."""
         for photo, place in zip(photos, matching.places, strict=True):
             rows = _NO_BOXES if place is None else self._found.read(place)
@@ -105,13 +107,13 @@ class _Reader:
             yield fitted.candidates
             bar.advance()
 
-    def _check_ranked(self, photo: Photo, rows: validate.RawBoxes) -> None:
+    def _check_ranked(self, photo: annotations.Photo, rows: validate.RawBoxes) -> None:
         if not len(rows):
             return
         is_ranked = rows.scores is not None
         if self._is_ranked not in {None, is_ranked}:
             what = "has scores, others have none" if is_ranked else "has no scores, others have"
-            raise UserError(f"{self._file}: the image of photo {photo.id} {what}; give scores to all or to none")
+            raise errors.UserError(f"{self._file}: the image of photo {photo.id} {what}; give scores to all or to none")
         self._is_ranked = is_ranked
 
 
@@ -121,18 +123,18 @@ def _first(names: Sequence[str]) -> str:
 
 def _check_free(out: Path) -> None:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out}: exists already and is never replaced; remove it or name another folder")
+        raise errors.UserError(f"{out}: exists already and is never replaced; remove it or name another folder")
 
 
 def _check_missing(file: Path, ids: Sequence[str], matching: match_ids.IdMatch, *, allow_missing: bool) -> None:
     missing = matching.missing
     if missing and not matching.matched:
-        raise UserError(
+        raise errors.UserError(
             f"{file}: none of its {len(ids):,} images ({_first(ids)}) is one of the {len(missing):,} photos "
             f"({_first(missing)}); name the dataset these proposals were made for"
         )
     if missing and not allow_missing:
-        raise UserError(
+        raise errors.UserError(
             f"{file}: no proposals for {len(missing):,} of {len(matching.places):,} photos ({_first(missing)}); "
             "--allow-missing leaves them without boxes"
         )

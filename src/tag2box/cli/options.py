@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console, RenderableType
 
-from tag2box import DataSource, UserError, extend
-from tag2box.formats.datasets import class_names
+from tag2box import errors, extend
+from tag2box.formats import datasets, listing
 from tag2box.parallel.pool import Pool
 
 
@@ -50,10 +50,10 @@ DataFormatOption = Annotated[
 
 def data_source(
     path: Path, photos: Path | None, split: str | None, classes: str | None, form: str | None = None
-) -> DataSource:
+) -> listing.DataSource:
     """The dataset that the options of a command name."""
-    names = class_names(classes) if classes else None
-    return DataSource(path=path, photos=photos, split=split, classes=names, format=form)
+    names = datasets.class_names(classes) if classes else None
+    return listing.DataSource(path=path, photos=photos, split=split, classes=names, format=form)
 
 
 # ---------------------------------------------------------------- where photos are processed
@@ -76,7 +76,7 @@ def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: 
     """The Ray cluster that --on and --address name, for tasks of ``chunk`` photos; None is this machine."""
     if on == "here":
         if address is not None:
-            raise UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
+            raise errors.UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
         return None
     from tag2box.parallel.ray_pool import RayPool, check_ray  # Ray is optional
 
@@ -110,5 +110,5 @@ def seed_list(text: str | None) -> tuple[int, ...]:
     """The seeds of --seeds; empty for the default of the study."""
     words = (text or "").replace(",", " ").split()
     if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds {text}: expected whole numbers separated by commas, such as 0,1,2")
+        raise errors.UserError(f"--seeds {text}: expected whole numbers separated by commas, such as 0,1,2")
     return tuple(int(word) for word in words)

@@ -10,12 +10,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tag2box import DataSource, Photo, Progress, ProposalStore, TerminalProgress, Truth, UserError, io, silent
+from tag2box import annotations, errors, io
 from tag2box.cli import options
 from tag2box.data.stats import SIZE_EDGES
-from tag2box.formats import datasets
+from tag2box.formats import datasets, listing
+from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.base import ProposalSource
 from tag2box.proposals.recall import PhotoRecall, RecallMeter, counts_in_recall, find_misses
+from tag2box.proposals.store import ProposalStore
 from tag2box.reporting import recall_page
 
 _WORST_PHOTOS = 12  # drawn on the page
@@ -23,7 +25,12 @@ _SHOWN_MISSING = 5
 
 
 def recall(
-    source: DataSource, stores: Sequence[Path], out: Path, *, json: Path | None = None, progress: Progress = silent
+    source: listing.DataSource,
+    stores: Sequence[Path],
+    out: Path,
+    *,
+    json: Path | None = None,
+    progress: Progress = silent,
 ) -> tuple[recall_page.RecallSource, ...]:
     """Write a page that compares proposal stores on the photos that all of them have.
 
@@ -34,7 +41,7 @@ def recall(
     opened = _open(stores)
     truth = datasets.read_truth(whole)
     if not any(bool(counts_in_recall(objects).any()) for objects in truth.objects):
-        raise UserError(f"{source.path}: no object of these classes to find; recall needs a dataset with boxes")
+        raise errors.UserError(f"{source.path}: no object of these classes to find; recall needs a dataset with boxes")
     photos = {photo.id: photo for photo in datasets.read_photos(whole)}
     rows = _common_rows(truth, opened, source.path)
     for store in opened:
@@ -52,16 +59,18 @@ def recall(
 def _open(paths: Sequence[Path]) -> list[ProposalStore]:
     twice = [path for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
     if twice:
-        raise UserError(f"{twice[0]}: named twice; name each store once")
+        raise errors.UserError(f"{twice[0]}: named twice; name each store once")
     return [ProposalStore.open(path) for path in paths]
 
 
-def _common_rows(truth: Truth, stores: Sequence[ProposalStore], path: Path) -> list[int]:
+def _common_rows(truth: annotations.Truth, stores: Sequence[ProposalStore], path: Path) -> list[int]:
     """Rows of the photos that every store has boxes for."""
     rows = [row for row, name in enumerate(truth.ids) if all(name in store.sizes for store in stores)]
     if not rows:
         poorest = min(stores, key=lambda store: sum(name in store.sizes for name in truth.ids))
-        raise UserError(f"{poorest.path}: no proposals for the photos of {path}; make the store for these photos")
+        raise errors.UserError(
+            f"{poorest.path}: no proposals for the photos of {path}; make the store for these photos"
+        )
     return rows
 
 
@@ -81,7 +90,7 @@ def source_text(source: ProposalSource) -> str:
 
 
 def _measure(
-    truth: Truth, stores: Sequence[ProposalStore], rows: Sequence[int], progress: Progress
+    truth: annotations.Truth, stores: Sequence[ProposalStore], rows: Sequence[int], progress: Progress
 ) -> tuple[tuple[recall_page.RecallSource, ...], list[int]]:
     """The recall of every store, and the rows of the worst photos."""
     meters = [RecallMeter(len(truth.classes), SIZE_EDGES) for _ in stores]
@@ -112,7 +121,7 @@ def _sort_key(each: Sequence[PhotoRecall], row: int) -> tuple[int, float, int]:
 
 
 def _worst_photo(
-    truth: Truth, row: int, stores: Sequence[ProposalStore], photos: dict[str, Photo]
+    truth: annotations.Truth, row: int, stores: Sequence[ProposalStore], photos: dict[str, annotations.Photo]
 ) -> recall_page.WorstPhoto:
     lost = []
     for store in stores:

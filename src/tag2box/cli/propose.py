@@ -9,23 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from tag2box import (
-    DataSource,
-    Interrupted,
-    Progress,
-    ProposalMethod,
-    ProposalStore,
-    TerminalProgress,
-    UserError,
-    extend,
-    settings,
-    silent,
-)
+from tag2box import errors, extend, images, settings
 from tag2box.cli import options
-from tag2box.data.images import read_photo
 from tag2box.formats import datasets, listing
+from tag2box.formats.listing import DataSource
 from tag2box.parallel.pool import Pool
+from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base, build
+from tag2box.proposals.base import ProposalMethod
+from tag2box.proposals.store import ProposalStore
 
 _SMALLEST_SIDE = 32  # pixels of a resized photo
 _SHOWN_LEFT_OUT = 20
@@ -78,14 +70,14 @@ def propose(
     try:
         photos = datasets.read_photos(source, faults.append)
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise errors.Interrupted(
             f"{source.path}: interrupted while the dataset was read; rerun the same command to resume"
         ) from None
     if not photos:
         first = f" ({faults[0].line})" if faults else ""
-        raise UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")
+        raise errors.UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")
     store = build.build_proposals(
-        photos, method, out, read=read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
+        photos, method, out, read=images.read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
     )
     spans = [store.spans[photo.id] for photo in photos if photo.id in store.spans]
     failed = [store.failed[photo.id] for photo in photos if photo.id in store.failed]
@@ -102,16 +94,16 @@ def build_method(kind: str, given: Mapping[str, object], overrides: Sequence[str
     """
     try:
         method = base.default_method(kind)
-    except UserError as error:
-        raise UserError(f"--method {kind}: {error}") from None
+    except errors.UserError as error:
+        raise errors.UserError(f"--method {kind}: {error}") from None
     values = {name: value for name, value in given.items() if value is not None}
     for name in values:
         if not hasattr(method, name):
             option = "--edge-model" if name == "model" else f"--{name}"
-            raise UserError(f"{option}: no setting of {kind}; leave it out, or choose another --method")
+            raise errors.UserError(f"{option}: no setting of {kind}; leave it out, or choose another --method")
     short_side = values.get("short_side")
     if isinstance(short_side, int) and 0 < short_side < _SMALLEST_SIDE:
-        raise UserError(f"--short-side {short_side}: expected {_SMALLEST_SIDE} or more, or 0 for full size")
+        raise errors.UserError(f"--short-side {short_side}: expected {_SMALLEST_SIDE} or more, or 0 for full size")
     if short_side == 0:
         values["short_side"] = None
     return settings.load(type(method), [], overrides, base=replace(method, **values))  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tag2box import Config, Progress, TerminalProgress, UserError, silent
-from tag2box import runs as run_folders
+from tag2box import errors, recipes, runs as run_folders
 from tag2box.cli import evaluate, train
 from tag2box.formats import datasets, detection_files
+from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.recall import measure_recall
 from tag2box.reporting import records, report_page
 
@@ -39,11 +39,11 @@ def report(
         commands: shown on the page, to reproduce it.
     """
     if not runs:
-        raise UserError("no runs given; name at least one run folder")
+        raise errors.UserError("no runs given; name at least one run folder")
     if test_photos is not None and test_truth is None:
-        raise UserError("--test-photos is the folder of the photos of --test-truth; give that too")
+        raise errors.UserError("--test-photos is the folder of the photos of --test-truth; give that too")
     if train_truth is not None and test_truth is None:
-        raise UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
+        raise errors.UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
     config = run_folders.read_config(runs[0])
     training, _ = train.prepare_data(config, progress)
     test_set = train_set = None
@@ -79,7 +79,7 @@ def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
     )
 
 
-def _recall(data: evaluate.EvalSet, config: Config, progress: Progress) -> records.ProposalRecall:
+def _recall(data: evaluate.EvalSet, config: recipes.Config, progress: Progress) -> records.ProposalRecall:
     store = run_folders.proposals_of(data.photos, config, data.proposals, progress)
     got = measure_recall([store.boxes(name) for name in data.truth.ids], data.truth)
     return records.ProposalRecall(

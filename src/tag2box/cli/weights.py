@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 from rich import table, text
 
-from tag2box import TerminalProgress, UserError
 from tag2box.cli import options
+from tag2box.errors import UserError
 from tag2box.models.weights import convert, state_dict, weight_cache, zoo
+from tag2box.progress import TerminalProgress
 
 _NO_LICENCE = "not stated in the file; see its publisher"
 

@@ -10,11 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tag2box.annotations import Objects
-from tag2box.data.images import photo_size, read_photo
-from tag2box.errors import UserError, printable
-from tag2box.formats import datasets
-from tag2box.formats.folders import photo_files
+from tag2box import annotations, errors, images
+from tag2box.formats import datasets, folders
 from tag2box.formats.listing import DataSource, Fault, Listing, PhotoEntry, is_regular_file, missing_photo
 from tag2box.progress import Bar, Progress, silent
 
@@ -99,9 +96,9 @@ class Tally:
         self._counts[kind] = self._counts.get(kind, 0) + 1
         names = self._names.setdefault(kind, [])
         lines = self._lines.setdefault(kind, [])
-        if len(names) < FIRST and printable(name) not in names:
-            names.append(printable(name))
-            lines.extend([printable(line)] if line else [])
+        if len(names) < FIRST and errors.printable(name) not in names:
+            names.append(errors.printable(name))
+            lines.extend([errors.printable(line)] if line else [])
 
     def findings(self) -> tuple[Finding, ...]:
         """All findings, errors first, in the order of ``ADVICE``."""
@@ -140,9 +137,9 @@ def check_photo(folder: Path, entry: PhotoEntry) -> PhotoCheck:
         return PhotoCheck(entry, fault=missing_photo(folder, entry))
     length = path.stat().st_size
     try:
-        size = photo_size(path)
-        read_photo(path, at_least=(1, 1))
-    except UserError as error:
+        size = images.photo_size(path)
+        images.read_photo(path, at_least=(1, 1))
+    except errors.UserError as error:
         kind = Fault("unreadable photo" if length else "empty photo", entry.file, str(error))
         return PhotoCheck(entry, length, fault=kind)
     return PhotoCheck(entry, length, size)
@@ -246,7 +243,7 @@ def _repeated(listing: Listing, checks: Iterable[PhotoCheck], tally: Tally) -> N
 
 def _unnamed(listing: Listing, tally: Tally) -> None:
     named = {entry.file for entry in listing.entries}
-    for file in photo_files(listing.folder):
+    for file in folders.photo_files(listing.folder):
         if file.as_posix() not in named:
             tally.add("photo no row names", file.as_posix())
 
@@ -304,7 +301,7 @@ def _boxes(source: DataSource, sizes: Mapping[str, tuple[int, int]], tally: Tall
         _boxes_of(name, size, objects, tally)
 
 
-def _boxes_of(name: str, size: tuple[int, int], objects: Objects, tally: Tally) -> None:
+def _boxes_of(name: str, size: tuple[int, int], objects: annotations.Objects, tally: Tally) -> None:
     for x1, y1, x2, y2 in objects.boxes.tolist():
         corners = f"{name} ({x1:g} {y1:g} {x2:g} {y2:g})"
         if x2 <= x1 or y2 <= y1:

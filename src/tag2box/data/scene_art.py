@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 from jaxtyping import Float, Float32
-from numpy import ndarray
 
 SUPERSAMPLE = 2  # sprites are drawn this many times larger, then averaged down
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates
 
 ColourRgb = tuple[float, float, float]
-PolygonPoints = Sequence[tuple[float, float]] | Float[ndarray, "n 2"]
-Picture = Float32[ndarray, "H W 3"]  # RGB, 0 to 1
-Mask = Float32[ndarray, "H W"]
+PolygonPoints = Sequence[tuple[float, float]] | Float[np.ndarray, "n 2"]
+Picture = Float32[np.ndarray, "H W 3"]  # RGB, 0 to 1
+Mask = Float32[np.ndarray, "H W"]
 Paint = ColourRgb | Picture
 
 
@@ -65,27 +64,27 @@ class Canvas:
         covered = cv2.resize(rgb * self.alpha[..., None], size, interpolation=cv2.INTER_AREA)
         return Sprite(covered / np.maximum(alpha, 1e-3)[..., None], alpha)
 
-    def _pixels(self, points: PolygonPoints) -> ndarray:
+    def _pixels(self, points: PolygonPoints) -> np.ndarray:
         at = np.asarray(points, np.float64) @ self.pose.T * self.unit + self.centre
         return np.asarray(np.round(at * (1 << _SHIFT)), np.int32)
 
-    def _blend(self, mask: ndarray, rect: Sequence[int], paint: Paint, *, margin: int) -> None:
+    def _blend(self, mask: np.ndarray, rect: Sequence[int], paint: Paint, *, margin: int) -> None:
         """Blend paint into the canvas through a mask, within a rectangle only: most marks are small."""
         x, y, w, h = rect
         rows, cols = slice(max(0, y - margin), y + h + margin), slice(max(0, x - margin), x + w + margin)
         cover = mask[rows, cols].astype(np.float32) / 255
-        colour = paint[rows, cols] if isinstance(paint, ndarray) else np.array(paint, np.float32)
+        colour = paint[rows, cols] if isinstance(paint, np.ndarray) else np.array(paint, np.float32)
         self.rgb[rows, cols] += cover[..., None] * (colour - self.rgb[rows, cols])
         self.alpha[rows, cols] += cover * (1 - self.alpha[rows, cols])
 
 
-def oval(x: float, y: float, rx: float, ry: float, *, start: float = 0.0, stop: float = 2 * np.pi) -> ndarray:
+def oval(x: float, y: float, rx: float, ry: float, *, start: float = 0.0, stop: float = 2 * np.pi) -> np.ndarray:
     """Points of an ellipse, or of an arc of it; angles run clockwise from the right."""
     angle = np.linspace(start, stop, 40)
     return np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], axis=1)
 
 
-def box(x1: float, y1: float, x2: float, y2: float) -> ndarray:
+def box(x1: float, y1: float, x2: float, y2: float) -> np.ndarray:
     """Corners of a rectangle."""
     return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]])
 

@@ -11,17 +11,13 @@ from typing import Annotated, Literal
 import cv2
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
-from numpy import ndarray
 from PIL import Image
 from pydantic import Field
 
+from tag2box import errors, io
 from tag2box.annotations import Objects, Truth
-from tag2box.data.scene_art import Picture, Sprite, add_clutter, background
-from tag2box.data.scene_objects import OBJECT_CLASSES, draw_object
-from tag2box.errors import UserError
-from tag2box.formats.coco_boxes import write_coco_truth
-from tag2box.formats.csv_tags import write_tags
-from tag2box.io import read_json, replacing, write_json, write_text
+from tag2box.data import scene_art, scene_objects
+from tag2box.formats import coco_boxes, csv_tags
 
 Split = Literal["train", "test"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +29,7 @@ _VISIBLE = 0.6  # smallest visible share of an object; a new object that would h
 class DrawnScene:
     """One generated photo with its true objects."""
 
-    image: UInt8[ndarray, "H W 3"]
+    image: UInt8[np.ndarray, "H W 3"]
     objects: Objects
 
 
@@ -48,7 +44,7 @@ class Scenes:
     test: Annotated[int, Field(ge=0)] = 100
     width: Annotated[int, Field(ge=64)] = 224
     height: Annotated[int, Field(ge=64)] = 192
-    classes: tuple[str, ...] = OBJECT_CLASSES
+    classes: tuple[str, ...] = scene_objects.OBJECT_CLASSES
     most_classes: Annotated[int, Field(ge=1)] = 3
     """Largest number of classes per photo."""
     most_instances: Annotated[int, Field(ge=1)] = 4
@@ -68,8 +64,8 @@ class Scenes:
     def draw(self, split: Split, index: int) -> DrawnScene:
         """Draw one photo."""
         rng = np.random.default_rng([self.seed, zlib.crc32(split.encode()), index])
-        backdrop = background(rng, (self.height, self.width))
-        stage = _Stage(add_clutter(rng, backdrop, int(rng.poisson(14 * self.clutter))))
+        backdrop = scene_art.background(rng, (self.height, self.width))
+        stage = _Stage(scene_art.add_clutter(rng, backdrop, int(rng.poisson(14 * self.clutter))))
         count = int(rng.integers(1, min(self.most_classes, len(self.classes)) + 1))
         for label in rng.permutation(len(self.classes))[:count].tolist():
             for nth in range(1 + int(rng.binomial(self.most_instances - 1, self.crowd))):
@@ -85,8 +81,8 @@ class Scenes:
         self._check()
         if self._is_complete(out):
             return
-        write_json(out / "scenes.json", self._manifest(is_complete=False))
-        write_text(out / "classes.txt", "".join(f"{name}\n" for name in self.classes))
+        io.write_json(out / "scenes.json", self._manifest(is_complete=False))
+        io.write_text(out / "classes.txt", "".join(f"{name}\n" for name in self.classes))
         done = 0
         splits: tuple[tuple[Split, int], ...] = (("train", self.train), ("test", self.test))
         for split, count in splits:
@@ -99,16 +95,15 @@ class Scenes:
                 if on_progress:
                     on_progress(done, self.train + self.test)
             self._write_labels(out / split, split, drawn)
-        write_json(out / "scenes.json", self._manifest(is_complete=True))
+        io.write_json(out / "scenes.json", self._manifest(is_complete=True))
 
     def _check(self) -> None:
-        unknown = [name for name in self.classes if name not in OBJECT_CLASSES]
+        unknown = [name for name in self.classes if name not in scene_objects.OBJECT_CLASSES]
         if unknown or not self.classes:
-            raise UserError(
-                f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {', '.join(OBJECT_CLASSES)}"
-            )
+            known = ", ".join(scene_objects.OBJECT_CLASSES)
+            raise errors.UserError(f"scenes: classes: {unknown or 'none'} cannot be drawn; choose from {known}")
         if self.smallest > self.largest:
-            raise UserError(f"scenes: smallest: {self.smallest} is above largest ({self.largest}); swap them")
+            raise errors.UserError(f"scenes: smallest: {self.smallest} is above largest ({self.largest}); swap them")
 
     def _add(self, rng: np.random.Generator, stage: _Stage, label: int, *, is_touching: bool) -> None:
         """Draw an object and place it; if the photo is full, it is dropped, unless it is the first."""
@@ -116,7 +111,9 @@ class Scenes:
         size = min(size, 0.55 * min(self.width, self.height))
         mean = stage.picture.mean((0, 1)).tolist()
         loud = bool(rng.random() < self.part)
-        sprite = draw_object(rng, self.classes[label], size, loud=loud, behind=(mean[0], mean[1], mean[2]))
+        sprite = scene_objects.draw_object(
+            rng, self.classes[label], size, loud=loud, behind=(mean[0], mean[1], mean[2])
+        )
         place = stage.beside(rng, sprite, label) if is_touching else None
         place = place or stage.apart(rng, sprite, label)
         if place:
@@ -126,10 +123,10 @@ class Scenes:
         names = [_name(split, index) for index in range(len(drawn))]
         tags = [[self.classes[c] for c in sorted(set(objects.labels.tolist()))] for objects in drawn]
         (folder / "photos").mkdir(parents=True, exist_ok=True)
-        write_tags(folder / "tags.csv", list(zip(names, tags, strict=True)))
+        csv_tags.write_tags(folder / "tags.csv", list(zip(names, tags, strict=True)))
         ids = tuple(Path(name).stem for name in names)
         truth = Truth(self.classes, ids, ((self.width, self.height),) * len(names), tuple(drawn))
-        write_coco_truth(folder / "truth.json", truth, dict(zip(ids, names, strict=True)))
+        coco_boxes.write_coco_truth(folder / "truth.json", truth, dict(zip(ids, names, strict=True)))
 
     def _manifest(self, *, is_complete: bool) -> dict[str, object]:
         """The content of ``scenes.json``."""
@@ -140,12 +137,14 @@ class Scenes:
         """Whether the folder is this dataset, complete."""
         if not (out / "scenes.json").exists():
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise UserError(f"{out}: holds other files; give an empty or new folder for the generated scenes")
+                raise errors.UserError(
+                    f"{out}: holds other files; give an empty or new folder for the generated scenes"
+                )
             return False
-        manifest = read_json(out / "scenes.json", "the settings of generated scenes")
+        manifest = io.read_json(out / "scenes.json", "the settings of generated scenes")
         whole = self._manifest(is_complete=True)
         if not isinstance(manifest, dict) or {**manifest, "complete": True} != whole:
-            raise UserError(
+            raise errors.UserError(
                 f"{out / 'scenes.json'}: {_difference(manifest, whole)}; remove the folder or choose another"
             )
         photos = [
@@ -157,13 +156,13 @@ class Scenes:
 class _Stage:
     """A photo being composed, with the object that each pixel shows."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: scene_art.Picture) -> None:
         self.picture = picture
-        self.owner: Int[ndarray, "H W"] = np.full(picture.shape[:2], -1)
+        self.owner: Int[np.ndarray, "H W"] = np.full(picture.shape[:2], -1)
         self.labels: list[int] = []
         self.areas: list[int] = []  # pixels of each object, hidden ones included
 
-    def beside(self, rng: np.random.Generator, sprite: Sprite, label: int) -> tuple[int, int] | None:
+    def beside(self, rng: np.random.Generator, sprite: scene_art.Sprite, label: int) -> tuple[int, int] | None:
         """A place at which the sprite touches an earlier object of its class, hardly covering it."""
         earlier = [i for i, other in enumerate(self.labels) if other == label]
         solid = sprite.alpha > 0.5
@@ -184,7 +183,7 @@ class _Stage:
                 break
         return None
 
-    def apart(self, rng: np.random.Generator, sprite: Sprite, label: int) -> tuple[int, int] | None:
+    def apart(self, rng: np.random.Generator, sprite: scene_art.Sprite, label: int) -> tuple[int, int] | None:
         """A place clear of its own class that hardly covers other objects."""
         solid = sprite.alpha > 0.5
         dilated = cv2.dilate(solid.astype(np.uint8), np.ones((7, 7), np.uint8)) > 0
@@ -202,7 +201,7 @@ class _Stage:
                 return (y, x)
         return None
 
-    def add(self, sprite: Sprite, place: tuple[int, int], label: int) -> None:
+    def add(self, sprite: scene_art.Sprite, place: tuple[int, int], label: int) -> None:
         """Draw a sprite over the photo, with a faint shadow."""
         alpha = self._lay(sprite.alpha, place)
         shadow = np.roll(cv2.GaussianBlur(alpha, (0, 0), 3), (2, 2), (0, 1)) * 0.22
@@ -220,7 +219,7 @@ class _Stage:
             boxes.append([float(v) for v in (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)])
         return Objects.of(boxes, self.labels)
 
-    def _fits(self, shown: Bool[ndarray, "H W"], solid: Bool[ndarray, "h w"]) -> bool:
+    def _fits(self, shown: Bool[np.ndarray, "H W"], solid: Bool[np.ndarray, "h w"]) -> bool:
         """Whether enough of the new object, and of each earlier one under it, stays visible."""
         if shown.sum() < 0.85 * solid.sum():
             return False
@@ -228,10 +227,10 @@ class _Stage:
         left = ((self.owner == i) & ~shown for i in hidden[hidden >= 0])
         return all(m.sum() >= _VISIBLE * self.areas[i] for i, m in zip(hidden[hidden >= 0], left, strict=True))
 
-    def _shown(self, mask: Bool[ndarray, "h w"], place: tuple[int, int]) -> Bool[ndarray, "H W"]:
+    def _shown(self, mask: Bool[np.ndarray, "h w"], place: tuple[int, int]) -> Bool[np.ndarray, "H W"]:
         return np.asarray(self._lay(mask, place), bool)
 
-    def _lay(self, patch: ndarray, place: tuple[int, int]) -> ndarray:
+    def _lay(self, patch: np.ndarray, place: tuple[int, int]) -> np.ndarray:
         """A patch on an empty photo, cropped at the edges; ``place`` is its top and left."""
         (top, left), (height, width) = place, self.owner.shape
         whole = np.zeros((height, width, *patch.shape[2:]), patch.dtype)
@@ -242,7 +241,7 @@ class _Stage:
         return whole
 
 
-def _photograph(rng: np.random.Generator, picture: Picture) -> UInt8[ndarray, "H W 3"]:
+def _photograph(rng: np.random.Generator, picture: scene_art.Picture) -> UInt8[np.ndarray, "H W 3"]:
     """Simulate a modest camera: slight blur, varying exposure, noise."""
     blurred = cv2.GaussianBlur(picture, (0, 0), rng.uniform(0.3, 0.7))
     exposed = blurred * rng.uniform(0.88, 1.08) + rng.normal(0, rng.uniform(0.004, 0.018), picture.shape)
@@ -253,8 +252,8 @@ def _name(split: str, index: int) -> str:
     return f"{split}_{index:05d}.jpg"
 
 
-def _save(path: Path, image: UInt8[ndarray, "H W 3"]) -> None:
-    with replacing(path) as temporary:
+def _save(path: Path, image: UInt8[np.ndarray, "H W 3"]) -> None:
+    with io.replacing(path) as temporary:
         Image.fromarray(image).save(temporary, format="JPEG", quality=92)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from tag2box import io, recipes
 from tag2box.cli.train import check_requirements, read_training
 from tag2box.experiments import grid, pictures, reproduction, study_data, summary
 from tag2box.experiments.experiment import (
@@ -17,20 +18,8 @@ from tag2box.experiments.experiment import (
     StudyResults,
     StudyVariant,
 )
-from tag2box.io import write_json, write_text
 from tag2box.progress import Progress, silent
-from tag2box.recipes import Config
-from tag2box.reporting.study_page import write_study_page
-from tag2box.reporting.study_tables import (
-    StudyInputs,
-    StudyRow,
-    StudySection,
-    StudyTable,
-    markdown,
-    reported,
-    settings_table,
-)
-from tag2box.reporting.tables import UNKNOWN, Fact, Table, TableRow, plural, whole
+from tag2box.reporting import formatting as fmt, study_page, study_tables
 from tag2box.systems import SYSTEMS, System, changes, find_system
 
 NAME = "compare"
@@ -54,7 +43,7 @@ class DatasetComparison:
     """All systems on one dataset."""
 
     experiment: Experiment
-    base: Config
+    base: recipes.Config
     data: Mapping[int, study_data.StudyData]
 
     @property
@@ -153,7 +142,7 @@ def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant]) -> Expe
     )
 
 
-def _row(system: System, base: Config, overrides: Sequence[str]) -> StudyVariant:
+def _row(system: System, base: recipes.Config, overrides: Sequence[str]) -> StudyVariant:
     figures = {name: system.reported(dataset) for dataset, name in PAPER.items()}
     return StudyVariant(
         label=system.title,
@@ -174,56 +163,59 @@ def _with_outcomes(results: StudyResults) -> StudyResults:
 
 
 def write_comparison(
-    found: Sequence[StudyResults], base: Config, out: Path, *, commands: Sequence[str] = ()
+    found: Sequence[StudyResults], base: recipes.Config, out: Path, *, commands: Sequence[str] = ()
 ) -> reproduction.StudyFiles:
     """Write the page, the numbers and the tables of a comparison."""
     tables = [table for results in found if (table := summary.study_table(results, out)) is not None]
-    sections: list[StudySection] = []
+    sections: list[study_tables.StudySection] = []
     numbers, text = [], []
     for at, (results, table) in enumerate(zip(found, tables, strict=True)):
         sections += [_table_section(results, table, at), ranking(table, at)]
         sections += pictures.side_by_side(results, prefix=f"{at}-")
         numbers.append(summary.study_json(results, table, Analysis(), summary.quality_curves(results)))
-        text.append(f"On {results.first[1].name}:\n\n{markdown(table)}")
-    inputs = StudyInputs(
+        text.append(f"On {results.first[1].name}:\n\n{study_tables.markdown(table)}")
+    inputs = study_tables.StudyInputs(
         kicker="tag2box compare",
         title=found[0].experiment.title,
-        shows=f"{plural(len(found[0].results), 'system')} trained on tags, with the same backbone, proposals, schedule "
-        "and evaluator.",
+        shows=f"{fmt.plural(len(found[0].results), 'system')} trained on tags, with the same backbone, proposals, "
+        "schedule and evaluator.",
         setting=" ".join(summary.setting(results) for results in found),
         origin=found[0].experiment.origin,
         table=None,
         facts=_facts(found, tables),
         sections=tuple(sections),
-        about=(*settings_table(tables[0]), *summary.about_study(found[0], base, commands)),
+        about=(*study_tables.settings_table(tables[0]), *summary.about_study(found[0], base, commands)),
     )
     files = reproduction.StudyFiles(out / f"{NAME}.html", out / f"{NAME}.json", "\n".join(text))
-    write_study_page(inputs, files.page)
-    write_json(files.numbers, {"experiment": NAME, "systems": list(found[0].results), "datasets": numbers})
-    write_text(out / f"{NAME}.md", files.table)
+    study_page.write_study_page(inputs, files.page)
+    io.write_json(files.numbers, {"experiment": NAME, "systems": list(found[0].results), "datasets": numbers})
+    io.write_text(out / f"{NAME}.md", files.table)
     return files
 
 
-def _table_section(results: StudyResults, table: StudyTable, at: int) -> StudySection:
+def _table_section(results: StudyResults, table: study_tables.StudyTable, at: int) -> study_tables.StudySection:
     words = (
         f"{summary.setting(results)} Each figure is the mean over the seeds, with the smallest and the largest: "
         "differences within this range are not significant. Shares are in per cent. Time and memory are of training "
         "on this machine; labels' precision and recall are of the last stage's pseudo boxes at the end of training."
     )
-    return StudySection(f"{at}-table", f"On {results.first[1].name}", words, table=table, warnings=NOTES)
+    return study_tables.StudySection(f"{at}-table", f"On {results.first[1].name}", words, table=table, warnings=NOTES)
 
 
-def _facts(found: Sequence[StudyResults], tables: Sequence[StudyTable]) -> tuple[Fact, ...]:
+def _facts(found: Sequence[StudyResults], tables: Sequence[study_tables.StudyTable]) -> tuple[fmt.Fact, ...]:
     best = [
         replace(summary.study_facts(results, table)[0], name=f"Best mAP50, {results.first[1].name}")
         for results, table in zip(found, tables, strict=True)
     ]
     folders = {result.folder for results in found for own in results.results.values() for result in own.values()}
-    seeds = plural(len(found[0].data), "seed")
-    return (*best, Fact("Runs", whole(len(folders)), "", f"{plural(len(found), 'dataset')}, {seeds}"))
+    seeds = fmt.plural(len(found[0].data), "seed")
+    return (
+        *best,
+        fmt.Fact("Runs", fmt.whole(len(folders)), "", f"{fmt.plural(len(found), 'dataset')}, {seeds}"),
+    )
 
 
-def ranking(table: StudyTable, at: int = 0) -> StudySection:
+def ranking(table: study_tables.StudyTable, at: int = 0) -> study_tables.StudySection:
     """The systems from best to worst with their ranks here and in the paper, and how far both orders agree."""
     column = table.paper.index(PAPER["voc07"]) if PAPER["voc07"] in table.paper else None
     ours = {row.name: row.figures[0].mean for row in table.measured()}
@@ -231,14 +223,16 @@ def ranking(table: StudyTable, at: int = 0) -> StudySection:
     here, there = _ranks(ours), _ranks(theirs)
     rows = []
     for name in sorted(ours, key=lambda name: -(ours[name] or 0.0)):
-        ranks = (str(ranked.get(name, UNKNOWN)) for ranked in (here, there))
-        rows.append(TableRow(name, (reported(ours[name]), *ranks, reported(theirs[name]))))
+        ranks = (str(ranked.get(name, fmt.UNKNOWN)) for ranked in (here, there))
+        rows.append(
+            fmt.TableRow(name, (study_tables.reported(ours[name]), *ranks, study_tables.reported(theirs[name])))
+        )
     heads = ("mAP50", "rank\nhere", "rank in\nthe paper", "paper:\nVOC07")
-    sheet = Table("From best to worst", heads, tuple(rows))
-    return StudySection(f"{at}-order", "The order", agreement(table.measured(), theirs), tables=(sheet,))
+    sheet = fmt.Table("From best to worst", heads, tuple(rows))
+    return study_tables.StudySection(f"{at}-order", "The order", agreement(table.measured(), theirs), tables=(sheet,))
 
 
-def agreement(rows: Sequence[StudyRow], theirs: Mapping[str, float | None]) -> str:
+def agreement(rows: Sequence[study_tables.StudyRow], theirs: Mapping[str, float | None]) -> str:
     """How many pairs of systems are in the paper's order, and how many of those on which all seeds agree."""
     pairs = sure = agree = sure_agree = 0
     for a, b in combinations([row for row in rows if theirs.get(row.name) is not None], 2):
@@ -251,7 +245,7 @@ def agreement(rows: Sequence[StudyRow], theirs: Mapping[str, float | None]) -> s
         pairs, agree = pairs + 1, agree + is_same
         sure, sure_agree = sure + is_sure, sure_agree + (is_sure and is_same)
     return (
-        f"Of {plural(pairs, 'pair')} of systems, {agree} are in the paper's order on VOC07. All seeds agree on "
+        f"Of {fmt.plural(pairs, 'pair')} of systems, {agree} are in the paper's order on VOC07. All seeds agree on "
         f"{sure} of these pairs, and of those {sure_agree} are in the paper's order."
     )
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tag2box import settings
-from tag2box.experiments.grid import GridRun, RunResult
-from tag2box.experiments.study_data import StudyData
+from tag2box import recipes, settings
+from tag2box.experiments import grid, study_data
 from tag2box.models.weights.weight_cache import stored_names
-from tag2box.recipes import Config
 from tag2box.reporting.study_tables import SeedFigures, StudySection
 
 OICR_PLUS = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=false")
@@ -20,7 +18,7 @@ OD_WSCL = ("criterion.labeler.kind=discovery", "criterion.contrast.enabled=true"
 """Settings of the four rows of table 3a, from which most experiments start."""
 
 
-def unchanged(config: Config) -> Config:
+def unchanged(config: recipes.Config) -> recipes.Config:
     """The settings as they are."""
     return config
 
@@ -32,7 +30,7 @@ class StudyVariant:
     label: str
     settings: tuple[str, ...] = ()
     """Changes in the form of ``--set``."""
-    change: Callable[[Config], Config] = unchanged
+    change: Callable[[recipes.Config], recipes.Config] = unchanged
     """Changes that depend on the other settings."""
     paper: Mapping[str, float] = field(default_factory=dict)
     weights: str | None = None
@@ -40,9 +38,9 @@ class StudyVariant:
     absent: str = ""
     """Why the row is not run; it has the paper's figures alone."""
 
-    def config(self, base: Config, seed: int) -> Config:
+    def config(self, base: recipes.Config, seed: int) -> recipes.Config:
         """The settings of the row for a seed."""
-        changed = self.change(settings.load(Config, [], self.settings, base=base))
+        changed = self.change(settings.load(recipes.Config, [], self.settings, base=base))
         return replace(changed, name=self.label, plan=replace(changed.plan, seed=seed))
 
     def skip_reason(self) -> str:
@@ -60,7 +58,7 @@ class StudyColumn:
     path: tuple[str, ...]
     scale: float = 100.0
 
-    def over_seeds(self, results: Mapping[int, RunResult]) -> SeedFigures:
+    def over_seeds(self, results: Mapping[int, grid.RunResult]) -> SeedFigures:
         """The figure of some results, by seed."""
         found = {seed: result.figure(self.path) for seed, result in results.items()}
         return SeedFigures({seed: self.scale * value for seed, value in found.items() if value is not None})
@@ -88,17 +86,17 @@ class StudyResults:
     """A finished experiment: the dataset of each seed, and the result of each row and seed."""
 
     experiment: Experiment
-    data: Mapping[int, StudyData]
-    results: Mapping[str, Mapping[int, RunResult]]
+    data: Mapping[int, study_data.StudyData]
+    results: Mapping[str, Mapping[int, grid.RunResult]]
     left_out: Mapping[str, str]  # rows that could not be run, and why
 
     @property
-    def first(self) -> tuple[int, StudyData]:
+    def first(self) -> tuple[int, study_data.StudyData]:
         """The first seed and its dataset, from which photos are shown."""
         return next(iter(self.data.items()))
 
 
-def no_analysis(results: StudyResults, base: Config) -> Analysis:
+def no_analysis(results: StudyResults, base: recipes.Config) -> Analysis:
     """Nothing beyond the table."""
     return Analysis()
 
@@ -124,9 +122,13 @@ class Experiment:
     """Settings that make it affordable on the generated scenes; experiments with equal ones share runs."""
     tracked: tuple[str, ...] = ()
     """Rows whose label quality over training is reported."""
-    analyze: Callable[[StudyResults, Config], Analysis] = no_analysis
+    analyze: Callable[[StudyResults, recipes.Config], Analysis] = no_analysis
 
-    def runs(self, base: Config, data: Mapping[int, StudyData]) -> dict[tuple[str, int], GridRun]:
+    def runs(
+        self, base: recipes.Config, data: Mapping[int, study_data.StudyData]
+    ) -> dict[tuple[str, int], grid.GridRun]:
         """A run for each row that can be run, and each seed."""
         able = [row for row in self.rows if not row.skip_reason()]
-        return {(row.label, seed): GridRun(row.config(base, seed), own) for seed, own in data.items() for row in able}
+        return {
+            (row.label, seed): grid.GridRun(row.config(base, seed), own) for seed, own in data.items() for row in able
+        }

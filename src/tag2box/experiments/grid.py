@@ -15,18 +15,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tag2box import io, runs, settings
+from tag2box import errors, io, recipes, runs, settings
 from tag2box.cli import evaluate, train
-from tag2box.errors import Busy, Interrupted, UserError
-from tag2box.experiments import outcomes
-from tag2box.experiments.study_data import StudyData
+from tag2box.experiments import outcomes, study_data
 from tag2box.formats.detection_files import read_detections
 from tag2box.metrics.challenges import challenges
 from tag2box.progress import Bar, Progress, silent
-from tag2box.recipes import Config, Data
-from tag2box.reporting.records import RunRecord, read_run
-from tag2box.reporting.study_tables import LabelQuality
-from tag2box.reporting.tables import duration
+from tag2box.reporting import formatting as fmt, records, study_tables
 from tag2box.training.events import EVENTS_FILE, read_events
 
 GRID_FORMAT = 1
@@ -45,8 +40,8 @@ QUEUE_PAUSE = 1.0  # seconds between two checks of runs that other commands have
 class GridRun:
     """One run of a study; ``config`` has its seed, but no paths."""
 
-    config: Config
-    data: StudyData
+    config: recipes.Config
+    data: study_data.StudyData
 
     @cached_property
     def name(self) -> str:
@@ -71,7 +66,7 @@ class RunResult:
 
     folder: Path
     figures: Mapping[str, Any]  # metrics.json, with "pseudo" (label quality) and "cost" (time and memory)
-    moments: tuple[LabelQuality, ...] = ()
+    moments: tuple[study_tables.LabelQuality, ...] = ()
 
     def figure(self, path: tuple[str, ...]) -> float | None:
         """One figure by its path, as ("test", "voc12", "mAP"); None if it is not known."""
@@ -80,10 +75,10 @@ class RunResult:
             value = value.get(key) if isinstance(value, dict) else None
         return float(value) if isinstance(value, int | float) else None
 
-    def record(self, data: StudyData | None = None, *, name: str = "") -> RunRecord:
+    def record(self, data: study_data.StudyData | None = None, *, name: str = "") -> records.RunRecord:
         """The contents of the run folder; with its dataset, including its detections."""
         found = None if data is None else read_detections(self.folder / evaluate.DETECTIONS_FILE, data.test)
-        record = read_run(self.folder, test_detections=found)
+        record = records.read_run(self.folder, test_detections=found)
         return replace(record, name=name or record.name)
 
 
@@ -114,15 +109,15 @@ def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunR
     return read_result(folder)
 
 
-def _finish_run(config: Config, folder: Path, data: StudyData, progress: Progress) -> None:
+def _finish_run(config: recipes.Config, folder: Path, data: study_data.StudyData, progress: Progress) -> None:
     _train(config, folder, progress)
     if not (folder / evaluate.METRICS_FILE).exists():
         evaluate.evaluate_run(folder, test=data.test_set(config), train=data.train_set(config), progress=progress)
-    quality = outcomes.label_quality(read_run(folder), data.train)
+    quality = outcomes.label_quality(records.read_run(folder), data.train)
     io.write_json(folder / QUALITY_FILE, outcomes.quality_json(quality))
 
 
-def _train(config: Config, folder: Path, progress: Progress) -> None:
+def _train(config: recipes.Config, folder: Path, progress: Progress) -> None:
     reset_peak_memory()
     if runs.has_run(folder) and not (folder / EVENTS_FILE).exists():
         (folder / runs.CONFIG_FILE).unlink(missing_ok=True)  # killed before training started
@@ -139,14 +134,14 @@ def reset_peak_memory() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _check_same(config: Config, folder: Path) -> None:
+def _check_same(config: recipes.Config, folder: Path) -> None:
     """Raise if a folder has a run with other settings, e.g. because a default has changed."""
     if not (folder / runs.CONFIG_FILE).exists():
         return
     before, after = (pathless(c) for c in (runs.read_config(folder), config))
     if before != after:
-        name = next(f.name for f in fields(Config) if getattr(before, f.name) != getattr(after, f.name))
-        raise UserError(
+        name = next(f.name for f in fields(recipes.Config) if getattr(before, f.name) != getattr(after, f.name))
+        raise errors.UserError(
             f"{folder / runs.CONFIG_FILE}: {name} is not the requested setting; remove the folder to train it again"
         )
 
@@ -156,7 +151,7 @@ def read_result(folder: Path) -> RunResult:
     metrics = io.read_json(folder / evaluate.METRICS_FILE, "the metrics of a run")
     quality = io.read_json(folder / QUALITY_FILE, "the quality of a run's pseudo labels")
     if not isinstance(metrics, dict) or not isinstance(quality, list):
-        raise UserError(
+        raise errors.UserError(
             f"{folder}: {evaluate.METRICS_FILE} or {QUALITY_FILE} was not written by a study; remove the folder"
         )
     ends = [event for event in read_events(folder) if event["event"] == "end"]
@@ -175,7 +170,7 @@ def _cost(end: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_outcomes(result: RunResult, data: StudyData) -> RunResult:
+def with_outcomes(result: RunResult, data: study_data.StudyData) -> RunResult:
     """A result with the shares of objects found, in part, grouped and missed, at equal numbers of boxes.
 
     They are stored in the run folder. (Those in ``metrics.json`` are of boxes above a score, and scores of different
@@ -192,7 +187,7 @@ def with_outcomes(result: RunResult, data: StudyData) -> RunResult:
 # ---------------------------------------------------------------- what a run depends on
 
 
-def pathless(config: Config) -> Config:
+def pathless(config: recipes.Config) -> recipes.Config:
     """Settings without name and paths; a file of weights is replaced by the digest of its content."""
     weights = getattr(config.backbone, "weights", None)
     backbone = config.backbone
@@ -201,7 +196,9 @@ def pathless(config: Config) -> Config:
         stamp = path.stat()
         named = f"sha256:{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
         backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
-    return replace(config, name="", data=Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone)
+    return replace(
+        config, name="", data=recipes.Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone
+    )
 
 
 @lru_cache
@@ -239,7 +236,7 @@ def finish_all(grid_runs: Sequence[GridRun], grid: Path, *, progress: Progress =
         for name in left:
             ahead, began = _open(queue, grid), time.monotonic()
             status = queue_status(open_, name, len(ahead), spent)
-            with suppress(Busy), _interruptible(status):
+            with suppress(errors.Busy), _interruptible(status):
                 results[name] = finish_run(queue[name], grid, progress=_titled(progress, status))
                 if name in ahead:
                     spent.append(time.monotonic() - began)
@@ -264,7 +261,7 @@ def queue_status(open_: Sequence[str], name: str, ahead: int, spent: Sequence[fl
     words = f"run {open_.index(name) + 1} of {len(open_)}"
     if not spent:
         return words
-    return f"{words}, about {duration(ahead * mean(spent[1:] or spent))} left"
+    return f"{words}, about {fmt.duration(ahead * mean(spent[1:] or spent))} left"
 
 
 def _wait(grid_runs: Sequence[GridRun], grid: Path, progress: Progress) -> None:
@@ -281,8 +278,8 @@ def _interruptible(status: str) -> Iterator[None]:
     """Name the position in the queue if Ctrl-C ends the block."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
-        raise Interrupted(f"stopped in {status}; finished work is kept, and the same command resumes") from None
+    except (errors.Interrupted, KeyboardInterrupt):
+        raise errors.Interrupted(f"stopped in {status}; finished work is kept, and the same command resumes") from None
 
 
 def _titled(progress: Progress, status: str) -> Progress:

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
-from tag2box.annotations import Detections, Truth
-from tag2box.errors import UserError
+from tag2box import annotations, errors
 from tag2box.metrics.challenges import PSEUDO_IOUS, pseudo_quality
-from tag2box.reporting.records import Gallery, PseudoCount, RunRecord
-from tag2box.reporting.study_tables import LabelQuality
+from tag2box.reporting import records, study_tables
 
 # ---------------------------------------------------------------- detections
 
 
-def best_of(found: Mapping[str, Detections], truth: Truth) -> dict[str, Detections]:
+def best_of(found: Mapping[str, annotations.Detections], truth: annotations.Truth) -> dict[str, annotations.Detections]:
     """Per class, the top-scoring boxes over all photos, as many as the class has objects; ties go to the first.
 
     Scores of different systems are not comparable (a softmax over classes, a softmax over proposals); numbers of boxes
@@ -39,14 +37,16 @@ def best_of(found: Mapping[str, Detections], truth: Truth) -> dict[str, Detectio
 # ---------------------------------------------------------------- pseudo labels
 
 
-def label_quality(record: RunRecord, truth: Truth) -> tuple[LabelQuality, ...]:
+def label_quality(record: records.RunRecord, truth: annotations.Truth) -> tuple[study_tables.LabelQuality, ...]:
     """Pseudo boxes of a run's last stage compared with the truth, at each ``gallery`` event; never fed back."""
     return tuple(_quality(gallery, record.pseudo, truth) for gallery in record.galleries)
 
 
-def _quality(gallery: Gallery, counts: Sequence[PseudoCount], truth: Truth) -> LabelQuality:
+def _quality(
+    gallery: records.Gallery, counts: Sequence[records.PseudoCount], truth: annotations.Truth
+) -> study_tables.LabelQuality:
     pseudo = {
-        photo.id: Detections(
+        photo.id: annotations.Detections(
             torch.tensor(photo.boxes, dtype=torch.float32).reshape(-1, 4),
             torch.tensor(photo.scores, dtype=torch.float32),
             torch.tensor(photo.labels, dtype=torch.long),
@@ -54,7 +54,7 @@ def _quality(gallery: Gallery, counts: Sequence[PseudoCount], truth: Truth) -> L
         for photo in gallery.photos
     }
     got = pseudo_quality(truth, pseudo)
-    return LabelQuality(
+    return study_tables.LabelQuality(
         iteration=gallery.iteration,
         photos=len(pseudo),
         precision=_by_overlap(got.precision),
@@ -69,7 +69,7 @@ def _by_overlap(values: Sequence[float | None]) -> dict[str, float | None]:
     return {f"{overlap:g}": value for overlap, value in zip(PSEUDO_IOUS, values, strict=True)}
 
 
-def _objects(truth: Truth, ids: set[str]) -> dict[str, int]:
+def _objects(truth: annotations.Truth, ids: set[str]) -> dict[str, int]:
     """True objects per class on some photos, without difficult objects and crowds."""
     total = torch.zeros(len(truth.classes), dtype=torch.long)
     for photo, objects in zip(truth.ids, truth.objects, strict=True):
@@ -79,7 +79,7 @@ def _objects(truth: Truth, ids: set[str]) -> dict[str, int]:
     return dict(zip(truth.classes, total.tolist(), strict=True))
 
 
-def _threshold(counts: Sequence[PseudoCount], iteration: int) -> float | None:
+def _threshold(counts: Sequence[records.PseudoCount], iteration: int) -> float | None:
     """tau of the last stage: the last value up to an iteration, or the first after it."""
     logged = [(count.iteration, count.threshold[-1]) for count in counts if count.threshold]
     known = [(at, tau) for at, tau in logged if tau is not None]
@@ -87,31 +87,31 @@ def _threshold(counts: Sequence[PseudoCount], iteration: int) -> float | None:
     return before[-1] if before else (known[0][1] if known else None)
 
 
-def quality_json(moments: Sequence[LabelQuality]) -> list[dict[str, object]]:
+def quality_json(moments: Sequence[study_tables.LabelQuality]) -> list[dict[str, object]]:
     """Label quality as JSON values."""
     return [asdict(moment) for moment in moments]
 
 
-def read_quality(values: Sequence[dict[str, Any]], where: Path) -> tuple[LabelQuality, ...]:
+def read_quality(values: Sequence[dict[str, Any]], where: Path) -> tuple[study_tables.LabelQuality, ...]:
     """Label quality from JSON values."""
     try:
-        return tuple(LabelQuality(**value) for value in values)
+        return tuple(study_tables.LabelQuality(**value) for value in values)
     except TypeError:
-        raise UserError(f"{where}: not written by a study; remove the file, it is made again") from None
+        raise errors.UserError(f"{where}: not written by a study; remove the file, it is made again") from None
 
 
-def mean_quality(seeds: Sequence[Sequence[LabelQuality]]) -> tuple[LabelQuality, ...]:
+def mean_quality(seeds: Sequence[Sequence[study_tables.LabelQuality]]) -> tuple[study_tables.LabelQuality, ...]:
     """Label quality over several seeds, per iteration: shares and tau are averaged, boxes and objects summed."""
-    together: dict[int, list[LabelQuality]] = {}
+    together: dict[int, list[study_tables.LabelQuality]] = {}
     for moments in seeds:
         for moment in moments:
             together.setdefault(moment.iteration, []).append(moment)
     return tuple(_mean_quality(together[iteration]) for iteration in sorted(together))
 
 
-def _mean_quality(moments: Sequence[LabelQuality]) -> LabelQuality:
+def _mean_quality(moments: Sequence[study_tables.LabelQuality]) -> study_tables.LabelQuality:
     first = moments[0]
-    return LabelQuality(
+    return study_tables.LabelQuality(
         iteration=first.iteration,
         photos=sum(m.photos for m in moments),
         precision={k: mean_known([m.precision.get(k) for m in moments]) for k in first.precision},

@@ -3,25 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tag2box.experiments.experiment import (
-    CORLOC,
-    MAP,
-    OD_WSCL,
-    OICR_PLUS,
-    Analysis,
-    Experiment,
-    StudyColumn,
-    StudyResults,
-    StudyVariant,
-)
-from tag2box.experiments.paper_tables import paper_figures
+from tag2box import recipes, runs
+from tag2box.experiments import experiment, paper_tables
 from tag2box.progress import silent
 from tag2box.proposals import edge_boxes, recall, selective_search
 from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.recipes import Config
-from tag2box.reporting.study_tables import SeedFigures, StudySection, reported
-from tag2box.reporting.tables import Table, TableRow, format_number, percent
-from tag2box.runs import proposals_of
+from tag2box.reporting import formatting as fmt, study_tables
 
 # ---------------------------------------------------------------- appendix A (selective search, VGG16)
 
@@ -71,11 +58,11 @@ VOC_CORLOC: dict[str, dict[str, float]] = {
 }  # fmt: skip
 
 
-def analyze_classes(results: StudyResults, base: Config) -> Analysis:
+def analyze_classes(results: experiment.StudyResults, base: recipes.Config) -> experiment.Analysis:
     """Tables of AP and CorLoc per class, with the paper's figures for classes of the same name."""
     classes = results.first[1].test.classes
     tables, numbers = [], {}
-    for column, paper in ((MAP, VOC_AP), (CORLOC, VOC_CORLOC)):
+    for column, paper in ((experiment.MAP, VOC_AP), (experiment.CORLOC, VOC_CORLOC)):
         ours = {label: _by_class(column, label, results) for label in results.results}
         tables.append(_table(column.name, classes, ours, paper))
         numbers[column.name] = {
@@ -85,39 +72,45 @@ def analyze_classes(results: StudyResults, base: Config) -> Analysis:
         "Means over the seeds, in per cent, with the smallest and the largest. The paper's columns have values for "
         "classes of VOC."
     )
-    return Analysis((StudySection("classes", "Class by class", words, tables=tuple(tables)),), {"per_class": numbers})
+    return experiment.Analysis(
+        (study_tables.StudySection("classes", "Class by class", words, tables=tuple(tables)),), {"per_class": numbers}
+    )
 
 
-def _by_class(column: StudyColumn, label: str, results: StudyResults) -> dict[str, SeedFigures]:
+def _by_class(
+    column: experiment.StudyColumn, label: str, results: experiment.StudyResults
+) -> dict[str, study_tables.SeedFigures]:
     classes = results.first[1].test.classes
     paths = {name: (*column.path[:-1], "per_class", name) for name in classes} | {MEAN: column.path}
     own = results.results[label]
-    return {name: StudyColumn(name, path).over_seeds(own) for name, path in paths.items()}
+    return {name: experiment.StudyColumn(name, path).over_seeds(own) for name, path in paths.items()}
 
 
 def _table(
     what: str,
     classes: tuple[str, ...],
-    ours: Mapping[str, Mapping[str, SeedFigures]],
+    ours: Mapping[str, Mapping[str, study_tables.SeedFigures]],
     paper: Mapping[str, Mapping[str, float]],
-) -> Table:
+) -> fmt.Table:
     shown = {name: figures for name, figures in paper.items() if set(classes) & set(figures)}
     heads = (*ours, *("paper:\n" + name.replace(", ", "\n") for name in shown))
     rows = []
     for name in (*classes, MEAN):
-        theirs = (reported(figures.get(name)) for figures in shown.values())
-        rows.append(TableRow(name, (*(figures[name].words() for figures in ours.values()), *theirs)))
-    return Table(f"{what} of each class", heads, tuple(rows))
+        theirs = (study_tables.reported(figures.get(name)) for figures in shown.values())
+        rows.append(fmt.TableRow(name, (*(figures[name].words() for figures in ours.values()), *theirs)))
+    return fmt.Table(f"{what} of each class", heads, tuple(rows))
 
 
-APPENDIX_A = Experiment(
+APPENDIX_A = experiment.Experiment(
     name="appendix-a",
     title="Class by class (appendix A)",
     shows="OD-WSCL gains most on classes with many objects per photo, as cow, sheep and person.",
     origin="appendix A; VGG16, selective search",
     rows=(
-        StudyVariant(label="OICR+", settings=OICR_PLUS),
-        StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper={"mAP50, VOC07": 56.1, "CorLoc, VOC07": 69.8}),
+        experiment.StudyVariant(label="OICR+", settings=experiment.OICR_PLUS),
+        experiment.StudyVariant(
+            label="OD-WSCL", settings=experiment.OD_WSCL, paper={"mAP50, VOC07": 56.1, "CorLoc, VOC07": 69.8}
+        ),
     ),
     notes=("The paper's baseline in these tables is OICR as published, not OICR+.",),
     analyze=analyze_classes,
@@ -131,17 +124,17 @@ SHORT_SIDE = 200  # resolution of the search if the settings have imported propo
 NEEDS_IMPORT = "needs imported proposals: tag2box proposals import reads them, tag2box train --proposals uses them"
 
 
-def with_selective_search(config: Config) -> Config:
+def with_selective_search(config: recipes.Config) -> recipes.Config:
     """Settings with selective search, with the budget of the present method."""
     return _with_method(config, selective_search.SelectiveSearch())
 
 
-def with_edge_boxes(config: Config) -> Config:
+def with_edge_boxes(config: recipes.Config) -> recipes.Config:
     """Settings with edge boxes, with the budget of the present method."""
     return _with_method(config, edge_boxes.EdgeBoxes())
 
 
-def _with_method(config: Config, method: Method) -> Config:
+def _with_method(config: recipes.Config, method: Method) -> recipes.Config:
     own = config.proposals
     if isinstance(own, type(method)):
         return config
@@ -151,7 +144,7 @@ def _with_method(config: Config, method: Method) -> Config:
     return replace(config, proposals=budget)
 
 
-def analyze_proposals(results: StudyResults, base: Config) -> Analysis:
+def analyze_proposals(results: experiment.StudyResults, base: recipes.Config) -> experiment.Analysis:
     """Recall of each proposal source on both splits of the first seed's dataset."""
     _, data = results.first
     rows, numbers = [], {}
@@ -160,35 +153,39 @@ def analyze_proposals(results: StudyResults, base: Config) -> Analysis:
             continue
         config = row.config(base, 0)
         for split, own in {"train": data.train_set(config), "test": data.test_set(config)}.items():
-            store = proposals_of(own.photos, config, own.proposals, silent)
+            store = runs.proposals_of(own.photos, config, own.proposals, silent)
             got = recall.measure_recall([store.boxes(name) for name in own.truth.ids], own.truth)
             shares = dict(
                 zip((*map(str, recall.THRESHOLDS), "best_overlap"), (*got.recall, got.mean_best_overlap), strict=True)
             )
-            cells = (format_number(got.boxes_per_image), *map(percent, shares.values()))
-            rows.append(TableRow(f"{row.label}, {split}", cells))
+            cells = (fmt.format_number(got.boxes_per_image), *map(fmt.percent, shares.values()))
+            rows.append(fmt.TableRow(f"{row.label}, {split}", cells))
             figures = {"boxes": got.boxes_per_image, **shares}
             numbers[f"{row.label}, {split}"] = {name: _finite(value) for name, value in figures.items()}
     heads = ("boxes per photo", *(f"IoU {t:g}" for t in recall.THRESHOLDS), "mean best overlap")
     words = "Objects that a proposal fits: a detector trained on tags cannot find an object that no proposal fits."
-    table = Table("Recall of the proposals, in per cent", heads, tuple(rows))
-    return Analysis((StudySection("reach", "Recall of the proposals", words, tables=(table,)),), {"recall": numbers})
+    table = fmt.Table("Recall of the proposals, in per cent", heads, tuple(rows))
+    return experiment.Analysis(
+        (study_tables.StudySection("reach", "Recall of the proposals", words, tables=(table,)),), {"recall": numbers}
+    )
 
 
 def _finite(value: float) -> float | None:
     return value if value == value else None
 
 
-APPENDIX_B = Experiment(
+APPENDIX_B = experiment.Experiment(
     name="appendix-b",
     title="Proposal methods (appendix B)",
     shows="Better proposals give better detectors, whatever the method: COB before MCG before selective search.",
     origin="appendix B; VOC07, VGG16",
     rows=(
-        StudyVariant(label="selective search", settings=OD_WSCL, change=with_selective_search, paper={"mAP50": 56.1}),
-        StudyVariant(label="edge boxes", settings=OD_WSCL, change=with_edge_boxes),
-        StudyVariant(label="MCG", paper=paper_figures("voc07-mcg-vgg16"), absent=NEEDS_IMPORT),
-        StudyVariant(label="COB", paper=paper_figures("voc07-cob-vgg16"), absent=NEEDS_IMPORT),
+        experiment.StudyVariant(
+            label="selective search", settings=experiment.OD_WSCL, change=with_selective_search, paper={"mAP50": 56.1}
+        ),
+        experiment.StudyVariant(label="edge boxes", settings=experiment.OD_WSCL, change=with_edge_boxes),
+        experiment.StudyVariant(label="MCG", paper=paper_tables.paper_figures("voc07-mcg-vgg16"), absent=NEEDS_IMPORT),
+        experiment.StudyVariant(label="COB", paper=paper_tables.paper_figures("voc07-cob-vgg16"), absent=NEEDS_IMPORT),
     ),
     against="selective search",
     notes=("Edge boxes are not in the paper; both methods have the same resolution and maximum number of boxes.",),
@@ -202,12 +199,14 @@ APPENDIX_B = Experiment(
 FIXED = {0.2: 50.3, 0.3: 56.2, 0.4: 57.4, 0.5: 56.2, 0.6: 56.1, 0.7: 55.6, 0.8: 54.4}
 
 
-def _fixed(threshold: float, figure: float) -> StudyVariant:
+def _fixed(threshold: float, figure: float) -> experiment.StudyVariant:
     settings = ("criterion.labeler.criterion=score_fixed", f"criterion.labeler.score_threshold={threshold}")
-    return StudyVariant(label=f"score above {threshold:g}", settings=(*OD_WSCL, *settings), paper={"mAP50": figure})
+    return experiment.StudyVariant(
+        label=f"score above {threshold:g}", settings=(*experiment.OD_WSCL, *settings), paper={"mAP50": figure}
+    )
 
 
-APPENDIX_C = Experiment(
+APPENDIX_C = experiment.Experiment(
     name="appendix-c",
     title="Similarity or score (appendix C)",
     shows="Objects found by their similarity to the top one are better labels than objects found by their score, which "
@@ -215,14 +214,14 @@ APPENDIX_C = Experiment(
     origin="appendix C; VOC07, VGG16, MCG proposals",
     rows=(
         *(_fixed(threshold, figure) for threshold, figure in FIXED.items()),
-        StudyVariant(
+        experiment.StudyVariant(
             label="score, adaptive",
-            settings=(*OD_WSCL, "criterion.labeler.criterion=score_adaptive"),
+            settings=(*experiment.OD_WSCL, "criterion.labeler.criterion=score_adaptive"),
             paper={"mAP50": 53.2},
         ),
-        StudyVariant(
+        experiment.StudyVariant(
             label="similarity, adaptive",
-            settings=(*OD_WSCL, "criterion.labeler.criterion=similarity"),
+            settings=(*experiment.OD_WSCL, "criterion.labeler.criterion=similarity"),
             paper={"mAP50": 58.7},
         ),
     ),

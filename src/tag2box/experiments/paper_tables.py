@@ -3,26 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from tag2box.experiments.experiment import (
-    OD,
-    OD_WSCL,
-    OICR_PLUS,
-    WSCL,
-    Analysis,
-    Experiment,
-    StudyColumn,
-    StudyResults,
-    StudyVariant,
-    unchanged,
-)
-from tag2box.experiments.outcomes import best_of
-from tag2box.experiments.study_data import StudyData
+from tag2box import paper_runs, recipes, systems
+from tag2box.experiments import experiment, outcomes, study_data
 from tag2box.metrics.challenges import challenges, challenges_by_instance_count, is_multi_instance
-from tag2box.paper_runs import PAPER_RUNS
-from tag2box.recipes import Config
-from tag2box.reporting.study_tables import SeedFigures, StudySection
-from tag2box.reporting.tables import Table, TableRow
-from tag2box.systems import SYSTEMS, Change, System
+from tag2box.reporting import formatting as fmt, study_tables
 
 OURS = ("oicr-plus", "od-wscl")
 """Systems with rows of their own in every table."""
@@ -41,12 +25,12 @@ KINDS = {
 
 def paper_figures(run: str) -> dict[str, float]:
     """The paper's figures of one of its runs, as ``voc07-mcg-vgg16``."""
-    return PAPER_RUNS[run].figures.reported()
+    return paper_runs.PAPER_RUNS[run].figures.reported()
 
 
-def compared(dataset: str) -> tuple[System, ...]:
+def compared(dataset: str) -> tuple[systems.System, ...]:
     """The systems before OD-WSCL with figures on a dataset in the paper, oldest first."""
-    return tuple(system for name, system in SYSTEMS.items() if name not in OURS and dataset in system.figures)
+    return tuple(system for name, system in systems.SYSTEMS.items() if name not in OURS and dataset in system.figures)
 
 
 def backbones(
@@ -54,15 +38,17 @@ def backbones(
     settings: Sequence[str],
     paper: Mapping[str, Mapping[str, float]],
     *,
-    change: Change = unchanged,
-) -> tuple[StudyVariant, ...]:
+    change: systems.Change = experiment.unchanged,
+) -> tuple[experiment.StudyVariant, ...]:
     """A method on each backbone for which the paper has figures; each row requires the backbone's weights."""
     rows = []
     for name, figures in paper.items():
         weights, kind, more = KINDS[name]
         changes = (*settings, f"backbone.kind={kind}", f"backbone.weights={weights}", *more)
         rows.append(
-            StudyVariant(label=f"{method}, {name}", settings=changes, change=change, paper=figures, weights=weights)
+            experiment.StudyVariant(
+                label=f"{method}, {name}", settings=changes, change=change, paper=figures, weights=weights
+            )
         )
     return tuple(rows)
 
@@ -82,26 +68,26 @@ COCO17 = {
     **{f"OD-WSCL, {name}, COCO17": paper_figures(f"coco17-mcg-{net}") for name, net in NETS.items()},
 }
 
-TABLE1 = Experiment(
+TABLE1 = experiment.Experiment(
     name="table1",
     title="COCO's twelve numbers (table 1)",
     shows="OD-WSCL is above the systems before it in all of COCO's numbers, most of all in recall: it finds objects "
     "that others miss.",
     origin="table 1; COCO14, VGG16, MCG proposals unless stated otherwise",
     rows=(
-        StudyVariant(label="OICR+", settings=OICR_PLUS),
-        StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper=COCO_ROWS["VGG16"]),
-        *backbones("OD-WSCL", OD_WSCL, COCO_ROWS),
+        experiment.StudyVariant(label="OICR+", settings=experiment.OICR_PLUS),
+        experiment.StudyVariant(label="OD-WSCL", settings=experiment.OD_WSCL, paper=COCO_ROWS["VGG16"]),
+        *backbones("OD-WSCL", experiment.OD_WSCL, COCO_ROWS),
         *(
-            StudyVariant(label=s.title, change=s.change, paper=s.figures["coco14"].reported())
+            experiment.StudyVariant(label=s.title, change=s.change, paper=s.figures["coco14"].reported())
             for s in compared("coco14")
         ),
         *(
-            StudyVariant(label=name, paper=paper, absent="another dataset than COCO14")
+            experiment.StudyVariant(label=name, paper=paper, absent="another dataset than COCO14")
             for name, paper in COCO17.items()
         ),
     ),
-    columns=tuple(StudyColumn(name, ("test", "coco", name)) for name in COCO_NAMES),
+    columns=tuple(experiment.StudyColumn(name, ("test", "coco", name)) for name in COCO_NAMES),
     tracked=("OICR+", "OD-WSCL"),
 )
 
@@ -115,23 +101,26 @@ def _paper_voc(figures: tuple[float, ...]) -> dict[str, float]:
     return dict(zip(("VOC07", "VOC12"), figures, strict=False))
 
 
-def _selective_search(system: System) -> dict[str, float]:
+def _selective_search(system: systems.System) -> dict[str, float]:
     figures = {name: system.reported(dataset) for name, dataset in (("VOC07", "voc07"), ("VOC12", "voc12"))}
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-TABLE2 = Experiment(
+TABLE2 = experiment.Experiment(
     name="table2",
     title="Average precision on VOC (table 2)",
     shows="With selective search OD-WSCL is second on VOC07 and first on VOC12; with MCG it is first on both.",
     origin="table 2; VGG16, selective search unless stated otherwise",
     rows=(
-        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"VOC07": 52.3}),
-        StudyVariant(label="OD-WSCL", settings=OD_WSCL, paper={"VOC07": 56.1, "VOC12": 54.6}),
-        *backbones("OD-WSCL", OD_WSCL, {"VGG16": {"VOC07": 56.1, "VOC12": 54.6}}),
-        *(StudyVariant(label=s.title, change=s.change, paper=_selective_search(s)) for s in compared("voc07")),
+        experiment.StudyVariant(label="OICR+", settings=experiment.OICR_PLUS, paper={"VOC07": 52.3}),
+        experiment.StudyVariant(label="OD-WSCL", settings=experiment.OD_WSCL, paper={"VOC07": 56.1, "VOC12": 54.6}),
+        *backbones("OD-WSCL", experiment.OD_WSCL, {"VGG16": {"VOC07": 56.1, "VOC12": 54.6}}),
         *(
-            StudyVariant(
+            experiment.StudyVariant(label=s.title, change=s.change, paper=_selective_search(s))
+            for s in compared("voc07")
+        ),
+        *(
+            experiment.StudyVariant(
                 label=name, paper=_paper_voc(f), absent="needs MCG proposals, with --proposals and --test-proposals"
             )
             for name, f in MCG.items()
@@ -150,12 +139,12 @@ CONTEXTS = {"all": "all", ALONE: "alone", WITH_OTHERS: "with others"}
 TABLE3A_OUTCOMES = ("found", "missed")
 
 
-def analyze_table3a(results: StudyResults, base: Config) -> Analysis:
+def analyze_table3a(results: experiment.StudyResults, base: recipes.Config) -> experiment.Analysis:
     """Outcomes of all objects, of those alone of their class on a photo, and of those with others of their class."""
     figures = {label: _by_context(label, results) for label in results.results}
     heads = tuple(f"{outcome},\n{words}" for outcome in TABLE3A_OUTCOMES for words in CONTEXTS.values())
     keys = [(context, outcome) for outcome in TABLE3A_OUTCOMES for context in CONTEXTS]
-    rows = tuple(TableRow(label, tuple(own[key].words() for key in keys)) for label, own in figures.items())
+    rows = tuple(fmt.TableRow(label, tuple(own[key].words() for key in keys)) for label, own in figures.items())
     counted = {seed: _count_contexts(data) for seed, data in results.data.items()}
     first = counted[results.first[0]]
     words = (
@@ -171,28 +160,28 @@ def analyze_table3a(results: StudyResults, base: Config) -> Analysis:
         }
         for label, own in figures.items()
     }
-    table = Table("Found and missed, with as many boxes as objects", heads, rows)
-    section = StudySection("contexts", "Alone and with others of the class", words, tables=(table,))
-    return Analysis((section,) if rows else (), {"company": numbers, "company_objects": counted})
+    table = fmt.Table("Found and missed, with as many boxes as objects", heads, rows)
+    section = study_tables.StudySection("contexts", "Alone and with others of the class", words, tables=(table,))
+    return experiment.Analysis((section,) if rows else (), {"company": numbers, "company_objects": counted})
 
 
-def _count_contexts(data: StudyData) -> dict[str, int]:
+def _count_contexts(data: study_data.StudyData) -> dict[str, int]:
     """Numbers of test objects alone of their class on a photo, and with others."""
     is_multi = [is_other for objects in data.test.objects for is_other in is_multi_instance(objects)]
     return {ALONE: is_multi.count(False), WITH_OTHERS: is_multi.count(True)}
 
 
-def _by_context(label: str, results: StudyResults) -> dict[tuple[str, str], SeedFigures]:
+def _by_context(label: str, results: experiment.StudyResults) -> dict[tuple[str, str], study_tables.SeedFigures]:
     """Shares of objects by context and outcome."""
     shares = {}
     for seed, result in results.results[label].items():
         data = results.data[seed]
-        found = best_of(result.record(data).test_detections or {}, data.test)
+        found = outcomes.best_of(result.record(data).test_detections or {}, data.test)
         split = challenges_by_instance_count(data.test, found, min_score=0.0)
         everything = (challenges(data.test, found, min_score=0.0), *split)
         shares[seed] = dict(zip(CONTEXTS, map(asdict, everything), strict=True))
     return {
-        (context, outcome): SeedFigures(
+        (context, outcome): study_tables.SeedFigures(
             {seed: 100 * own[context][outcome] for seed, own in shares.items() if own[context][outcome] is not None}
         )
         for context in CONTEXTS
@@ -200,16 +189,16 @@ def _by_context(label: str, results: StudyResults) -> dict[tuple[str, str], Seed
     }
 
 
-TABLE3A = Experiment(
+TABLE3A = experiment.Experiment(
     name="table3a",
     title="Object discovery and WSCL (table 3a)",
     shows="Discovery and the contrastive loss each help, and together more than either: each makes the other better.",
     origin="table 3a; VOC07, VGG16",
     rows=(
-        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}),
-        StudyVariant(label="+ OD", settings=OD, paper={"mAP50": 56.1}),
-        StudyVariant(label="+ WSCL", settings=WSCL, paper={"mAP50": 54.5}),
-        StudyVariant(label="+ both (OD-WSCL)", settings=OD_WSCL, paper={"mAP50": 58.7}),
+        experiment.StudyVariant(label="OICR+", settings=experiment.OICR_PLUS, paper={"mAP50": 52.3}),
+        experiment.StudyVariant(label="+ OD", settings=experiment.OD, paper={"mAP50": 56.1}),
+        experiment.StudyVariant(label="+ WSCL", settings=experiment.WSCL, paper={"mAP50": 54.5}),
+        experiment.StudyVariant(label="+ both (OD-WSCL)", settings=experiment.OD_WSCL, paper={"mAP50": 58.7}),
     ),
     notes=("The paper's text says selective search, its figure (58.7) is that of MCG in table 2.",),
     tracked=("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"),
@@ -223,24 +212,30 @@ OTHERS = {"oicr": (50.9, 51.4), "pcl": (50.8, 53.3), "c-mil": (53.4, 53.9)}
 """System -> mAP50 on R50-WS and on R101-WS."""
 
 
-def _others(name: str, r50: float, r101: float) -> tuple[StudyVariant, ...]:
-    system, figures = SYSTEMS[name], {"R50-WS": {"mAP50": r50}, "R101-WS": {"mAP50": r101}}
-    lite0 = StudyVariant(label=f"{system.title}, lite0", settings=("backbone.kind=lite0",), change=system.change)
+def _others(name: str, r50: float, r101: float) -> tuple[experiment.StudyVariant, ...]:
+    system, figures = systems.SYSTEMS[name], {"R50-WS": {"mAP50": r50}, "R101-WS": {"mAP50": r101}}
+    lite0 = experiment.StudyVariant(
+        label=f"{system.title}, lite0", settings=("backbone.kind=lite0",), change=system.change
+    )
     return (lite0, *backbones(system.title, (), figures, change=system.change))
 
 
-TABLE3B = Experiment(
+TABLE3B = experiment.Experiment(
     name="table3b",
     title="Other backbones (table 3b)",
     shows="OD-WSCL is above the systems before it on ResNets too.",
     origin="table 3b; VOC07",
     rows=(
-        StudyVariant(label="OICR+, lite0", settings=(*OICR_PLUS, "backbone.kind=lite0")),
-        StudyVariant(label="OD-WSCL, lite0", settings=(*OD_WSCL, "backbone.kind=lite0")),
-        *backbones("OICR+", OICR_PLUS, {"VGG16": {"mAP50": 52.3}, "VGG16, convolutions alone": {}}),
-        *backbones("OD-WSCL", OD_WSCL, {"VGG16": paper_figures("voc07-mcg-vgg16"), "VGG16, convolutions alone": {}}),
+        experiment.StudyVariant(label="OICR+, lite0", settings=(*experiment.OICR_PLUS, "backbone.kind=lite0")),
+        experiment.StudyVariant(label="OD-WSCL, lite0", settings=(*experiment.OD_WSCL, "backbone.kind=lite0")),
+        *backbones("OICR+", experiment.OICR_PLUS, {"VGG16": {"mAP50": 52.3}, "VGG16, convolutions alone": {}}),
         *backbones(
-            "OD-WSCL", OD_WSCL, {name: paper_figures(f"voc07-mcg-{NETS[name]}") for name in ("R50-WS", "R101-WS")}
+            "OD-WSCL", experiment.OD_WSCL, {"VGG16": paper_figures("voc07-mcg-vgg16"), "VGG16, convolutions alone": {}}
+        ),
+        *backbones(
+            "OD-WSCL",
+            experiment.OD_WSCL,
+            {name: paper_figures(f"voc07-mcg-{NETS[name]}") for name in ("R50-WS", "R101-WS")},
         ),
         *(row for name, figures in OTHERS.items() for row in _others(name, *figures)),
     ),
@@ -267,21 +262,21 @@ AUGMENTATIONS = {
 """IoU sampling, masking, noise -> mAP50."""
 
 
-def _augmented(iou: bool, mask: bool, noise: bool) -> StudyVariant:
+def _augmented(iou: bool, mask: bool, noise: bool) -> experiment.StudyVariant:
     on = {"IoU": iou, "mask": mask, "noise": noise}
     switches = [f"criterion.sampling.iou={iou}", f"augment.mask={mask}", f"augment.noise={noise}"]
-    settings = (*OD_WSCL, *(switch.lower() for switch in switches))
+    settings = (*experiment.OD_WSCL, *(switch.lower() for switch in switches))
     label = " + ".join(name for name, is_on in on.items() if is_on)
-    return StudyVariant(label=label, settings=settings, paper={"mAP50": AUGMENTATIONS[iou, mask, noise]})
+    return experiment.StudyVariant(label=label, settings=settings, paper={"mAP50": AUGMENTATIONS[iou, mask, noise]})
 
 
-TABLE3C = Experiment(
+TABLE3C = experiment.Experiment(
     name="table3c",
     title="Augmentations of the exemplars (table 3c)",
     shows="Each of the three helps alone, IoU sampling most, and all three together help most.",
     origin="table 3c; VOC07, VGG16, MCG proposals",
     rows=(
-        StudyVariant(label="OICR+", settings=OICR_PLUS, paper={"mAP50": 52.3}),
+        experiment.StudyVariant(label="OICR+", settings=experiment.OICR_PLUS, paper={"mAP50": 52.3}),
         *(_augmented(*on) for on in AUGMENTATIONS),
     ),
     tracked=("OICR+", "IoU", "mask", "noise", "IoU + mask + noise"),

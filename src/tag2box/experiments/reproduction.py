@@ -5,18 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tag2box import settings
+from tag2box import errors, io, recipes, settings
 from tag2box.data.scenes import Scenes
-from tag2box.errors import UserError
-from tag2box.experiments import EXPERIMENTS, study_data, summary
+from tag2box.experiments import EXPERIMENTS, grid, study_data, summary
 from tag2box.experiments.experiment import Experiment, StudyResults
-from tag2box.experiments.grid import GridRun, RunResult, finish_all
-from tag2box.io import write_json, write_text
 from tag2box.progress import Progress, silent
 from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.recipes import RECIPES, Config
-from tag2box.reporting.study_page import write_study_page
-from tag2box.reporting.study_tables import StudyInputs, markdown
+from tag2box.reporting import study_page, study_tables
 
 GRID_FOLDER = "cells"
 NOT_SELECTED = "not selected"
@@ -69,7 +64,7 @@ def find_experiment(name: str) -> Experiment:
     """An experiment by its name."""
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, 1, 0.0)[0]
-        raise UserError(f"{name}: no such table or figure; did you mean {near}? --list names all")
+        raise errors.UserError(f"{name}: no such table or figure; did you mean {near}? --list names all")
     return EXPERIMENTS[name]
 
 
@@ -79,7 +74,7 @@ def select_rows(experiment: Experiment, labels: Sequence[str]) -> Experiment:
     unknown = next((label for label in labels if label not in known), None)
     if unknown is not None:
         available = "; ".join(row.label for row in experiment.rows) or "none"
-        raise UserError(f"--row {unknown}: {experiment.name} has no row of this name; there are: {available}")
+        raise errors.UserError(f"--row {unknown}: {experiment.name} has no row of this name; there are: {available}")
     if not labels:
         return experiment
     rows = (row if row.label in labels else replace(row, absent=row.absent or NOT_SELECTED) for row in experiment.rows)
@@ -88,18 +83,20 @@ def select_rows(experiment: Experiment, labels: Sequence[str]) -> Experiment:
 
 def base_config(
     experiment: Experiment, source: study_data.StudySource, recipe: str | None, overrides: Sequence[str]
-) -> Config:
+) -> recipes.Config:
     """The settings that the rows of an experiment change."""
     is_scenes = isinstance(source, Scenes)
     start = recipe or ("scenes" if is_scenes else "photos")
-    if start not in RECIPES:
-        near = difflib.get_close_matches(start, RECIPES, 1, 0.0)[0]
-        raise UserError(f"--recipe {start}: unknown; did you mean {near}? There are {', '.join(RECIPES)}")
+    if start not in recipes.RECIPES:
+        near = difflib.get_close_matches(start, recipes.RECIPES, 1, 0.0)[0]
+        raise errors.UserError(
+            f"--recipe {start}: unknown; did you mean {near}? There are {', '.join(recipes.RECIPES)}"
+        )
     light = experiment.light if is_scenes and recipe is None else ()
-    config = settings.load(Config, [], [GALLERY, *light], base=RECIPES[start]())
+    config = settings.load(recipes.Config, [], [GALLERY, *light], base=recipes.RECIPES[start]())
     if isinstance(source, study_data.Splits) and source.boxes is not None:
         config = replace(config, proposals=Imported())
-    config = settings.load(Config, [], list(overrides), base=config)
+    config = settings.load(recipes.Config, [], list(overrides), base=config)
     check_overrides(overrides)
     return config
 
@@ -108,19 +105,19 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """Raise if an override sets what the study itself sets."""
     for key, option in (("plan.seed", "--seeds"), ("data", "--on and its companions"), ("feature_cache", "--out")):
         if any(o.partition("=")[0].strip().split(".")[: key.count(".") + 1] == key.split(".") for o in overrides):
-            raise UserError(f"--set {key}: set by the study itself; use {option}")
+            raise errors.UserError(f"--set {key}: set by the study itself; use {option}")
 
 
 def unique_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """Seeds without duplicates, in order."""
     if any(seed < 0 for seed in seeds):
-        raise UserError(f"--seeds: {min(seeds)} is below 0; expected whole numbers from 0 on")
+        raise errors.UserError(f"--seeds: {min(seeds)} is below 0; expected whole numbers from 0 on")
     return tuple(dict.fromkeys(seeds))
 
 
 def run_experiment(
     experiment: Experiment,
-    base: Config,
+    base: recipes.Config,
     data: Mapping[int, study_data.StudyData],
     out: Path,
     *,
@@ -128,15 +125,15 @@ def run_experiment(
 ) -> StudyResults:
     """Finish all runs of an experiment."""
     runs = experiment.runs(base, data)
-    done = finish_all(list(runs.values()), out / GRID_FOLDER, progress=progress)
+    done = grid.finish_all(list(runs.values()), out / GRID_FOLDER, progress=progress)
     return gather_results(experiment, data, runs, done)
 
 
 def gather_results(
     experiment: Experiment,
     data: Mapping[int, study_data.StudyData],
-    runs: Mapping[tuple[str, int], GridRun],
-    done: Mapping[str, RunResult],
+    runs: Mapping[tuple[str, int], grid.GridRun],
+    done: Mapping[str, grid.RunResult],
 ) -> StudyResults:
     """Results of finished runs, by row and seed."""
     results = {
@@ -148,12 +145,12 @@ def gather_results(
     return StudyResults(experiment, data, results, left_out)
 
 
-def write_study(results: StudyResults, base: Config, out: Path, *, commands: Sequence[str] = ()) -> StudyFiles:
+def write_study(results: StudyResults, base: recipes.Config, out: Path, *, commands: Sequence[str] = ()) -> StudyFiles:
     """Write the page, the numbers and the table of a study."""
     experiment = results.experiment
     table = summary.study_table(results, out)
     analysis, quality = experiment.analyze(results, base), summary.quality_curves(results)
-    inputs = StudyInputs(
+    inputs = study_tables.StudyInputs(
         kicker="tag2box reproduce",
         title=experiment.title,
         shows=f"The paper: {experiment.shows}",
@@ -169,10 +166,10 @@ def write_study(results: StudyResults, base: Config, out: Path, *, commands: Seq
     files = StudyFiles(
         page=out / f"{experiment.name}.html",
         numbers=out / f"{experiment.name}.json",
-        table="" if table is None else markdown(table),
+        table="" if table is None else study_tables.markdown(table),
     )
-    write_study_page(inputs, files.page)
-    write_json(files.numbers, summary.study_json(results, table, analysis, quality))
+    study_page.write_study_page(inputs, files.page)
+    io.write_json(files.numbers, summary.study_json(results, table, analysis, quality))
     if files.table:
-        write_text(out / f"{experiment.name}.md", files.table)
+        io.write_text(out / f"{experiment.name}.md", files.table)
     return files

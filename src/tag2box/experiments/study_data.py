@@ -6,18 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tag2box.annotations import Photo, TaggedPhotos, Truth
+from tag2box import annotations, errors, io, recipes
 from tag2box.cli.data import dataset_title
 from tag2box.cli.evaluate import EvalSet, eval_set, truth_in_order
 from tag2box.data.scenes import Scenes
-from tag2box.errors import UserError
-from tag2box.formats import datasets, voc_tags
-from tag2box.formats.listing import DataSource
-from tag2box.io import wait_for_lock
+from tag2box.formats import datasets, listing, voc_tags
 from tag2box.progress import Progress, silent
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import INDEX, ProposalStore
-from tag2box.recipes import Config, Data
 
 SPLITS = ("train", "test")
 SCENES = "scenes"
@@ -38,8 +34,8 @@ class SplitStores:
 class Splits:
     """The training and test split of a dataset; ``boxes`` are imported proposals."""
 
-    train: DataSource
-    test: DataSource
+    train: listing.DataSource
+    test: listing.DataSource
     boxes: SplitStores | None = None
 
 
@@ -55,31 +51,31 @@ class StudyData:
     """
 
     name: str
-    source: Data
-    tagged: TaggedPhotos
-    train: Truth
-    test_photos: tuple[Photo, ...]
-    test: Truth
+    source: recipes.Data
+    tagged: annotations.TaggedPhotos
+    train: annotations.Truth
+    test_photos: tuple[annotations.Photo, ...]
+    test: annotations.Truth
     home: Path  # folder of shared proposals and feature caches
     fingerprint: str
-    counted: Data
+    counted: recipes.Data
     boxes: SplitStores | None = None
 
-    def placed(self, config: Config) -> Config:
+    def placed(self, config: recipes.Config) -> recipes.Config:
         """Settings with the paths of this dataset and of the proposals and feature cache that its runs share."""
         source = self.counted if config.criterion.requirements.counts else self.source
         data = replace(source, proposals=self.proposals(config, "train"))
         return replace(config, data=data, feature_cache=self.home / "maps")
 
-    def test_set(self, config: Config) -> EvalSet:
+    def test_set(self, config: recipes.Config) -> EvalSet:
         """The test photos and their truth."""
         return EvalSet(self.test_photos, self.test, self.proposals(config, "test"))
 
-    def train_set(self, config: Config) -> EvalSet:
+    def train_set(self, config: recipes.Config) -> EvalSet:
         """The training photos and their truth, for CorLoc after training."""
         return EvalSet(self.tagged.photos, self.train, self.proposals(config, "train"))
 
-    def stores_digest(self, config: Config) -> str:
+    def stores_digest(self, config: recipes.Config) -> str:
         """A digest of imported proposals; empty if proposals are computed."""
         if not isinstance(config.proposals, Imported):
             return ""
@@ -87,10 +83,12 @@ class StudyData:
 
     def _imported(self, split: str) -> Path:
         if self.boxes is None:
-            raise UserError("imported proposals are required: name their stores with --proposals and --test-proposals")
+            raise errors.UserError(
+                "imported proposals are required: name their stores with --proposals and --test-proposals"
+            )
         return self.boxes.train if split == "train" else self.boxes.test
 
-    def proposals(self, config: Config, split: str) -> Path:
+    def proposals(self, config: recipes.Config, split: str) -> Path:
         """The store of a split's proposals, which need not exist yet."""
         if isinstance(config.proposals, Imported):
             return self._imported(split)
@@ -99,22 +97,22 @@ class StudyData:
         return self.home / "proposals" / f"{self.fingerprint}-{method['kind']}-{name}" / split
 
 
-def splits_of(source: DataSource, test: DataSource | None, test_split: str | None) -> Splits:
+def splits_of(source: listing.DataSource, test: listing.DataSource | None, test_split: str | None) -> Splits:
     """The two splits of a dataset; for a VOC folder, the usual image lists if none are named."""
     form = datasets.dataset_format(source)
     if test is None and not form.names_splits:
-        raise UserError(f"{source.path}: name the test photos too, with --test FILE")
+        raise errors.UserError(f"{source.path}: name the test photos too, with --test FILE")
     train = _with_split(source, source.split, _TRAIN)
     return Splits(train, _with_split(test or replace(source, split=None), test_split, _TEST))
 
 
-def _with_split(source: DataSource, split: str | None, usual: Sequence[str]) -> DataSource:
+def _with_split(source: listing.DataSource, split: str | None, usual: Sequence[str]) -> listing.DataSource:
     if split is not None or not datasets.dataset_format(source).names_splits:
         return replace(source, split=split)
     lists = voc_tags.voc_root(source.path) / "ImageSets" / "Main"
     found = next((name for name in usual if (lists / f"{name}.txt").exists()), None)
     if found is None:
-        raise UserError(f"{lists}: no list {' or '.join(usual)}; name one with --split and --test-split")
+        raise errors.UserError(f"{lists}: no list {' or '.join(usual)}; name one with --split and --test-split")
     return replace(source, split=found)
 
 
@@ -125,15 +123,15 @@ def open_data(source: StudySource, seed: int, home: Path, *, progress: Progress 
     train = source.train
     _check(train)
     _check(source.test)
-    data = Data(tags=train.path, photos=train.photos, split=train.split, classes=train.classes)
+    data = recipes.Data(tags=train.path, photos=train.photos, split=train.split, classes=train.classes)
     tagged = datasets.read_tagged(train)
     test = eval_set(replace(source.test, classes=tagged.classes), home)
     return replace(_opened(dataset_title(train), data, tagged, test, home), boxes=source.boxes)
 
 
-def _check(source: DataSource) -> None:
+def _check(source: listing.DataSource) -> None:
     if not datasets.has_boxes(source):
-        raise UserError(
+        raise errors.UserError(
             f"{source.path}: has no boxes, which evaluation needs; name a VOC folder or COCO file with boxes"
         )
 
@@ -142,34 +140,41 @@ def _open_scenes(world: Scenes, home: Path, progress: Progress) -> StudyData:
     folder = home / SCENES / f"seed{world.seed}"
     title = f"scenes of seed {world.seed}"
     with (
-        wait_for_lock(
+        io.wait_for_lock(
             folder.with_suffix(".lock"), lambda: progress(f"{title}: another process generates them; waiting", 1)
         ),
         progress(title, world.train + world.test) as bar,
     ):
         world.write(folder, on_progress=lambda *_: bar.advance())
     train, test = folder / "train", folder / "test"
-    source = Data(tags=train / "tags.csv", photos=train / "photos", classes=world.classes)
+    source = recipes.Data(tags=train / "tags.csv", photos=train / "photos", classes=world.classes)
     tagged = datasets.read_tagged(source.source())
-    truth = DataSource(path=test / "truth.json", photos=test / "photos", classes=world.classes)
+    truth = listing.DataSource(path=test / "truth.json", photos=test / "photos", classes=world.classes)
     return _opened(SCENES, source, tagged, eval_set(truth, home), home, truth=train / "truth.json")
 
 
 def _opened(
-    name: str, source: Data, tagged: TaggedPhotos, test: EvalSet, home: Path, truth: Path | None = None
+    name: str,
+    source: recipes.Data,
+    tagged: annotations.TaggedPhotos,
+    test: EvalSet,
+    home: Path,
+    truth: Path | None = None,
 ) -> StudyData:
     where = source.source()
     boxes = datasets.read_truth(replace(where, path=truth or where.path, classes=tagged.classes))
     train = truth_in_order(boxes, tagged.photos, where.path)
     twice = {photo.path for photo in tagged.photos} & {photo.path for photo in test.photos}
     if twice:
-        raise UserError(f"{min(twice)}: in both the training and the test split; name splits that share no photo")
+        raise errors.UserError(
+            f"{min(twice)}: in both the training and the test split; name splits that share no photo"
+        )
     lines = [*_describe(tagged.photos, train), *_describe(test.photos, test.truth), str(tagged.tags.tolist())]
     counted = replace(source, tags=truth or source.tags, counts="boxes")
     return StudyData(name, source, tagged, train, test.photos, test.truth, home, _digest(lines), counted)
 
 
-def _describe(photos: Sequence[Photo], truth: Truth) -> Iterator[str]:
+def _describe(photos: Sequence[annotations.Photo], truth: annotations.Truth) -> Iterator[str]:
     """Everything figures depend on; pixels are represented by the size of their file."""
     yield str(truth.classes)
     for photo, objects in zip(photos, truth.objects, strict=True):
@@ -181,7 +186,7 @@ def _bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise UserError(f"{path}: no such photo ({error.strerror}); put it back") from None
+        raise errors.UserError(f"{path}: no such photo ({error.strerror}); put it back") from None
 
 
 def _digest(lines: Sequence[str]) -> str:

@@ -9,14 +9,10 @@ from typing import Annotated
 import torch
 from jaxtyping import Float
 from pydantic import Field, TypeAdapter
-from torch import Tensor
 
+from tag2box import errors, io
 from tag2box.annotations import Objects, Truth
-from tag2box.errors import UserError
-from tag2box.formats.coco_file import CocoFile, each_row, parse_coco, refers
-from tag2box.formats.coco_tags import list_coco, list_coco_photos
-from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse, select_classes
-from tag2box.io import write_json
+from tag2box.formats import coco_file, coco_tags, listing
 
 _PEEK = 4096  # bytes within which a JSON file has its first brace
 _Place = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -58,19 +54,19 @@ class Coco:
         with path.open("rb") as file:
             return file.read(_PEEK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
 
-    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+    def photos(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """Its images."""
-        return list_coco_photos(source, on_fault)
+        return coco_tags.list_coco_photos(source, on_fault)
 
-    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+    def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """Its images, tagged with the categories of their annotations."""
-        return list_coco(source, on_fault)
+        return coco_tags.list_coco(source, on_fault)
 
-    def has_boxes(self, source: DataSource) -> bool:
+    def has_boxes(self, source: listing.DataSource) -> bool:
         """Whether any annotation has a box."""
         return coco_has_boxes(source.path)
 
-    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+    def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> Truth:
         """Its annotations."""
         return read_coco_truth(source.path, source.classes, on_fault)
 
@@ -83,26 +79,30 @@ class CocoTruth:
     images: dict[int, str]  # COCO image id -> photo id
     categories: dict[int, str]  # COCO category id -> class name
     areas: dict[
-        str, Float[Tensor, " B"]
+        str, Float[torch.Tensor, " B"]
     ]  # per photo id, the area of each object as annotated: COCO's small, medium and large
 
 
-def read_coco_truth(path: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse) -> Truth:
+def read_coco_truth(
+    path: Path, classes: Sequence[str] | None = None, on_fault: listing.OnFault = listing.refuse
+) -> Truth:
     """True objects of a COCO annotation file; see ``read_coco``."""
     return read_coco(path, classes, on_fault).truth
 
 
-def read_coco(path: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse) -> CocoTruth:
+def read_coco(
+    path: Path, classes: Sequence[str] | None = None, on_fault: listing.OnFault = listing.refuse
+) -> CocoTruth:
     """True objects of a COCO annotation file, with its image ids, category ids and object areas.
 
     Images are sorted by COCO id and classes by category id, because official evaluators break ties in this order. If
     ``classes`` are given, objects of other categories are left out. Coordinates are kept in double precision. Objects
     marked ``ignore`` become difficult: like crowds, they count neither as found nor as missed.
     """
-    content = parse_coco(path, _ANNOTATION, on_fault)
+    content = coco_file.parse_coco(path, _ANNOTATION, on_fault)
     if content.annotations is None:
-        raise UserError(f"{path}: annotations: field required; this file has no boxes to compare with")
-    names = select_classes(tuple(content.categories.values()), classes, f"{path}: categories")
+        raise errors.UserError(f"{path}: annotations: field required; this file has no boxes to compare with")
+    names = listing.select_classes(tuple(content.categories.values()), classes, f"{path}: categories")
     index = {name: position for position, name in enumerate(names)}
     label = {number: index[name] for number, name in content.categories.items() if name in index}
     grouped = _group(content, on_fault)
@@ -126,7 +126,7 @@ def coco_has_boxes(path: Path) -> bool:
             raise _Found
 
     try:
-        each_row(path, "a COCO annotation file", {"annotations": probe})
+        coco_file.each_row(path, "a COCO annotation file", {"annotations": probe})
     except _Found:
         return True
     return False
@@ -160,10 +160,10 @@ def write_coco_truth(path: Path, truth: Truth, file_names: Mapping[str, str]) ->
                 }
             )
     categories = [{"id": number, "name": name} for number, name in enumerate(truth.classes, start=1)]
-    write_json(path, {"images": images, "categories": categories, "annotations": annotations})
+    io.write_json(path, {"images": images, "categories": categories, "annotations": annotations})
 
 
-def _group(content: CocoFile[_Annotation], on_fault: OnFault) -> defaultdict[int, list[_Annotation]]:
+def _group(content: coco_file.CocoFile[_Annotation], on_fault: listing.OnFault) -> defaultdict[int, list[_Annotation]]:
     """Annotations by image; of several with the same id, the first."""
     grouped: defaultdict[int, list[_Annotation]] = defaultdict(list)
     seen: set[int] = set()
@@ -171,15 +171,15 @@ def _group(content: CocoFile[_Annotation], on_fault: OnFault) -> defaultdict[int
         annotation = row.value
         if annotation.id is not None and annotation.id in seen:
             line = f"{content.path}: annotations: id {annotation.id} is used twice; every id must be different"
-            on_fault(Fault("bad row", f"annotations[{row.number}]", line))
-        elif refers(content, row.number, annotation.image_id, annotation.category_id, on_fault):
+            on_fault(listing.Fault("bad row", f"annotations[{row.number}]", line))
+        elif coco_file.refers(content, row.number, annotation.image_id, annotation.category_id, on_fault):
             grouped[annotation.image_id].append(annotation)
         if annotation.id is not None:
             seen.add(annotation.id)
     return grouped
 
 
-def _sizes(content: CocoFile[_Annotation], on_fault: OnFault) -> dict[int, tuple[int, int]]:
+def _sizes(content: coco_file.CocoFile[_Annotation], on_fault: listing.OnFault) -> dict[int, tuple[int, int]]:
     """Width and height of the images that have both."""
     sizes = {}
     for number, row in content.images.items():
@@ -188,7 +188,7 @@ def _sizes(content: CocoFile[_Annotation], on_fault: OnFault) -> dict[int, tuple
             field = "width" if width is None else "height"
             where = f"images[{row.number}]"
             line = f"{content.path}: {where}.{field}: field required; correct the file"
-            on_fault(Fault("bad row", content.names[number], line))
+            on_fault(listing.Fault("bad row", content.names[number], line))
         else:
             sizes[number] = (width, height)
     return sizes
@@ -204,6 +204,6 @@ def _to_objects(rows: list[_Annotation], label: Mapping[int, int]) -> Objects:
     )
 
 
-def _areas(rows: list[_Annotation]) -> Float[Tensor, " B"]:
+def _areas(rows: list[_Annotation]) -> Float[torch.Tensor, " B"]:
     sizes = [row.bbox[2] * row.bbox[3] if row.area is None else row.area for row in rows]
     return torch.tensor(sizes, dtype=torch.float64)

@@ -16,9 +16,9 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tag2box.data.images import distinct_names
 from tag2box.errors import UserError, printable
 from tag2box.formats.listing import Fault, OnFault, refuse
+from tag2box.images import distinct_names
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()

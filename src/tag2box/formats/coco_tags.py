@@ -14,9 +14,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from tag2box.errors import UserError
-from tag2box.formats import listing as listings
-from tag2box.formats.coco_file import CocoFile, CocoImage, CocoRow, parse_coco, refers
-from tag2box.formats.listing import DataSource, Fault, Listing, ObjectCounts, OnFault, PhotoEntry, refuse
+from tag2box.formats import coco_file, listing, listing as listings
 
 T = TypeVar("T")
 
@@ -42,7 +40,7 @@ class _Tagging:
 
     classes: tuple[str, ...]
     by_image: Mapping[int, dict[str, bool]]
-    counts: Mapping[int, ObjectCounts] = field(default_factory=dict)
+    counts: Mapping[int, listing.ObjectCounts] = field(default_factory=dict)
 
     def of(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tags and unsure tags of an image, in the order of the classes."""
@@ -54,9 +52,9 @@ class _Tagging:
 _MENTION = TypeAdapter(_Mention)
 
 
-def list_coco(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+def list_coco(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a COCO file and their tags; if classes are chosen, others are left out."""
-    content = parse_coco(source.path, _MENTION, on_fault)
+    content = coco_file.parse_coco(source.path, _MENTION, on_fault)
     if content.annotations is None and not any(_own_tags(row.value) for row in content.images.values()):
         raise UserError(f"{source.path}: annotations: field required; expected them, or a list of tags in each image")
     classes = listings.select_classes(tuple(content.categories.values()), source.classes, f"{source.path}: categories")
@@ -64,21 +62,21 @@ def list_coco(source: DataSource, on_fault: OnFault = refuse) -> Listing:
     return _list(source, content, replace(tagging, counts=_counts(content, tagging, on_fault)), on_fault)
 
 
-def list_coco_photos(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+def list_coco_photos(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a COCO file, without tags."""
-    content: CocoFile[object] = parse_coco(source.path, None, on_fault)
+    content: coco_file.CocoFile[object] = coco_file.parse_coco(source.path, None, on_fault)
     return _list(source, content, _Tagging((), {}), on_fault)
 
 
 # ---------------------------------------------------------------- tags
 
 
-def _tags(content: CocoFile[_Mention], on_fault: OnFault) -> dict[int, dict[str, bool]]:
+def _tags(content: coco_file.CocoFile[_Mention], on_fault: listing.OnFault) -> dict[int, dict[str, bool]]:
     """The classes of each image by id: True if sure."""
     tags: defaultdict[int, dict[str, bool]] = defaultdict(dict)
     for row in content.annotations or ():
         mention = row.value
-        if refers(content, row.number, mention.image_id, mention.category_id, on_fault):
+        if coco_file.refers(content, row.number, mention.image_id, mention.category_id, on_fault):
             found, name = tags[mention.image_id], content.categories[mention.category_id]
             found[name] = found.get(name, False) or mention.is_sure
     for number, image in content.images.items():
@@ -87,11 +85,13 @@ def _tags(content: CocoFile[_Mention], on_fault: OnFault) -> dict[int, dict[str,
     return tags
 
 
-def _own_tags(image: CocoImage) -> tuple[int | str, ...]:
+def _own_tags(image: coco_file.CocoImage) -> tuple[int | str, ...]:
     return (*image.category_ids, *image.categories, *image.tags)
 
 
-def _resolved(content: CocoFile[_Mention], row: CocoRow[CocoImage], on_fault: OnFault) -> Iterator[str]:
+def _resolved(
+    content: coco_file.CocoFile[_Mention], row: coco_file.CocoRow[coco_file.CocoImage], on_fault: listing.OnFault
+) -> Iterator[str]:
     """The class names of an image's own list of names, ids, or ids in quotes."""
     for tag in _own_tags(row.value):
         name = _name(content, tag)
@@ -99,19 +99,21 @@ def _resolved(content: CocoFile[_Mention], row: CocoRow[CocoImage], on_fault: On
             yield name
         else:
             line = f"{content.path}: images[{row.number}]: no category has the name or id {tag!r}; add the category"
-            on_fault(Fault("unknown class", str(tag), line))
+            on_fault(listing.Fault("unknown class", str(tag), line))
 
 
-def _name(content: CocoFile[T], tag: int | str) -> str | None:
+def _name(content: coco_file.CocoFile[T], tag: int | str) -> str | None:
     """The category of a name, an id, or an id in quotes."""
     if tag in content.categories.values():
         return str(tag)
     return content.categories.get(int(tag)) if isinstance(tag, int) or tag.isdecimal() else None
 
 
-def _counts(content: CocoFile[T], tagging: _Tagging, on_fault: OnFault) -> dict[int, ObjectCounts]:
+def _counts(
+    content: coco_file.CocoFile[T], tagging: _Tagging, on_fault: listing.OnFault
+) -> dict[int, listing.ObjectCounts]:
     """The counts of each image by id; those of classes that are not selected are skipped."""
-    counts: dict[int, ObjectCounts] = {}
+    counts: dict[int, listing.ObjectCounts] = {}
     for number, row in content.images.items():
         named = tuple((_name(content, key) or key, count) for key, count in (row.value.counts or {}).items())
         tags = [name for name, is_sure in tagging.by_image.get(number, {}).items() if is_sure]
@@ -123,7 +125,9 @@ def _counts(content: CocoFile[T], tagging: _Tagging, on_fault: OnFault) -> dict[
 # ---------------------------------------------------------------- photos
 
 
-def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, on_fault: OnFault) -> Listing:
+def _list(
+    source: listing.DataSource, content: coco_file.CocoFile[T], tagging: _Tagging, on_fault: listing.OnFault
+) -> listing.Listing:
     """The images whose names lead to a file in the photos folder, whether it exists or not."""
     files = [row.value.file_name for row in content.images.values() if row.value.file_name is not None]
     folder = listings.photos_folder(source.photos, _places(source.path), files, source.path)
@@ -133,13 +137,17 @@ def _list(source: DataSource, content: CocoFile[T], tagging: _Tagging, on_fault:
         name = row.value.file_name
         file = None if name is None else listings.path_below(folder, name)
         if name is None:
-            on_fault(Fault("bad row", where, f"{where}.file_name: field required; correct the file"))
+            on_fault(listing.Fault("bad row", where, f"{where}.file_name: field required; correct the file"))
         elif file is None:
-            on_fault(Fault("outside the folder", name, f"{where}.file_name: {listings.outside_message(name, folder)}"))
+            on_fault(
+                listing.Fault(
+                    "outside the folder", name, f"{where}.file_name: {listings.outside_message(name, folder)}"
+                )
+            )
         else:
             counts = tagging.counts.get(number, ())
-            entries.append(PhotoEntry(content.names[number], file, *tagging.of(number), where, counts))
-    return Listing(folder, tagging.classes, tuple(entries))
+            entries.append(listing.PhotoEntry(content.names[number], file, *tagging.of(number), where, counts))
+    return listing.Listing(folder, tagging.classes, tuple(entries))
 
 
 def _places(path: Path) -> list[Path]:

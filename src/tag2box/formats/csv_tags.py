@@ -20,12 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tag2box.annotations import TaggedPhotos
-from tag2box.data.images import SUFFIXES
-from tag2box.errors import UserError, printable
-from tag2box.formats import listing as listings
-from tag2box.formats.datasets import TagsOnly
-from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, TagRow, refuse
+from tag2box import annotations, errors, images
+from tag2box.formats import datasets, listing, listing as listings
 from tag2box.io import read_text, write_text
 
 COLUMNS = ("image", "tags")
@@ -37,16 +33,16 @@ _NO = frozenset({"", "0", "0.0", "no", "n", "false"})
 _UNSURE = frozenset({"-1", "-1.0", "?"})
 
 
-class CsvTable(TagsOnly):
+class CsvTable(datasets.TagsOnly):
     """A CSV file of tags."""
 
     what = "a CSV of tags"
 
     def recognises(self, path: Path) -> bool:
         """Any file that is no photo; the header decides the rest."""
-        return path.is_file() and path.suffix.lower() not in SUFFIXES
+        return path.is_file() and path.suffix.lower() not in images.SUFFIXES
 
-    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+    def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """The photos it names, with their tags."""
         return list_table(source, on_fault)
 
@@ -57,7 +53,9 @@ class _Form:
 
     header: tuple[str, ...]
     image: int  # the column of the photos
-    read: Callable[[Sequence[str], str, str], TagRow]  # (cells, image, where) to a row; ValueError on a bad cell
+    read: Callable[
+        [Sequence[str], str, str], listing.TagRow
+    ]  # (cells, image, where) to a row; ValueError on a bad cell
     merges: bool  # whether a photo may have several rows
     classes: tuple[str, ...] | None  # None: the tags seen
     counts: int | None = None  # the column of the counts
@@ -65,18 +63,18 @@ class _Form:
 
 
 def read_tags(
-    table: Path, photos: Path, classes: Sequence[str] | None = None, on_fault: OnFault = refuse
-) -> TaggedPhotos:
+    table: Path, photos: Path, classes: Sequence[str] | None = None, on_fault: listing.OnFault = listing.refuse
+) -> annotations.TaggedPhotos:
     """Read tags from a CSV file whose photos are named relative to ``photos``.
 
     A row without tags is a photo that shows none of the classes. Default classes: the class columns, or the tags seen,
     sorted.
     """
-    source = DataSource(path=table, photos=photos, classes=None if classes is None else tuple(classes))
+    source = listing.DataSource(path=table, photos=photos, classes=None if classes is None else tuple(classes))
     return listings.to_tagged_photos(list_table(source, on_fault), on_fault)
 
 
-def list_table(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+def list_table(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The photos and tags of a CSV file; its photos are beside it, or in ``photos`` or ``images`` there.
 
     A tag outside the chosen classes is a fault, because it is more often misspelt than left out on purpose; of a table
@@ -86,7 +84,7 @@ def list_table(source: DataSource, on_fault: OnFault = refuse) -> Listing:
     form = _recognise(source.path, header, source.classes)
     rows = list(_rows(source.path, reader, form, on_fault))
     if not rows:
-        raise UserError(f"{source.path}: no photos; expected at least one row below {','.join(header[:3])!r}")
+        raise errors.UserError(f"{source.path}: no photos; expected at least one row below {','.join(header[:3])!r}")
     beside = source.path.parent
     places = (beside, beside / "photos", beside / "images")
     folder = listings.photos_folder(source.photos, places, (row.image for row in rows if row.image), source.path)
@@ -114,7 +112,7 @@ def _opened(table: Path) -> tuple[tuple[str, ...], Reader]:
     try:
         return tuple(cell.strip() for cell in next(reader, [])), reader
     except csv.Error as error:
-        raise UserError(f"{table}:1: not readable as CSV ({error}); check the quotes") from None
+        raise errors.UserError(f"{table}:1: not readable as CSV ({error}); check the quotes") from None
 
 
 def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | None) -> _Form:
@@ -123,7 +121,7 @@ def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | No
     wanted = None if classes is None else listings.unique_classes(classes, "classes")
     image = next((lower.index(name) for name in _IMAGE if name in lower), None)
     if image is None:
-        raise UserError(f"{table}:1: no column 'image'; expected a first line 'image,tags'")
+        raise errors.UserError(f"{table}:1: no column 'image'; expected a first line 'image,tags'")
     counts = lower.index(listings.COUNTS_COLUMN) if listings.COUNTS_COLUMN in lower else None
     for name in ("tags", *_ONE_TAG):
         if name in lower:
@@ -131,7 +129,7 @@ def _recognise(table: Path, header: tuple[str, ...], classes: Sequence[str] | No
     misnamed = [name for name in lower if name in _MISNAMED]
     if misnamed or len(header) == 1 + (counts is not None):
         hint = f"; rename the column {misnamed[0]!r}" if misnamed else ""
-        raise UserError(f"{table}:1: no column 'tags'; expected a first line 'image,tags'{hint}")
+        raise errors.UserError(f"{table}:1: no column 'tags'; expected a first line 'image,tags'{hint}")
     columns = _class_columns(table, header, {image, counts})
     names = listings.select_classes(tuple(columns), wanted, f"{table}:1")
     read = _ticked({name: columns[name] for name in names})
@@ -145,9 +143,11 @@ def _class_columns(table: Path, header: Sequence[str], others: set[int | None]) 
         if place in others:
             continue
         if not name:
-            raise UserError(f"{table}:1: column {place + 1} has no name; expected a class, or remove the column")
+            raise errors.UserError(f"{table}:1: column {place + 1} has no name; expected a class, or remove the column")
         if name in columns:
-            raise UserError(printable(f"{table}:1: column {name!r} is there twice; name every class once"))
+            raise errors.UserError(
+                errors.printable(f"{table}:1: column {name!r} is there twice; name every class once")
+            )
         columns[name] = place
     return columns
 
@@ -155,19 +155,21 @@ def _class_columns(table: Path, header: Sequence[str], others: set[int | None]) 
 # ---------------------------------------------------------------- rows
 
 
-def _spelled(column: int) -> Callable[[Sequence[str], str, str], TagRow]:
+def _spelled(column: int) -> Callable[[Sequence[str], str, str], listing.TagRow]:
     """Reader of rows with all tags in one column."""
 
-    def read(cells: Sequence[str], image: str, where: str) -> TagRow:
-        return TagRow(image, tuple(tag.strip() for tag in re.split(r"[;|]", cells[column]) if tag.strip()), where)
+    def read(cells: Sequence[str], image: str, where: str) -> listing.TagRow:
+        return listing.TagRow(
+            image, tuple(tag.strip() for tag in re.split(r"[;|]", cells[column]) if tag.strip()), where
+        )
 
     return read
 
 
-def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], TagRow]:
+def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], listing.TagRow]:
     """Reader of rows with one column per class."""
 
-    def read(cells: Sequence[str], image: str, where: str) -> TagRow:
+    def read(cells: Sequence[str], image: str, where: str) -> listing.TagRow:
         words = {name: cells[place].strip().lower() for name, place in columns.items()}
         for name, word in words.items():
             if word not in _YES and word not in _NO and word not in _UNSURE:
@@ -176,12 +178,12 @@ def _ticked(columns: dict[str, int]) -> Callable[[Sequence[str], str, str], TagR
                     "correct it, or choose the columns that are classes with --classes"
                 )
         there = tuple(name for name, word in words.items() if word in _YES)
-        return TagRow(image, there, where, tuple(name for name, word in words.items() if word in _UNSURE))
+        return listing.TagRow(image, there, where, tuple(name for name, word in words.items() if word in _UNSURE))
 
     return read
 
 
-def _rows(table: Path, reader: Reader, form: _Form, on_fault: OnFault) -> Iterator[TagRow]:
+def _rows(table: Path, reader: Reader, form: _Form, on_fault: listing.OnFault) -> Iterator[listing.TagRow]:
     """The rows of a CSV file; blank lines are skipped."""
     try:
         for cells in reader:
@@ -191,12 +193,12 @@ def _rows(table: Path, reader: Reader, form: _Form, on_fault: OnFault) -> Iterat
             try:
                 yield _row(cells, form, where)
             except ValueError as error:
-                on_fault(Fault("bad row", f"{table.name}:{reader.line_num}", f"{where}: {error}"))
+                on_fault(listing.Fault("bad row", f"{table.name}:{reader.line_num}", f"{where}: {error}"))
     except csv.Error as error:
-        raise UserError(f"{table}:{reader.line_num}: not readable as CSV ({error}); check the quotes") from None
+        raise errors.UserError(f"{table}:{reader.line_num}: not readable as CSV ({error}); check the quotes") from None
 
 
-def _row(cells: Sequence[str], form: _Form, where: str) -> TagRow:
+def _row(cells: Sequence[str], form: _Form, where: str) -> listing.TagRow:
     if len(cells) != len(form.header):
         raise ValueError(
             f"{len(cells)} columns, but the header has {len(form.header)}; separate tags with ';', not ','"
@@ -208,9 +210,9 @@ def _row(cells: Sequence[str], form: _Form, where: str) -> TagRow:
     return replace(row, counts=tuple(pair for pair in counts if pair[0] not in form.unread))
 
 
-def _merged(rows: Sequence[TagRow], folder: Path) -> list[TagRow]:
+def _merged(rows: Sequence[listing.TagRow], folder: Path) -> list[listing.TagRow]:
     """One row per photo, with the tags and counts of all its rows, in the position of the first."""
-    whole: dict[str, TagRow] = {}
+    whole: dict[str, listing.TagRow] = {}
     for row in rows:
         file = listings.path_below(folder, row.image) or row.image
         first = whole.setdefault(file, row)

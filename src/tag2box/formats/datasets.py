@@ -10,12 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from tag2box import extend
-from tag2box.annotations import Photo, TaggedPhotos, Truth
-from tag2box.errors import UserError
+from tag2box import annotations, errors, extend, io
 from tag2box.formats import listing as listings
 from tag2box.formats.listing import DataSource, Listing, OnFault, refuse
-from tag2box.io import read_lines
 
 ALL = "all"
 """The split that every dataset with named splits has: all its photos."""
@@ -47,7 +44,7 @@ class DatasetFormat(Protocol):
         """Whether it has true boxes to evaluate against."""
         ...
 
-    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+    def truth(self, source: DataSource, on_fault: OnFault) -> annotations.Truth:
         """Its true objects, for evaluation."""
         ...
 
@@ -71,34 +68,36 @@ class TagsOnly:
         """False."""
         return False
 
-    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+    def truth(self, source: DataSource, on_fault: OnFault) -> annotations.Truth:
         """Raises a ``UserError``."""
-        raise UserError(f"{source.path}: {self.what} has no boxes; expected a COCO file, a VOC folder or a YOLO folder")
+        raise errors.UserError(
+            f"{source.path}: {self.what} has no boxes; expected a COCO file, a VOC folder or a YOLO folder"
+        )
 
 
 def dataset_format(source: DataSource) -> DatasetFormat:
     """The format that a source names, else the first that recognises its path."""
     if not source.path.exists():
-        raise UserError(f"{source.path}: no such file or folder; expected {_known()}")
+        raise errors.UserError(f"{source.path}: no such file or folder; expected {_known()}")
     if source.format is not None:
         return _named_format(source.format)
     for form in _built_in():
         if form.recognises(source.path):
             return form
-    raise UserError(f"{source.path}: this is no dataset; expected {_known()}")
+    raise errors.UserError(f"{source.path}: this is no dataset; expected {_known()}")
 
 
-def read_tagged(source: DataSource, on_fault: OnFault = refuse) -> TaggedPhotos:
+def read_tagged(source: DataSource, on_fault: OnFault = refuse) -> annotations.TaggedPhotos:
     """Photos and tags: all that training receives."""
     return listings.to_tagged_photos(list_dataset(source, on_fault), on_fault)
 
 
-def read_photos(source: DataSource, on_fault: OnFault = refuse) -> tuple[Photo, ...]:
+def read_photos(source: DataSource, on_fault: OnFault = refuse) -> tuple[annotations.Photo, ...]:
     """The photos of any dataset, with or without tags; without a split, all photos of a VOC or YOLO folder."""
     return listings.find_listed(list_photos(source, on_fault), on_fault)[0]
 
 
-def read_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
+def read_truth(source: DataSource, on_fault: OnFault = refuse) -> annotations.Truth:
     """The true objects of a dataset, for evaluation only."""
     form = dataset_format(source)
     truth = form.truth(source, on_fault)
@@ -106,7 +105,7 @@ def read_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
         return truth
     wanted = listings.wanted_ids(source, truth.ids, on_fault)
     rows = [row for row, name in enumerate(truth.ids) if name in wanted]
-    return Truth(
+    return annotations.Truth(
         truth.classes,
         tuple(truth.ids[row] for row in rows),
         tuple(truth.sizes[row] for row in rows),
@@ -140,21 +139,23 @@ def everything(source: DataSource) -> DataSource:
 def class_names(text: str) -> tuple[str, ...]:
     """Class names from a comma-separated list, or from a text file with one per line."""
     if "," not in text and listings.is_regular_file(Path(text)):
-        names = tuple(read_lines(Path(text), "a list of class names").values())
+        names = tuple(io.read_lines(Path(text), "a list of class names").values())
     else:
         names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise UserError(f"classes {text!r}: no class named; expected names with commas between, or a text file of them")
+        raise errors.UserError(
+            f"classes {text!r}: no class named; expected names with commas between, or a text file of them"
+        )
     if len(names) == 1 and names[0] == text.strip() and text.endswith(".txt"):
-        raise UserError(f"{text}: no such file; expected a text file with one class name per line")
+        raise errors.UserError(f"{text}: no such file; expected a text file with one class name per line")
     return listings.unique_classes(names, "classes")
 
 
 def _named_format(name: str) -> DatasetFormat:
     try:
         form: DatasetFormat = extend.find_part("dataset format", name)()
-    except UserError as error:
-        raise UserError(f"dataset format {name}: {error}") from None
+    except errors.UserError as error:
+        raise errors.UserError(f"dataset format {name}: {error}") from None
     return form
 
 

@@ -12,10 +12,9 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from tag2box import errors, io
 from tag2box.annotations import Detections, Truth
-from tag2box.errors import UserError
 from tag2box.formats.export import safe_file_name
-from tag2box.io import read_json
 from tag2box.metrics.voc_ap import from_voc_pixels
 
 _Length = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -109,7 +108,7 @@ class _Numbers:
 
 
 def _read_coco(path: Path, truth: Truth, numbers: _Numbers, found: dict[str, _Found]) -> None:
-    content = _parse(path, read_json(path, "a COCO results file, or a folder of VOC result files"))
+    content = _parse(path, io.read_json(path, "a COCO results file, or a folder of VOC result files"))
     if content.images is not None and content.categories is not None:
         own = {image.id: image.file_name for image in content.images}
         numbers = _Numbers(own, {category.id: category.name for category in content.categories})
@@ -119,11 +118,13 @@ def _read_coco(path: Path, truth: Truth, numbers: _Numbers, found: dict[str, _Fo
         where = f"{path}: entry {row}"
         class_name = _class_name(entry, truth, numbers, where)
         if class_name not in labels:
-            raise UserError(_unknown_class(where, class_name, truth))
+            raise errors.UserError(_unknown_class(where, class_name, truth))
         written = entry.file_name if entry.file_name is not None else numbers.images.get(entry.image_id, entry.image_id)
         image_id = names.find(written)
         if image_id is None:
-            raise UserError(f"{where}, image_id: image {written!r} is not in the truth; evaluate against its own truth")
+            raise errors.UserError(
+                f"{where}, image_id: image {written!r} is not in the truth; evaluate against its own truth"
+            )
         x, y, width, height = entry.bbox
         found[image_id].add((x, y, x + width, y + height), entry.score, labels[class_name])
 
@@ -131,7 +132,9 @@ def _read_coco(path: Path, truth: Truth, numbers: _Numbers, found: dict[str, _Fo
 def _parse(path: Path, document: object) -> _File:
     """The validated file; a results list becomes one that names neither images nor categories."""
     if not isinstance(document, list | dict):
-        raise UserError(f"{path}: expected a list of COCO results, or an object with annotations, got {document!r:.40}")
+        raise errors.UserError(
+            f"{path}: expected a list of COCO results, or an object with annotations, got {document!r:.40}"
+        )
     try:
         if isinstance(document, list):
             return _File.model_validate({"images": None, "categories": None, "annotations": document})
@@ -141,7 +144,7 @@ def _parse(path: Path, document: object) -> _File:
         where = _place(first["loc"])
         got = "" if first["type"] == "missing" else f", got {reprlib.repr(first['input'])}"
         message = f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{got}"
-        raise UserError(f"{path}: {message}; expected COCO results") from None
+        raise errors.UserError(f"{path}: {message}; expected COCO results") from None
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
@@ -158,10 +161,10 @@ def _class_name(entry: _Result, truth: Truth, numbers: _Numbers, where: str) -> 
         if entry.category_id in numbers.categories:
             return numbers.categories[entry.category_id]
         known = ", ".join(str(number) for number in sorted(numbers.categories)[:12])
-        raise UserError(f"{where}, category_id: no category has id {entry.category_id}; the ids begin {known}")
+        raise errors.UserError(f"{where}, category_id: no category has id {entry.category_id}; the ids begin {known}")
     if 1 <= entry.category_id <= len(truth.classes):
         return truth.classes[entry.category_id - 1]
-    raise UserError(
+    raise errors.UserError(
         f"{where}, category_id: expected 1 to {len(truth.classes)}, got {entry.category_id}; name the categories"
     )
 
@@ -202,12 +205,12 @@ def _read_voc(folder: Path, truth: Truth, found: dict[str, _Found]) -> None:
     matches = [(path, _VOC_FILE.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     files = [(path, match[1]) for path, match in matches if match]
     if not files:
-        raise UserError(f"{folder}: no comp4_det_CLASS.txt inside; expected a folder of VOC result files")
+        raise errors.UserError(f"{folder}: no comp4_det_CLASS.txt inside; expected a folder of VOC result files")
     seen: dict[int, Path] = {}
     for path, rest in files:
         label = _voc_label(path, rest, truth)
         if label in seen:
-            raise UserError(
+            raise errors.UserError(
                 f"{path}: class {truth.classes[label]!r} is also in {seen[label].name}; keep one split in a folder"
             )
         seen[label] = path
@@ -223,22 +226,22 @@ def _voc_label(path: Path, rest: str, truth: Truth) -> int:
             return truth.classes.index(name)
         if name in files:
             return files.index(name)
-    raise UserError(_unknown_class(str(path), parts[-1], truth))
+    raise errors.UserError(_unknown_class(str(path), parts[-1], truth))
 
 
 def _read_voc_file(path: Path, label: int, found: dict[str, _Found]) -> None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as VOC results ({error})") from None
+        raise errors.UserError(f"{path}: not readable as VOC results ({error})") from None
     rows = [(number, *_voc_line(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
     corners = torch.tensor([numbers[1:] for _, _, numbers in rows], dtype=torch.float64).reshape(-1, 4)
     for (number, image_id, numbers), box in zip(rows, from_voc_pixels(corners).tolist(), strict=True):
         where = f"{path}: line {number}"
         if image_id not in found:
-            raise UserError(f"{where}: image {image_id!r} is not in the truth; evaluate against its own truth")
+            raise errors.UserError(f"{where}: image {image_id!r} is not in the truth; evaluate against its own truth")
         if box[2] < box[0] or box[3] < box[1]:
-            raise UserError(f"{where}: box: expected xmin <= xmax and ymin <= ymax, got {numbers[1:]}")
+            raise errors.UserError(f"{where}: box: expected xmin <= xmax and ymin <= ymax, got {numbers[1:]}")
         found[image_id].add(tuple(box), numbers[0], label)
 
 
@@ -249,5 +252,7 @@ def _voc_line(path: Path, number: int, line: str) -> tuple[str, tuple[float, ...
     except ValueError:
         numbers = ()
     if len(numbers) != 5 or not all(math.isfinite(value) for value in numbers):
-        raise UserError(f"{path}: line {number}: expected 'image score xmin ymin xmax ymax', got {line.strip()[:80]!r}")
+        raise errors.UserError(
+            f"{path}: line {number}: expected 'image score xmin ymin xmax ymax', got {line.strip()[:80]!r}"
+        )
     return parts[0], numbers

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tag2box import extend
+from tag2box import extend, io
 from tag2box.annotations import Detections, Photo
 from tag2box.errors import UserError
-from tag2box.io import write_text
 from tag2box.metrics.voc_ap import to_voc_pixels
 
 _Entry = dict[str, int | float | str | list[float]]
@@ -146,7 +145,7 @@ def write_coco_results(
         file_name = file_names[image_id] if file_names else image_id
         for entry in _entries(found, classes, categories):
             rows.append({"image_id": numbers[image_id], "file_name": file_name, **entry})
-    write_text(path, f"[{_lines(rows)}]\n")
+    io.write_text(path, f"[{_lines(rows)}]\n")
 
 
 def write_coco_detections(
@@ -164,7 +163,7 @@ def write_coco_detections(
     ]
     named: list[_Entry] = [{"id": number, "name": name} for name, number in categories.items()]
     head = f'{{"images": [{_lines(images)}],\n"categories": [{_lines(named)}],\n"annotations": '
-    write_text(path, f"{head}[{_lines(annotations)}]}}\n")
+    io.write_text(path, f"{head}[{_lines(annotations)}]}}\n")
 
 
 def _entries(found: Detections, classes: Sequence[str], categories: Mapping[str, int]) -> Iterator[_Entry]:
@@ -223,4 +222,4 @@ def write_voc_results(
         for box, score, label in zip(*columns, strict=True):
             lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
     for name, rows in zip(classes, lines, strict=True):
-        write_text(folder / f"comp4_det_{safe_file_name(split)}_{safe_file_name(name)}.txt", "".join(rows))
+        io.write_text(folder / f"comp4_det_{safe_file_name(split)}_{safe_file_name(name)}.txt", "".join(rows))

@@ -16,10 +16,7 @@ from typing import Literal
 
 import torch
 
-from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.data.images import distinct_names, photo_size
-from tag2box.errors import UserError, printable
-from tag2box.io import read_lines
+from tag2box import annotations, errors, images, io
 
 FaultKind = Literal[
     "missing photo",
@@ -71,8 +68,8 @@ class Fault:
     line: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "subject", printable(self.subject))
-        object.__setattr__(self, "line", printable(self.line))
+        object.__setattr__(self, "subject", errors.printable(self.subject))
+        object.__setattr__(self, "line", errors.printable(self.line))
 
 
 OnFault = Callable[[Fault], None]
@@ -81,7 +78,7 @@ OnFault = Callable[[Fault], None]
 
 def refuse(fault: Fault) -> None:
     """Strict error callback: raises the first fault as a ``UserError``."""
-    raise UserError(fault.line)
+    raise errors.UserError(fault.line)
 
 
 # ---------------------------------------------------------------- listings
@@ -127,7 +124,7 @@ def list_rows(
     names = tuple(sorted(seen)) if classes is None else unique_classes(classes, "classes")
     known = frozenset(names)
     kept = _each_once(rows, folder, on_fault)
-    ids = distinct_names([PurePosixPath(file) for file in kept])
+    ids = images.distinct_names([PurePosixPath(file) for file in kept])
     entries = []
     for name, (file, row) in zip(ids, kept.items(), strict=True):
         for tag in (*row.tags, *row.unsure):
@@ -161,7 +158,9 @@ def _each_once(rows: Sequence[TagRow], folder: Path, on_fault: OnFault) -> dict[
     return kept
 
 
-def find_listed(listing: Listing, on_fault: OnFault = refuse) -> tuple[tuple[Photo, ...], tuple[PhotoEntry, ...]]:
+def find_listed(
+    listing: Listing, on_fault: OnFault = refuse
+) -> tuple[tuple[annotations.Photo, ...], tuple[PhotoEntry, ...]]:
     """The photos that exist and have a readable header, with their entries, in order."""
     photos, entries = [], []
     for entry in listing.entries:
@@ -172,14 +171,14 @@ def find_listed(listing: Listing, on_fault: OnFault = refuse) -> tuple[tuple[Pho
     return tuple(photos), tuple(entries)
 
 
-def _find(folder: Path, entry: PhotoEntry, on_fault: OnFault) -> Photo | None:
+def _find(folder: Path, entry: PhotoEntry, on_fault: OnFault) -> annotations.Photo | None:
     path = folder / entry.file
     if not is_regular_file(path):
         on_fault(missing_photo(folder, entry))
         return None
     try:
-        return Photo(entry.id, path, *photo_size(path))
-    except UserError as error:
+        return annotations.Photo(entry.id, path, *images.photo_size(path))
+    except errors.UserError as error:
         on_fault(Fault("unreadable photo" if path.stat().st_size else "empty photo", entry.file, str(error)))
         return None
 
@@ -190,7 +189,7 @@ def missing_photo(folder: Path, entry: PhotoEntry) -> Fault:
     return Fault("missing photo", entry.file, line)
 
 
-def to_tagged_photos(listing: Listing, on_fault: OnFault = refuse) -> TaggedPhotos:
+def to_tagged_photos(listing: Listing, on_fault: OnFault = refuse) -> annotations.TaggedPhotos:
     """The training set of a listing."""
     photos, entries = find_listed(listing, on_fault)
     column = {name: i for i, name in enumerate(listing.classes)}
@@ -203,7 +202,9 @@ def to_tagged_photos(listing: Listing, on_fault: OnFault = refuse) -> TaggedPhot
         for name, number in entry.counts:
             counts[i, column[name]] = number
     is_unsure, is_counted = bool(unsure.any()), bool((counts > 0).any())
-    return TaggedPhotos(listing.classes, photos, tags, unsure if is_unsure else None, counts if is_counted else None)
+    return annotations.TaggedPhotos(
+        listing.classes, photos, tags, unsure if is_unsure else None, counts if is_counted else None
+    )
 
 
 def wanted_ids(source: DataSource, ids: Iterable[str], on_fault: OnFault = refuse) -> set[str]:
@@ -211,7 +212,7 @@ def wanted_ids(source: DataSource, ids: Iterable[str], on_fault: OnFault = refus
     path = Path(source.split or "")
     known = set(ids)
     wanted: set[str] = set()
-    for number, line in read_lines(path, "a text file of image ids, one per line").items():
+    for number, line in io.read_lines(path, "a text file of image ids, one per line").items():
         name = PurePosixPath(line.replace("\\", "/"))
         spellings = (line, name.with_suffix("").as_posix(), name.stem) if name.name else (line,)
         found = next((spelling for spelling in spellings if spelling in known), None)
@@ -267,7 +268,7 @@ def photos_folder(given: Path | None, places: Sequence[Path], names: Iterable[st
     """The given folder, else the first of some places that contains one of the first photos named."""
     if given is not None:
         if not given.is_dir():
-            raise UserError(f"{given}: no such folder; expected the photos of {where}")
+            raise errors.UserError(f"{given}: no such folder; expected the photos of {where}")
         return given
     tried = list(islice(names, _PROBED))
     for place in places:
@@ -276,7 +277,9 @@ def photos_folder(given: Path | None, places: Sequence[Path], names: Iterable[st
         ):
             return place
     looked = f"{', '.join(map(str, places[:-1]))} and {places[-1]}" if len(places) > 1 else str(places[0])
-    raise UserError(printable(f"{where}: no photo {tried[0]} in {looked}; name the photos folder with --photos"))
+    raise errors.UserError(
+        errors.printable(f"{where}: no photo {tried[0]} in {looked}; name the photos folder with --photos")
+    )
 
 
 def path_below(folder: Path, name: str) -> str | None:
@@ -310,7 +313,7 @@ def unique_classes(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Class names, checked for duplicates."""
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise UserError(f"{where}: {twice!r} is listed twice; name every class once")
+        raise errors.UserError(f"{where}: {twice!r} is listed twice; name every class once")
     return tuple(names)
 
 
@@ -322,7 +325,7 @@ def select_classes(known: Sequence[str], wanted: Sequence[str] | None, where: st
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {shortlist(known)}"
-            raise UserError(printable(f"{where}: no class {name!r}; {hint}"))
+            raise errors.UserError(errors.printable(f"{where}: no class {name!r}; {hint}"))
     return unique_classes(wanted, f"{where}: classes")
 
 

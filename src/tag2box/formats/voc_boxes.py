@@ -12,13 +12,8 @@ from xml.etree import ElementTree
 
 import torch
 
-from tag2box.annotations import Detections, Objects, Photo, Truth
-from tag2box.data.images import photo_size
-from tag2box.errors import UserError
-from tag2box.formats import voc_tags
-from tag2box.formats.export import safe_file_name
-from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse
-from tag2box.io import write_text
+from tag2box import annotations, errors, images, io
+from tag2box.formats import export, listing, voc_tags
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML 1.0 excludes
 _Box = tuple[float, float, float, float]
@@ -35,19 +30,19 @@ class Voc:
         """Folders with a folder Annotations, or with JPEGImages and ImageSets."""
         return voc_tags.is_voc(path)
 
-    def photos(self, source: DataSource, on_fault: OnFault) -> Listing:
+    def photos(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """The photos of a split; default: all."""
         return voc_tags.list_voc_photos(source, on_fault)
 
-    def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
+    def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """The photos of a split, tagged with the classes of their objects."""
         return voc_tags.list_voc(source, on_fault)
 
-    def has_boxes(self, source: DataSource) -> bool:
+    def has_boxes(self, source: listing.DataSource) -> bool:
         """Whether any image of the split is annotated; those of VOC's public test sets are not."""
         return voc_tags.voc_is_annotated(source)
 
-    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+    def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> annotations.Truth:
         """The objects of a split."""
         return read_voc_truth(
             source.path, split=source.split, classes=source.classes, photos=source.photos, on_fault=on_fault
@@ -73,8 +68,8 @@ def read_voc_truth(
     split: str | None,
     classes: Sequence[str] | None = None,
     photos: Path | None = None,
-    on_fault: OnFault = refuse,
-) -> Truth:
+    on_fault: listing.OnFault = listing.refuse,
+) -> annotations.Truth:
     """True objects of one split of a VOC folder; boxes become 0-based with exclusive right and bottom edges.
 
     Default classes: those of ``classes.txt``, else those named in the XML files of the split, sorted. Objects of other
@@ -93,10 +88,10 @@ def read_voc_truth(
     names = voc_tags.voc_classes(root, classes, {o.name for annotation in read.values() for o in annotation.objects})
     index = {name: position for position, name in enumerate(names)}
     objects = tuple(_to_objects(annotation, index) for annotation in read.values())
-    return Truth(names, tuple(read), tuple(annotation.size for annotation in read.values()), objects)
+    return annotations.Truth(names, tuple(read), tuple(annotation.size for annotation in read.values()), objects)
 
 
-def _read(root: Path, image_id: str, photo: Path | None, on_fault: OnFault) -> _Annotation | None:
+def _read(root: Path, image_id: str, photo: Path | None, on_fault: listing.OnFault) -> _Annotation | None:
     """Size and objects of an image, or None after a fault."""
     path = voc_tags.annotation_path(root, image_id)
     tree = voc_tags.read_annotation(root, image_id, on_fault)
@@ -106,22 +101,22 @@ def _read(root: Path, image_id: str, photo: Path | None, on_fault: OnFault) -> _
     for found in voc_tags.each_object(tree, path, on_fault):
         try:
             objects.append(_Object(found.named.name, _read_box(found.node, found.where), found.named.difficult))
-        except UserError as error:
-            on_fault(Fault("bad box", image_id, str(error)))
+        except errors.UserError as error:
+            on_fault(listing.Fault("bad box", image_id, str(error)))
     try:
         return _Annotation(_read_size(path, tree, photo), tuple(objects))
-    except UserError as error:
-        on_fault(Fault("bad row", image_id, str(error)))
+    except errors.UserError as error:
+        on_fault(listing.Fault("bad row", image_id, str(error)))
         return None
 
 
 def _read_box(node: ElementTree.Element, where: str) -> _Box:
     corners = node.find("bndbox")
     if corners is None:
-        raise UserError(f"{where}, field bndbox: missing; expected xmin, ymin, xmax and ymax")
+        raise errors.UserError(f"{where}, field bndbox: missing; expected xmin, ymin, xmax and ymax")
     x1, y1, x2, y2 = (voc_tags.xml_number(corners, field, where) for field in ("xmin", "ymin", "xmax", "ymax"))
     if x2 < x1 or y2 < y1:
-        raise UserError(
+        raise errors.UserError(
             f"{where}, field bndbox: expected xmin <= xmax and ymin <= ymax, got {x1:g} {y1:g} {x2:g} {y2:g}"
         )
     return x1 - 1, y1 - 1, x2, y2
@@ -135,15 +130,15 @@ def _read_size(path: Path, tree: ElementTree.Element, photo: Path | None) -> tup
         if width >= 1 and height >= 1:
             return int(width), int(height)
     if photo is None:
-        raise UserError(
+        raise errors.UserError(
             f"{path}: size: expected width and height above 0; write them, or put the photo into JPEGImages"
         )
-    return photo_size(photo)
+    return images.photo_size(photo)
 
 
-def _to_objects(annotation: _Annotation, index: dict[str, int]) -> Objects:
+def _to_objects(annotation: _Annotation, index: dict[str, int]) -> annotations.Objects:
     kept = [o for o in annotation.objects if o.name in index]
-    return Objects(
+    return annotations.Objects(
         boxes=torch.tensor([o.box for o in kept], dtype=torch.float64).reshape(-1, 4),
         labels=torch.tensor([index[o.name] for o in kept], dtype=torch.long),
         difficult=torch.tensor([o.difficult for o in kept], dtype=torch.bool),
@@ -166,23 +161,31 @@ class VocExport:
     all_scores = False
 
     def __call__(
-        self, out: Path, photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections]
+        self,
+        out: Path,
+        photos: Sequence[annotations.Photo],
+        classes: Sequence[str],
+        detections: Mapping[str, annotations.Detections],
     ) -> None:
         """Write one XML file per photo, the image list and the classes."""
         for name in classes:
             if not name or name != " ".join(name.split()) or _NOT_XML.search(name):
-                raise UserError(f"class {name!r}: VOC takes printable names with single spaces; rename the class")
-        ids = ["/".join(safe_file_name(part) for part in photo.id.split("/")) for photo in photos]
+                raise errors.UserError(
+                    f"class {name!r}: VOC takes printable names with single spaces; rename the class"
+                )
+        ids = ["/".join(export.safe_file_name(part) for part in photo.id.split("/")) for photo in photos]
         for name, photo in zip(ids, photos, strict=True):
-            tree = _annotation_tree(photo, classes, detections.get(photo.id, Detections.empty()))
+            tree = _annotation_tree(photo, classes, detections.get(photo.id, annotations.Detections.empty()))
             ElementTree.indent(tree)
             text = ElementTree.tostring(tree, encoding="unicode")
-            write_text(voc_tags.annotation_path(out, name), f"{text}\n")
-        write_text(out / "ImageSets" / "Main" / "default.txt", "".join(f"{name}\n" for name in ids))
-        write_text(out / "classes.txt", "".join(f"{name}\n" for name in classes))
+            io.write_text(voc_tags.annotation_path(out, name), f"{text}\n")
+        io.write_text(out / "ImageSets" / "Main" / "default.txt", "".join(f"{name}\n" for name in ids))
+        io.write_text(out / "classes.txt", "".join(f"{name}\n" for name in classes))
 
 
-def _annotation_tree(photo: Photo, classes: Sequence[str], found: Detections) -> ElementTree.Element:
+def _annotation_tree(
+    photo: annotations.Photo, classes: Sequence[str], found: annotations.Detections
+) -> ElementTree.Element:
     tree = ElementTree.Element("annotation")
     for field, text in (("folder", photo.path.parent.name), ("filename", photo.path.name)):
         ElementTree.SubElement(tree, field).text = _NOT_XML.sub("\ufffd", text)

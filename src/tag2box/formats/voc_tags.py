@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tag2box.data.images import SUFFIXES
-from tag2box.errors import UserError, printable
-from tag2box.formats import listing as listings
-from tag2box.formats.datasets import ALL
-from tag2box.formats.folders import photo_files
-from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, PhotoEntry, refuse
-from tag2box.io import read_lines
+from tag2box import errors, images, io
+from tag2box.formats import datasets, folders, listing, listing as listings
 
 _LARGEST = 1e9  # of a coordinate; arithmetic on larger ones loses pixels and finally overflows
 _FLAGS = {"-1", "0", "1"}  # the second column of VOC's per-class lists
@@ -48,18 +43,22 @@ def read_xml(path: Path, what: str) -> ElementTree.Element:
     try:
         return ElementTree.parse(path, ElementTree.XMLParser(target=_NoDoctype())).getroot()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected {what}") from None
+        raise errors.UserError(f"{path}: no such file; expected {what}") from None
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
-        raise UserError(f"{path}: not readable as XML ({printable(str(error))}); expected a VOC annotation") from None
+        raise errors.UserError(
+            f"{path}: not readable as XML ({errors.printable(str(error))}); expected a VOC annotation"
+        ) from None
 
 
-def read_annotation(root: Path, image_id: str, on_fault: OnFault) -> ElementTree.Element | None:
+def read_annotation(root: Path, image_id: str, on_fault: listing.OnFault) -> ElementTree.Element | None:
     """The annotation of an image, or None after a fault."""
     path = annotation_path(root, image_id)
     try:
         return read_xml(path, f"the annotation of image {image_id} of the split")
-    except UserError as error:
-        on_fault(Fault("unreadable annotation" if path.exists() else "missing annotation", image_id, str(error)))
+    except errors.UserError as error:
+        on_fault(
+            listing.Fault("unreadable annotation" if path.exists() else "missing annotation", image_id, str(error))
+        )
         return None
 
 
@@ -68,13 +67,13 @@ def annotation_path(root: Path, image_id: str) -> Path:
     return root / "Annotations" / f"{image_id}.xml"
 
 
-def each_object(tree: ElementTree.Element, path: Path, on_fault: OnFault) -> Iterator[ObjectNode]:
+def each_object(tree: ElementTree.Element, path: Path, on_fault: listing.OnFault) -> Iterator[ObjectNode]:
     """The objects of an annotation, in order; one without a name is a fault and is skipped."""
     for count, node in enumerate(tree.findall("object"), start=1):
         try:
             named = _named(node, f"{path}: object {count}")
-        except UserError as error:
-            on_fault(Fault("bad row", path.stem, str(error)))
+        except errors.UserError as error:
+            on_fault(listing.Fault("bad row", path.stem, str(error)))
         else:
             yield ObjectNode(named, node, f"{path}: object {count} ({named.name})")
 
@@ -83,7 +82,7 @@ def _named(node: ElementTree.Element, where: str) -> NamedObject:
     """The class of an object, and whether it is difficult."""
     name = " ".join((node.findtext("name") or "").split())
     if not name:
-        raise UserError(f"{where}, field name: expected a class name, found none; add it")
+        raise errors.UserError(f"{where}, field name: expected a class name, found none; add it")
     difficult = node.find("difficult") is not None and xml_number(node, "difficult", f"{where} ({name})") != 0
     return NamedObject(name, difficult)
 
@@ -92,13 +91,15 @@ def xml_number(node: ElementTree.Element, field: str, where: str) -> float:
     """The number in a child element."""
     text = node.findtext(field)
     if text is None:
-        raise UserError(f"{where}, field {field}: missing; expected a number")
+        raise errors.UserError(f"{where}, field {field}: missing; expected a number")
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not abs(value) <= _LARGEST:
-        raise UserError(printable(f"{where}, field {field}: expected a number, got {text.strip()[:40]!r}"))
+        raise errors.UserError(
+            errors.printable(f"{where}, field {field}: expected a number, got {text.strip()[:40]!r}")
+        )
     return value
 
 
@@ -116,7 +117,7 @@ def voc_root(folder: Path) -> Path:
     if len(roots) == 1:
         return roots[0]
     hint = f"name one of {', '.join(p.name for p in roots)} in it" if roots else "name a VOC folder"
-    raise UserError(f"{folder}: expected a folder with Annotations and ImageSets/Main inside; {hint}")
+    raise errors.UserError(f"{folder}: expected a folder with Annotations and ImageSets/Main inside; {hint}")
 
 
 def _roots(folder: Path) -> list[Path]:
@@ -134,34 +135,38 @@ def _is_root(folder: Path) -> bool:
 # ---------------------------------------------------------------- image lists
 
 
-def read_voc_split(root: Path, split: str, on_fault: OnFault = refuse) -> tuple[str, ...]:
+def read_voc_split(root: Path, split: str, on_fault: listing.OnFault = listing.refuse) -> tuple[str, ...]:
     """Image ids of ``ImageSets/Main/SPLIT.txt``, or of a text file of that name, in the file's order."""
     path = root / "ImageSets" / "Main" / f"{split}.txt"
     if not listings.is_regular_file(path):
-        known = ", ".join([*_splits(root), ALL])
+        known = ", ".join([*_splits(root), datasets.ALL])
         if not listings.is_regular_file(Path(split)):
-            raise UserError(f"{path}: no such split; splits found here: {known}")
+            raise errors.UserError(f"{path}: no such split; splits found here: {known}")
         path = Path(split)
     ids: dict[str, int] = {}
-    for number, line in read_lines(path, "a list of image ids").items():
+    for number, line in io.read_lines(path, "a list of image ids").items():
         image_id = _image_id(root, line)
         where = f"{path}: line {number}"
         if listings.path_below(root, f"Annotations/{image_id}") != f"Annotations/{image_id}":
-            on_fault(Fault("outside the folder", line, f"{where}: {line} is no image of {root}; expected an id"))
+            on_fault(
+                listing.Fault("outside the folder", line, f"{where}: {line} is no image of {root}; expected an id")
+            )
         elif image_id in ids:
             again = f"{where}: image {image_id} is already on line {ids[image_id]}; remove one"
-            on_fault(Fault("listed twice", image_id, again))
+            on_fault(listing.Fault("listed twice", image_id, again))
         else:
             ids[image_id] = number
     return tuple(ids)
 
 
-def voc_ids(root: Path, split: str | None, on_fault: OnFault = refuse) -> tuple[str, ...]:
+def voc_ids(root: Path, split: str | None, on_fault: listing.OnFault = listing.refuse) -> tuple[str, ...]:
     """Image ids of a split; default: those of the only image list, or of all images if there is no list."""
     lists = _splits(root)
     if split is None and len(lists) > 1:
-        raise UserError(f"{root}: has several image lists; name one with --split: {', '.join([*lists, ALL])}")
-    if (split == ALL and ALL not in lists) or (split is None and not lists):
+        raise errors.UserError(
+            f"{root}: has several image lists; name one with --split: {', '.join([*lists, datasets.ALL])}"
+        )
+    if (split == datasets.ALL and datasets.ALL not in lists) or (split is None and not lists):
         return all_ids(root)
     return read_voc_split(root, lists[0] if split is None else split, on_fault)
 
@@ -186,7 +191,7 @@ def _image_id(root: Path, line: str) -> str:
     parts = line.rsplit(maxsplit=1)
     bare = parts[0] if len(parts) == 2 and parts[1] in _FLAGS else line
     name = Path(bare)
-    return name.with_suffix("").as_posix() if name.suffix.lower() in SUFFIXES else bare
+    return name.with_suffix("").as_posix() if name.suffix.lower() in images.SUFFIXES else bare
 
 
 # ---------------------------------------------------------------- photos and tags
@@ -194,7 +199,7 @@ def _image_id(root: Path, line: str) -> str:
 
 def photos_by_id(folder: Path) -> dict[str, str]:
     """The file of each photo below a folder, by its path without suffix."""
-    return {file.with_suffix("").as_posix(): file.as_posix() for file in photo_files(folder)}
+    return {file.with_suffix("").as_posix(): file.as_posix() for file in folders.photo_files(folder)}
 
 
 def voc_classes(root: Path, given: Sequence[str] | None, seen: set[str]) -> tuple[str, ...]:
@@ -202,11 +207,11 @@ def voc_classes(root: Path, given: Sequence[str] | None, seen: set[str]) -> tupl
     if given is not None:
         return listings.unique_classes(given, f"{root}: classes")
     path = root / "classes.txt"
-    listed = tuple(read_lines(path, "a list of class names").values()) if path.exists() else ()
+    listed = tuple(io.read_lines(path, "a list of class names").values()) if path.exists() else ()
     return listings.unique_classes(listed, str(path)) or tuple(sorted(seen))
 
 
-def list_voc(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+def list_voc(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a split, tagged with the classes of their objects; objects of other classes are skipped.
 
     A class of difficult objects only is unsure, as in VOC's per-class lists (label 0).
@@ -222,48 +227,48 @@ def list_voc(source: DataSource, on_fault: OnFault = refuse) -> Listing:
         tags = {o.name for o in found if not o.difficult}
         unsure = {o.name for o in found} - tags
         where = str(annotation_path(root, name))
-        entries.append(PhotoEntry(name, files[name], _kept(classes, tags), _kept(classes, unsure), where))
-    return Listing(folder, classes, tuple(entries))
+        entries.append(listing.PhotoEntry(name, files[name], _kept(classes, tags), _kept(classes, unsure), where))
+    return listing.Listing(folder, classes, tuple(entries))
 
 
-def list_voc_photos(source: DataSource, on_fault: OnFault = refuse) -> Listing:
+def list_voc_photos(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a split (default: all photos), without tags: annotations are not read."""
     root = voc_root(source.path)
-    anything = source.split is None or (source.split == ALL and ALL not in _splits(root))
+    anything = source.split is None or (source.split == datasets.ALL and datasets.ALL not in _splits(root))
     ids = tuple(sorted(photos_by_id(_folder(root, source)))) if anything else voc_ids(root, source.split, on_fault)
     folder, files = _photos(root, source, ids)
     where = str(root) if anything else f"{root}: split {source.split}"
-    return Listing(folder, (), tuple(PhotoEntry(name, files[name], (), (), where) for name in ids))
+    return listing.Listing(folder, (), tuple(listing.PhotoEntry(name, files[name], (), (), where) for name in ids))
 
 
 def refuse_bare(root: Path, ids: Sequence[str], split: str | None) -> None:
     """Raise a ``UserError`` if no image of a split is annotated."""
     if ids and not any(annotation_path(root, name).exists() for name in ids):
-        raise UserError(
+        raise errors.UserError(
             f"{annotation_path(root, ids[0])}: no such file; no image {f'of {split} ' if split else ''}is annotated, "
             "as in VOC's public test sets: take another split, or score on VOC's own server"
         )
 
 
-def voc_is_annotated(source: DataSource) -> bool:
+def voc_is_annotated(source: listing.DataSource) -> bool:
     """Whether any image of the split (default: of the folder) has an annotation."""
     root = voc_root(source.path)
     ids = all_ids(root) if source.split is None else voc_ids(root, source.split, lambda _: None)
     return any(annotation_path(root, name).exists() for name in ids)
 
 
-def _objects(root: Path, image_id: str, on_fault: OnFault) -> tuple[NamedObject, ...] | None:
+def _objects(root: Path, image_id: str, on_fault: listing.OnFault) -> tuple[NamedObject, ...] | None:
     tree = read_annotation(root, image_id, on_fault)
     if tree is None:
         return None
     return tuple(found.named for found in each_object(tree, annotation_path(root, image_id), on_fault))
 
 
-def _folder(root: Path, source: DataSource) -> Path:
+def _folder(root: Path, source: listing.DataSource) -> Path:
     return listings.photos_folder(source.photos, [root / "JPEGImages"], (), root)
 
 
-def _photos(root: Path, source: DataSource, ids: Sequence[str]) -> tuple[Path, dict[str, str]]:
+def _photos(root: Path, source: listing.DataSource, ids: Sequence[str]) -> tuple[Path, dict[str, str]]:
     """The photos folder and each image's file in it, of any suffix; the usual name if there is none."""
     folder = _folder(root, source)
     known = photos_by_id(folder)

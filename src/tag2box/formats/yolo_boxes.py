@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-from tag2box.annotations import Detections, Objects, Photo, Truth
-from tag2box.formats import listing, yolo_tags
-from tag2box.formats.export import safe_file_name
+from tag2box import annotations, io
+from tag2box.formats import export, listing, yolo_tags
 from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse
-from tag2box.io import replacing, write_text
 
 _SLACK = 0.01  # by which a fraction may leave the photo: rounding is no error
 _BOX_COLUMNS = (4, 5)  # the fifth is a score
@@ -47,12 +45,12 @@ class Yolo:
         labels = (layout.root / yolo_tags.label_file(entry.file) for entry in listed.entries)
         return any(line.columns for label in labels for line in yolo_tags.label_lines(layout, label, _ignore))
 
-    def truth(self, source: DataSource, on_fault: OnFault) -> Truth:
+    def truth(self, source: DataSource, on_fault: OnFault) -> annotations.Truth:
         """The objects of a split."""
         return read_yolo_truth(source, on_fault)
 
 
-def read_yolo_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
+def read_yolo_truth(source: DataSource, on_fault: OnFault = refuse) -> annotations.Truth:
     """True objects of one split of a YOLO dataset, in pixels; photo sizes are read from the photos."""
     layout = yolo_tags.read_layout(source)
     classes = listing.select_classes(layout.classes, source.classes, str(layout.where))
@@ -68,20 +66,22 @@ def read_yolo_truth(source: DataSource, on_fault: OnFault = refuse) -> Truth:
                 labels.append(index[layout.classes[line.number]])
         objects.append(_to_objects(boxes, labels))
     sizes = tuple((photo.width, photo.height) for photo in photos)
-    return Truth(classes, tuple(photo.id for photo in photos), sizes, tuple(objects))
+    return annotations.Truth(classes, tuple(photo.id for photo in photos), sizes, tuple(objects))
 
 
 def _ignore(fault: Fault) -> None:
     """Error callback that skips."""
 
 
-def _to_objects(boxes: Sequence[Sequence[float]], labels: Sequence[int]) -> Objects:
+def _to_objects(boxes: Sequence[Sequence[float]], labels: Sequence[int]) -> annotations.Objects:
     none = torch.zeros(len(boxes), dtype=torch.bool)
     corners = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
-    return Objects(corners, torch.tensor(labels, dtype=torch.long), none, none)
+    return annotations.Objects(corners, torch.tensor(labels, dtype=torch.long), none, none)
 
 
-def _read_box(line: yolo_tags.YoloLine, photo: Photo, on_fault: OnFault) -> tuple[float, float, float, float] | None:
+def _read_box(
+    line: yolo_tags.YoloLine, photo: annotations.Photo, on_fault: OnFault
+) -> tuple[float, float, float, float] | None:
     """The box of a line in pixels, or None after a fault."""
     try:
         values = [float(text) for text in line.columns]
@@ -117,19 +117,23 @@ class YoloExport:
     all_scores = False
 
     def __call__(
-        self, out: Path, photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections]
+        self,
+        out: Path,
+        photos: Sequence[annotations.Photo],
+        classes: Sequence[str],
+        detections: Mapping[str, annotations.Detections],
     ) -> None:
         """Write one label file and one link per photo, and the data.yaml."""
         for photo in photos:
-            name = safe_file_name(photo.id)
-            lines = _label_lines(photo, detections.get(photo.id, Detections.empty()))
-            write_text(out / "labels" / f"{name}.txt", "".join(f"{line}\n" for line in lines))
+            name = export.safe_file_name(photo.id)
+            lines = _label_lines(photo, detections.get(photo.id, annotations.Detections.empty()))
+            io.write_text(out / "labels" / f"{name}.txt", "".join(f"{line}\n" for line in lines))
             _link(photo.path, out / "images" / f"{name}{photo.path.suffix}")
         names = "".join(f"  {number}: {_quoted(name)}\n" for number, name in enumerate(classes))
-        write_text(out / "data.yaml", f"train: images\nval: images\nnames:\n{names}")
+        io.write_text(out / "data.yaml", f"train: images\nval: images\nnames:\n{names}")
 
 
-def _label_lines(photo: Photo, found: Detections) -> list[str]:
+def _label_lines(photo: annotations.Photo, found: annotations.Detections) -> list[str]:
     lines = []
     for (x1, y1, x2, y2), label in zip(found.boxes.double().tolist(), found.labels.tolist(), strict=True):
         left, right = (min(max(x / photo.width, 0.0), 1.0) for x in (x1, x2))
@@ -149,7 +153,7 @@ def _link(photo: Path, place: Path) -> None:
     try:
         temporary.symlink_to(photo.resolve())
     except (OSError, NotImplementedError):
-        with replacing(place) as copy:
+        with io.replacing(place) as copy:
             shutil.copyfile(photo, copy)
     else:
         temporary.replace(place)

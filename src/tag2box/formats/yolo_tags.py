@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from tag2box.errors import UserError, printable
-from tag2box.formats import listing as listings
-from tag2box.formats.datasets import ALL
+from tag2box import errors, io
+from tag2box.formats import datasets, listing as listings
 from tag2box.formats.folders import photo_files
 from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, TagRow, refuse
-from tag2box.io import read_lines, read_text
 
 _YAML = (".yaml", ".yml")
 _DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
@@ -64,7 +62,9 @@ def list_yolo(source: DataSource, on_fault: OnFault = refuse) -> Listing:
     files = list(_files(layout, source, on_fault, is_all=False))
     labels = [layout.root / label_file(file) for file in files]
     if files and not any(listings.is_regular_file(label) for label in labels):
-        raise UserError(printable(f"{labels[0]}: no such file; expected the labels of {files[0]}: no photo has any"))
+        raise errors.UserError(
+            errors.printable(f"{labels[0]}: no such file; expected the labels of {files[0]}: no photo has any")
+        )
     classes = listings.select_classes(layout.classes, source.classes, str(layout.where))
     known = frozenset(classes)
     rows = []
@@ -95,8 +95,8 @@ def label_lines(layout: YoloLayout, label: Path, on_fault: OnFault) -> Iterator[
     if not listings.is_regular_file(label):
         return
     try:
-        lines = read_lines(label, "a YOLO label file")
-    except UserError as error:
+        lines = io.read_lines(label, "a YOLO label file")
+    except errors.UserError as error:
         on_fault(Fault("unreadable annotation", label.stem, str(error)))
         return
     for count, line in lines.items():
@@ -120,7 +120,7 @@ def _class_number(text: str) -> int | None:
 
 def _select(listing: Listing, layout: YoloLayout, source: DataSource, on_fault: OnFault) -> Listing:
     """The entries of a text file of ids, if the split is one."""
-    if source.split is None or source.split == ALL or source.split in layout.splits:
+    if source.split is None or source.split == datasets.ALL or source.split in layout.splits:
         return listing
     wanted = listings.wanted_ids(source, [entry.id for entry in listing.entries], on_fault)
     return replace(listing, entries=tuple(entry for entry in listing.entries if entry.id in wanted))
@@ -130,13 +130,17 @@ def _files(layout: YoloLayout, source: DataSource, on_fault: OnFault, *, is_all:
     """The photos of a split, relative to the root, each once."""
     splits = layout.splits
     if source.split is None and not is_all and len(set(splits.values())) > 1:
-        raise UserError(f"{layout.where}: has several splits; name one with --split: {', '.join([*splits, ALL])}")
+        raise errors.UserError(
+            f"{layout.where}: has several splits; name one with --split: {', '.join([*splits, datasets.ALL])}"
+        )
     if source.split is not None and source.split in splits:
         places: Sequence[str] = splits[source.split]
-    elif source.split in {None, ALL} or listings.is_regular_file(Path(source.split or "")):
+    elif source.split in {None, datasets.ALL} or listings.is_regular_file(Path(source.split or "")):
         places = [place for places in splits.values() for place in places]
     else:
-        raise UserError(f"{layout.where}: no split {source.split}; splits found here: {', '.join([*splits, ALL])}")
+        raise errors.UserError(
+            f"{layout.where}: no split {source.split}; splits found here: {', '.join([*splits, datasets.ALL])}"
+        )
     files = (file for place in dict.fromkeys(places) for file in _files_of(layout, place, on_fault))
     yield from dict.fromkeys(files)
 
@@ -147,7 +151,7 @@ def _files_of(layout: YoloLayout, place: str, on_fault: OnFault) -> Iterator[str
         yield from ((PurePosixPath(place) / file).as_posix() for file in photo_files(layout.root / place))
         return
     path = layout.root / place
-    for count, line in read_lines(path, "a folder of photos, or a text file with one photo per line").items():
+    for count, line in io.read_lines(path, "a folder of photos, or a text file with one photo per line").items():
         base = PurePosixPath(place).parent if line.startswith("./") else PurePosixPath()
         file = listings.path_below(layout.root, (base / line).as_posix())
         if file is None:
@@ -167,13 +171,13 @@ def read_layout(source: DataSource) -> YoloLayout:
     if data is None:
         names = next((file for file in (path / "classes.txt", path / "labels" / "classes.txt") if file.exists()), None)
         if names is None:
-            raise UserError(f"{path}: no class names; expected a data.yaml with names, or a classes.txt")
-        classes = listings.unique_classes(tuple(read_lines(names, "a list of class names").values()), str(names))
+            raise errors.UserError(f"{path}: no class names; expected a data.yaml with names, or a classes.txt")
+        classes = listings.unique_classes(tuple(io.read_lines(names, "a list of class names").values()), str(names))
         return YoloLayout(_given_root(source) or path, classes, {"train": ("images",)}, names)
-    fields = parse_yaml(read_text(data, "the data.yaml of a YOLO dataset"))
+    fields = parse_yaml(io.read_text(data, "the data.yaml of a YOLO dataset"))
     places = {split: _texts(fields[split]) for split in _SPLITS if fields.get(split)}
     if not places:
-        raise UserError(f"{data}: train: field required; expected the folder of the photos")
+        raise errors.UserError(f"{data}: train: field required; expected the folder of the photos")
     root = _root(source, data, fields.get("path", ""), places)
     found = {split: tuple(_place(root, text, data) for text in texts) for split, texts in places.items()}
     return YoloLayout(root, _class_names(data, fields), found, data)
@@ -185,7 +189,7 @@ def _data_file(folder: Path) -> Path | None:
 
 def _given_root(source: DataSource) -> Path | None:
     if source.photos is not None and not source.photos.is_dir():
-        raise UserError(f"{source.photos}: no such folder; expected the photos of {source.path}")
+        raise errors.UserError(f"{source.photos}: no such folder; expected the photos of {source.path}")
     return source.photos
 
 
@@ -200,15 +204,15 @@ def _root(source: DataSource, data: Path, path: _YamlField, places: Mapping[str,
     for root in roots:
         if any((root / place).exists() for text in tried if (place := _below(root, text)) is not None):
             return root
-    raise UserError(
-        printable(f"{data}: no {tried[0]} in {roots[0]}; name the folder that it is relative to with --photos")
+    raise errors.UserError(
+        errors.printable(f"{data}: no {tried[0]} in {roots[0]}; name the folder that it is relative to with --photos")
     )
 
 
 def _place(root: Path, text: str, data: Path) -> str:
     place = _below(root, text)
     if place is None:
-        raise UserError(printable(f"{data}: {listings.outside_message(text, root)}"))
+        raise errors.UserError(errors.printable(f"{data}: {listings.outside_message(text, root)}"))
     return place
 
 
@@ -225,10 +229,12 @@ def _class_names(data: Path, fields: Mapping[str, _YamlField]) -> tuple[str, ...
     if isinstance(names, dict):
         numbers = [str(number) for number in range(len(names))]
         if sorted(names) != sorted(numbers):
-            raise UserError(printable(f"{data}: names: expected the numbers 0 to {len(names) - 1}, got {list(names)}"))
+            raise errors.UserError(
+                errors.printable(f"{data}: names: expected the numbers 0 to {len(names) - 1}, got {list(names)}")
+            )
         names = [names[number] for number in numbers]
     if isinstance(names, str) or not names:
-        raise UserError(f"{data}: names: field required; expected the names of the classes")
+        raise errors.UserError(f"{data}: names: field required; expected the names of the classes")
     return listings.unique_classes(names, f"{data}: names")
 
 

@@ -10,10 +10,9 @@ from typing import Annotated
 import torch
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.annotations import BoxSource, Detections, Photo
-from tag2box.data.transforms import Side, View, boxes_in_view, view_size
+from tag2box.images import Side, View, boxes_in_view, view_size
 from tag2box.methods.wsrpn import KEEP_EVERYTHING, Rescore
 from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
@@ -47,12 +46,12 @@ class Predict:
 class Scored:
     """Class scores and class-wise boxes of the P proposals of one image, in its own pixels."""
 
-    probs: Float[Tensor, "P C"]
-    boxes: Float[Tensor, "P c4"]
-    mil: Float[Tensor, " P"]  # MIL score, summed over classes
+    probs: Float[torch.Tensor, "P C"]
+    boxes: Float[torch.Tensor, "P c4"]
+    mil: Float[torch.Tensor, " P"]  # MIL score, summed over classes
 
 
-def scored(scores: StageScores, boxes: Float[Tensor, "P 4"], num_classes: int) -> Scored:
+def scored(scores: StageScores, boxes: Float[torch.Tensor, "P 4"], num_classes: int) -> Scored:
     """One pass: the mean of the K softmaxes, and the proposals shifted by the mean of the K deltas.
 
     Without refinement stages the scores are those of the MIL head.
@@ -138,7 +137,7 @@ def run_detector(
     return {name: detections for share in dist.all_gather_object(found) for name, detections in share.items()}
 
 
-def _rescored(passed: Scored, boxes: Float[Tensor, "P 4"], rescore: Rescore) -> Scored:
+def _rescored(passed: Scored, boxes: Float[torch.Tensor, "P 4"], rescore: Rescore) -> Scored:
     """The proposals that WSRPN's rescoring keeps."""
     if not rescore.acts(1.0):
         return passed
@@ -147,7 +146,11 @@ def _rescored(passed: Scored, boxes: Float[Tensor, "P 4"], rescore: Rescore) -> 
 
 
 def _scored(
-    detector: Detector, photo: Photo, boxes: Float[Tensor, "P 4"], view: View, maps: Float[Tensor, "P ch h w"]
+    detector: Detector,
+    photo: Photo,
+    boxes: Float[torch.Tensor, "P 4"],
+    view: View,
+    maps: Float[torch.Tensor, "P ch h w"],
 ) -> Scored:
     """One pass over a photo, its boxes in the photo's own pixels."""
     size = (photo.height, photo.width)

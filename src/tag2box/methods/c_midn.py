@@ -9,9 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.errors import UserError
-from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.methods.protocols import MilResult, TagLoss
-from tag2box.methods.slv import cells_of, likelihood_map
+from tag2box.methods import oicr, protocols, slv
 from tag2box.ops import assign, containment, iou, mil_scores
 from tag2box.types import BatchMeta, LabelerInput, Labeling, PseudoBoxes, Requirements, StageScores
 
@@ -23,7 +21,7 @@ def class_mask(
 
     It replaces the segmentation network of the paper.
     """
-    likelihood = likelihood_map(boxes, scores, cell)
+    likelihood = slv.likelihood_map(boxes, scores, cell)
     return (likelihood >= threshold) & (likelihood > 0)
 
 
@@ -33,7 +31,7 @@ def cells_inside(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: f
     sums = torch.zeros(height + 1, width + 1, dtype=torch.long, device=mask.device)
     sums[1:, 1:] = mask.long().cumsum(dim=0).cumsum(dim=1)
     border = sums.new_tensor([width, height, width, height])
-    left, top, right, bottom = cells_of(boxes, cell).minimum(border).unbind(dim=1)
+    left, top, right, bottom = slv.cells_of(boxes, cell).minimum(border).unbind(dim=1)
     return (sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]).to(boxes.dtype)
 
 
@@ -45,7 +43,7 @@ def coverage(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float
 def mask_fit(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
     """Intersection over union of each box with the mask, in cells: high for a box that is large and tight."""
     shared = cells_inside(mask, boxes, cell)
-    left, top, right, bottom = cells_of(boxes, cell).unbind(dim=1)
+    left, top, right, bottom = slv.cells_of(boxes, cell).unbind(dim=1)
     union = (right - left) * (bottom - top) + mask.sum() - shared
     return shared / union
 
@@ -77,7 +75,7 @@ def kept_of_two(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CMidn(TagLoss):
+class CMidn(protocols.TagLoss):
     """Two MIL heads; proposals that overlap the top box of the first are removed from the second, per tagged class.
 
     Yan Gao, Boxiao Liu, Nan Guo, Xiaochun Ye, Fang Wan, Haihang You and Dongrui Fan: C-MIDN: Coupled Multiple Instance
@@ -107,14 +105,14 @@ class CMidn(TagLoss):
         """A second MIL head."""
         return Requirements(mil_heads=2)
 
-    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> protocols.MilResult:
         """Proposal scores of both heads, and the sum of their losses."""
         if len(scores.mil_more) != 2:
             raise UserError("heads.mil_heads: criterion.mil.kind c_midn reads two MIL heads; --set heads.mil_heads=2")
         sizes, (cls, det) = meta.proposals.sizes, scores.mil_more
         first = mil_scores(scores.mil_cls, scores.mil_det, sizes)
         second = mil_scores(cls, det.masked_fill(self.removed(first.detach(), meta), -torch.inf), sizes)
-        return MilResult(first, self.tag_loss(first, meta) + self.tag_loss(second, meta), second)
+        return protocols.MilResult(first, self.tag_loss(first, meta) + self.tag_loss(second, meta), second)
 
     def removed(self, first: Float[Tensor, "R c"], meta: BatchMeta) -> Bool[Tensor, "R c"]:
         """Mask of the proposals that are removed from the second head, per class."""
@@ -165,17 +163,17 @@ class CMidnLabeler:
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo boxes and pseudo labels of every stage."""
-        later = [argmax_pseudo_boxes(inputs, stage) for stage in range(1, len(inputs.probs))]
+        later = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(1, len(inputs.probs))]
         pseudo_boxes, num_classes = [self.coupled(inputs), *later], inputs.tags.shape[1]
         return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
     def coupled(self, inputs: LabelerInput) -> PseudoBoxes:
         """Pseudo boxes of stage 1; those of the first head if the MIL head strategy has no second."""
-        first = argmax_pseudo_boxes(inputs, 0)
+        first = oicr.argmax_pseudo_boxes(inputs, 0)
         if inputs.second is None:
             return first
         # the same images and classes in the same order
-        second = argmax_pseudo_boxes(replace(inputs, probs=(inputs.second,)), 0)
+        second = oicr.argmax_pseudo_boxes(replace(inputs, probs=(inputs.second,)), 0)
         rows = torch.stack([first.rows, second.rows], dim=1)  # (pairs, 2)
         scores = torch.stack([first.score, second.score], dim=1)
         cls = first.cls[:, None].expand_as(rows)

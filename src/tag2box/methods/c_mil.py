@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.methods.protocols import MilResult, TagLoss
+from tag2box.methods import oicr, protocols
 from tag2box.ops import assign, iou, mil_scores, row_iou
 from tag2box.types import BatchMeta, LabelerInput, Labeling, Proposals, PseudoLabels, Requirements, StageScores
 
@@ -143,7 +142,7 @@ def drop_uncertain(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CMil(TagLoss):
+class CMil(protocols.TagLoss):
     """MIL head that scores overlapping proposals as one subset: all of a photo at first, each on its own at the end.
 
     The end of training equals WSDDN.
@@ -174,13 +173,13 @@ class CMil(TagLoss):
         """None beyond tags and logits."""
         return Requirements()
 
-    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> MilResult:
+    def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> protocols.MilResult:
         """Scores of subsets, distributed to their boxes, and their loss."""
         own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes).detach()
         subsets, counts = self.merge(own[:, : meta.tags.shape[1]], meta.proposals, fraction)
         cls, det = subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets)
         mil = member_scores(mil_scores(cls, det, counts), subsets, own, self.share)
-        return MilResult(mil, self.tag_loss(mil, meta))
+        return protocols.MilResult(mil, self.tag_loss(mil, meta))
 
     def merge(
         self, own: Float[Tensor, "R C"], proposals: Proposals, fraction: float
@@ -227,5 +226,5 @@ class CMilLabeler:
     def labels(self, inputs: LabelerInput, stage: int) -> PseudoLabels:
         """Pseudo labels of one stage: positive from an IoU of 1 - lambda / 2 on, negative below lambda / 2."""
         num_classes, half = inputs.tags.shape[1], continuation(inputs.fraction, self.steepness) / 2
-        labels = assign(inputs.proposals, argmax_pseudo_boxes(inputs, stage), num_classes)
+        labels = assign(inputs.proposals, oicr.argmax_pseudo_boxes(inputs, stage), num_classes)
         return drop_uncertain(labels, inputs.proposals, num_classes, positive_iou=1 - half, negative_iou=half)

@@ -6,15 +6,19 @@ from typing import Annotated, Literal
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.ops import assign, containment
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 def counted_boxes(
-    boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], count: int, *, overlap: float = 0.1, openers: int = 100
-) -> Int[Tensor, " s"]:
+    boxes: Float[torch.Tensor, "P 4"],
+    scores: Float[torch.Tensor, " P"],
+    count: int,
+    *,
+    overlap: float = 0.1,
+    openers: int = 100,
+) -> Int[torch.Tensor, " s"]:
     """Rows of up to ``count`` boxes with the largest sum of scores, best first, found greedily.
 
     Each of the best ``openers`` boxes starts a set, which others join in the order of their scores as long as no box of
@@ -78,7 +82,7 @@ class CWsl:
         pseudo_boxes = [self.find(inputs, probs) for probs in inputs.probs]
         return Labeling(tuple(assign(inputs.proposals, s, num_classes, self.foreground_iou) for s in pseudo_boxes))
 
-    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[torch.Tensor, "R C"]) -> PseudoBoxes:
         """Pseudo boxes from one teacher's scores, image after image, class after class; none belongs to two classes."""
         counts = inputs.tags.long() if inputs.side_info.counts is None else inputs.side_info.counts
         left = probs.clone()

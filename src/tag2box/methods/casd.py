@@ -6,14 +6,13 @@ from typing import Annotated
 import torch
 from jaxtyping import Bool, Float
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.types import BatchMeta, PseudoLabels, Requirements
 
 _FLAT = 1e-6  # a map with a smaller range is constant
 
 
-def attention(responses: Float[Tensor, "*b s s2"]) -> Float[Tensor, "*b s s2"]:
+def attention(responses: Float[torch.Tensor, "*b s s2"]) -> Float[torch.Tensor, "*b s s2"]:
     """A = sigmoid(minmax(mean over channels)), given means over channels; 1/2, without gradient, if constant."""
     cells = responses.flatten(-2)
     low, high = (
@@ -26,7 +25,9 @@ def attention(responses: Float[Tensor, "*b s s2"]) -> Float[Tensor, "*b s s2"]:
     return torch.where(is_flat, torch.zeros_like(spread), spread).sigmoid().view_as(responses)
 
 
-def upright(maps: Float[Tensor, "v m *l s s2"], flipped: Bool[Tensor, " v"] | None) -> Float[Tensor, "v m *l s s2"]:
+def upright(
+    maps: Float[torch.Tensor, "v m *l s s2"], flipped: Bool[torch.Tensor, " v"] | None
+) -> Float[torch.Tensor, "v m *l s s2"]:
     """Maps of v views with the horizontal flip undone."""
     if flipped is None:
         return maps
@@ -34,7 +35,7 @@ def upright(maps: Float[Tensor, "v m *l s s2"], flipped: Bool[Tensor, " v"] | No
     return torch.where(is_flipped, maps.flip(-1), maps)
 
 
-def disagreement(maps: Float[Tensor, "v m s s2"]) -> Float[Tensor, ""]:
+def disagreement(maps: Float[torch.Tensor, "v m s s2"]) -> Float[torch.Tensor, ""]:
     """Sum over v of ||A_v - max over v||^2, mean over proposals and cells; the maximum is a constant target."""
     if not maps.shape[1]:
         return maps.sum()
@@ -82,7 +83,9 @@ class Attention:
         """Ramp of both factors, from 0 to 1."""
         return min(1.0, fraction / self.ramp) if self.ramp > 0 else 1.0
 
-    def __call__(self, responses: Float[Tensor, "R L s s"], labels: PseudoLabels, meta: BatchMeta) -> Float[Tensor, ""]:
+    def __call__(
+        self, responses: Float[torch.Tensor, "R L s s"], labels: PseudoLabels, meta: BatchMeta
+    ) -> Float[torch.Tensor, ""]:
         """Both terms by their factors, before the ramp: mean over the foreground of a photo, then over photos."""
         terms = [responses.new_zeros(())]
         is_object = (labels.cls < meta.tags.shape[1]) & (labels.weight > 0)

@@ -6,15 +6,14 @@ from typing import Annotated, Literal
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.ops import assign, iou
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
 
 
 def far_from_better(
-    boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, share: float = 0.15, apart: float = 0.2
-) -> Int[Tensor, " s"]:
+    boxes: Float[torch.Tensor, "P 4"], scores: Float[torch.Tensor, " P"], *, share: float = 0.15, apart: float = 0.2
+) -> Int[torch.Tensor, " s"]:
     """Pseudo boxes of one class in one image, best first: of the best share, those that hardly overlap a better one.
 
     Stricter than NMS: a box that is suppressed itself still suppresses worse ones. The best of all always survives.
@@ -63,7 +62,7 @@ class Mist:
         labels = (assign(inputs.proposals, s, num_classes, self.foreground_iou, or_equal=True) for s in pseudo_boxes)
         return Labeling(tuple(labels))
 
-    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[torch.Tensor, "R C"]) -> PseudoBoxes:
         """Pseudo boxes from one teacher's scores, image after image, class after class."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.ops import assign
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
@@ -57,7 +56,7 @@ def argmax_pseudo_boxes(inputs: LabelerInput, stage: int) -> PseudoBoxes:
     return PseudoBoxes(row, cls, probs[row, cls])
 
 
-def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Tensor, " c"]:
+def top_rows(probs: Float[torch.Tensor, "P C"], present: Int[torch.Tensor, " c"]) -> Int[torch.Tensor, " c"]:
     """Best proposal of each present class of one image (eq. 2 of OD-WSCL), classes in order.
 
     The top proposal of one class cannot be the top of a later one; with fewer proposals than classes the later classes
@@ -68,7 +67,7 @@ def top_rows(probs: Float[Tensor, "P C"], present: Int[Tensor, " c"]) -> Int[Ten
     """
     left = probs[:, present]
     ids = torch.arange(len(probs), device=probs.device)
-    tops: list[Tensor] = []
+    tops: list[torch.Tensor] = []
     for scores in left.unbind(dim=1):
         top = torch.where(scores == scores.max(), ids, len(ids)).min()
         top = top.clamp(max=len(ids) - 1)  # NaN equals nothing: any row will do, the loss will be NaN

@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tag2box.errors import UserError
-from tag2box.methods.discovery import keep_apart
-from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.methods import discovery, oicr
 from tag2box.ops import assign, iou
 from tag2box.types import LabelerInput, Labeling, Proposals, PseudoBoxes, PseudoLabels, Requirements
 
@@ -46,7 +45,7 @@ def mine_instances(
         free: proposals that may be used.
         apart_iou: maximum IoU of an instance with those accepted before.
     """
-    return keep_apart(boxes, -distance, free & (distance < limit), core, apart_iou)
+    return discovery.keep_apart(boxes, -distance, free & (distance < limit), core, apart_iou)
 
 
 def label_instances(
@@ -130,7 +129,7 @@ class Oim:
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Cores, mined instances and pseudo labels of every stage."""
         num_classes = inputs.tags.shape[1]
-        cores = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        cores = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
         far = _distances(inputs, cores)
         found = [self.find(inputs, probs, own, far) for probs, own in zip(inputs.probs, cores, strict=True)]
         stages = [

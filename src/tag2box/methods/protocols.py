@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Protocol
 import torch
 from jaxtyping import Bool, Float
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.ops import mil_loss
 from tag2box.types import BatchMeta, LabelerInput, Labeling, Requirements, StageScores
@@ -29,9 +28,9 @@ class Labeler(Protocol):
 class MilResult:
     """Result of a MIL head strategy: proposal scores, with their graph, and the image-level loss."""
 
-    scores: Float[Tensor, "R c"]  # C columns, or C+1 with a background column
-    loss: Float[Tensor, ""]  # unweighted
-    second: Float[Tensor, "R c"] | None = None  # scores of a second MIL head
+    scores: Float[torch.Tensor, "R c"]  # C columns, or C+1 with a background column
+    loss: Float[torch.Tensor, ""]  # unweighted
+    second: Float[torch.Tensor, "R c"] | None = None  # scores of a second MIL head
 
 
 class MilStrategy(Protocol):
@@ -60,7 +59,7 @@ class TagLoss:
     """Factor of L_mil; 4 helps with many classes (COCO), where the mean over classes makes its gradient small."""
     over_classes: Literal["mean", "sum"] = "mean"
 
-    def tag_loss(self, scores: Float[Tensor, "R c"], meta: BatchMeta) -> Float[Tensor, ""]:
+    def tag_loss(self, scores: Float[torch.Tensor, "R c"], meta: BatchMeta) -> Float[torch.Tensor, ""]:
         """The unweighted loss of proposal scores, summed per image."""
         columns = scores.shape[1]
         unsure = None if meta.unsure is None else with_background(meta.unsure, columns)
@@ -68,6 +67,6 @@ class TagLoss:
         return mil_loss(scores, tags, meta.proposals.sizes, unsure=unsure, over_classes=self.over_classes)
 
 
-def with_background(tags: Bool[Tensor, "N C"], columns: int) -> Bool[Tensor, "N c"]:
+def with_background(tags: Bool[torch.Tensor, "N C"], columns: int) -> Bool[torch.Tensor, "N c"]:
     """Tags padded to the columns of the MIL head: a background column, if it has one, is never present."""
     return torch.cat([tags, tags.new_zeros(len(tags), columns - tags.shape[1])], dim=1)

@@ -14,8 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tag2box.methods.discovery import neighbours
-from tag2box.methods.oicr import argmax_pseudo_boxes
+from tag2box.methods import discovery, oicr
 from tag2box.ops.losses import at_least_single
 from tag2box.types import AugmentRois, Exemplars, LabelerInput, Labeling
 
@@ -185,7 +184,7 @@ class Sampling:
         )
 
     def _rows(self, inputs: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-        tops = [argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
         image_of_top = inputs.proposals.image_ids()[tops[0].rows]
         spans = inputs.proposals.spans()
         rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
@@ -195,7 +194,7 @@ class Sampling:
             near = top_of_stages.unique()
             if self.iou:
                 inside = inputs.proposals.boxes[span.start : span.stop]
-                near = neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
+                near = discovery.neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
             rows.append(near)
             classes.append(torch.full_like(near, c))
         return torch.cat(rows), torch.cat(classes)

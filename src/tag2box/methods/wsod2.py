@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.errors import UserError
 from tag2box.ops import assign, nms
 from tag2box.types import LabelerInput, Labeling, PseudoBoxes, PseudoLabels, Requirements
 
 
-def close_to_best(scores: Float[Tensor, " P"], share: float) -> Int[Tensor, " s"]:
+def close_to_best(scores: Float[torch.Tensor, " P"], share: float) -> Int[torch.Tensor, " s"]:
     """Proposals whose score is at least a fraction ``share`` of the best one's."""
     if len(scores) == 0:
         return torch.zeros(0, dtype=torch.long, device=scores.device)
@@ -21,7 +20,12 @@ def close_to_best(scores: Float[Tensor, " P"], share: float) -> Int[Tensor, " s"
 
 
 def mix_evidence(
-    labels: PseudoLabels, evidence: Float[Tensor, " R"], belief: Float[Tensor, " R"], *, trust: float, num_classes: int
+    labels: PseudoLabels,
+    evidence: Float[torch.Tensor, " R"],
+    belief: Float[torch.Tensor, " R"],
+    *,
+    trust: float,
+    num_classes: int,
 ) -> PseudoLabels:
     """Labels with weight a belief + (1 - a) bu on foreground and 1 on background.
 
@@ -72,7 +76,7 @@ class Wsod2:
         """Pseudo boxes and pseudo labels of every stage."""
         return Labeling(tuple(self._labels(inputs, self.find(inputs, probs)) for probs in inputs.probs))
 
-    def find(self, inputs: LabelerInput, probs: Float[Tensor, "R C"]) -> PseudoBoxes:
+    def find(self, inputs: LabelerInput, probs: Float[torch.Tensor, "R C"]) -> PseudoBoxes:
         """Pseudo boxes from one teacher's scores, image after image, best first; NMS may leave a class none."""
         picks = [torch.zeros(0, 2, dtype=torch.long, device=probs.device)]
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):

@@ -6,7 +6,6 @@ from typing import Annotated
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
-from torch import Tensor
 
 from tag2box.ops import nms
 from tag2box.types import BatchMeta
@@ -39,7 +38,7 @@ class Rescore:
         """Whether proposals are rescored at this fraction of the training."""
         return self.keep < 1 and fraction >= self.begin
 
-    def __call__(self, scores: Float[Tensor, " R"], meta: BatchMeta) -> Bool[Tensor, " R"]:
+    def __call__(self, scores: Float[torch.Tensor, " R"], meta: BatchMeta) -> Bool[torch.Tensor, " R"]:
         """Mask of the proposals that are kept, given a MIL score each; the same in all views of a photo."""
         spans, is_kept = meta.proposals.spans(), torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         for views, _ in meta.view_groups():
@@ -49,7 +48,7 @@ class Rescore:
                 is_kept[kept + spans[view].start] = True
         return is_kept
 
-    def best(self, scores: Float[Tensor, " P"], boxes: Float[Tensor, "P 4"]) -> Int[Tensor, " kept"]:
+    def best(self, scores: Float[torch.Tensor, " P"], boxes: Float[torch.Tensor, "P 4"]) -> Int[torch.Tensor, " kept"]:
         """Rows of a photo that are kept, best first; at least one, if there is any."""
         most = max(1, round(self.keep * len(scores)))
         return nms(boxes, scores, self.nms_iou)[:most]

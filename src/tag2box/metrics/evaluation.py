@@ -12,13 +12,10 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from tag2box import extend
-from tag2box.annotations import Detections, Truth
-from tag2box.errors import UserError
-from tag2box.metrics.challenges import MIN_SCORE
-from tag2box.metrics.voc_ap import ClassScores, JsonNumbers, ObjectAreas
+from tag2box import annotations, errors, extend
+from tag2box.metrics import challenges, voc_ap
 
-MetricScores = ClassScores | dict[str, float | None]
+MetricScores = voc_ap.ClassScores | dict[str, float | None]
 """Scores of one metric: a fraction per class, or named numbers."""
 
 MetricSection = dict[str, dict[str, float | None]]
@@ -31,18 +28,18 @@ class EvaluationResult:
 
     scores: dict[str, MetricScores]
 
-    def to_json(self) -> dict[str, JsonNumbers]:
+    def to_json(self) -> dict[str, voc_ap.JsonNumbers]:
         """All numbers as fractions in full precision; None if undefined, never NaN."""
         return {name: _numbers(scores) for name, scores in self.scores.items()}
 
 
 def evaluate_detections(
-    truth: Truth,
-    detections: Mapping[str, Detections],
+    truth: annotations.Truth,
+    detections: Mapping[str, annotations.Detections],
     metrics: Sequence[str],
     *,
-    min_score: float = MIN_SCORE,
-    areas: ObjectAreas | None = None,
+    min_score: float = challenges.MIN_SCORE,
+    areas: voc_ap.ObjectAreas | None = None,
 ) -> EvaluationResult:
     """Score detections of the images of ``truth``; an image without an entry has no detections.
 
@@ -67,27 +64,29 @@ def evaluate_detections(
 def _find_metric(name: str) -> Callable[..., object]:
     if name not in extend.METRICS and ":" not in name:
         near = difflib.get_close_matches(name.lower(), extend.METRICS, n=1, cutoff=0.0)
-        raise UserError(
+        raise errors.UserError(
             f"metric {name!r}: did you mean {near[0]!r}?; the metrics are {', '.join(extend.METRICS)}, "
             'or "package.module:function" of your own'
         )
     try:
         found = extend.find_part("metric", name)
-    except UserError as error:
-        raise UserError(f"metric {error}") from None
+    except errors.UserError as error:
+        raise errors.UserError(f"metric {error}") from None
     if not callable(found):
-        raise UserError(f"metric {name!r}: must be a function of (truth, detections)")
+        raise errors.UserError(f"metric {name!r}: must be a function of (truth, detections)")
     metric: Callable[..., object] = found
     return metric
 
 
 def _checked_scores(name: str, result: object) -> MetricScores:
-    if isinstance(result, ClassScores):
+    if isinstance(result, voc_ap.ClassScores):
         return result
     if is_dataclass(result) and not isinstance(result, type):
         result = asdict(result)
     if not isinstance(result, Mapping):
-        raise UserError(f"metric {name!r}: must return ClassScores, a dict or a dataclass of numbers, not {result!r}")
+        raise errors.UserError(
+            f"metric {name!r}: must return ClassScores, a dict or a dataclass of numbers, not {result!r}"
+        )
     return dict(result)
 
 
@@ -105,20 +104,22 @@ def metrics_table(result: EvaluationResult) -> Table:
     return printed
 
 
-def _check(truth: Truth, detections: Mapping[str, Detections]) -> None:
+def _check(truth: annotations.Truth, detections: Mapping[str, annotations.Detections]) -> None:
     known = set(truth.ids)
     for image_id, found in detections.items():
         if image_id not in known:
-            raise UserError(f"detections: image {image_id!r} is not in the truth; evaluate against its own truth")
+            raise errors.UserError(
+                f"detections: image {image_id!r} is not in the truth; evaluate against its own truth"
+            )
         if len(found) and not 0 <= int(found.labels.min()) <= int(found.labels.max()) < len(truth.classes):
-            raise UserError(
+            raise errors.UserError(
                 f"detections: image {image_id!r} has a label outside 0..{len(truth.classes) - 1}; "
                 "evaluate with the classes of the detector"
             )
 
 
-def _numbers(scores: MetricScores) -> JsonNumbers:
-    if isinstance(scores, ClassScores):
+def _numbers(scores: MetricScores) -> voc_ap.JsonNumbers:
+    if isinstance(scores, voc_ap.ClassScores):
         return {scores.mean_name: scores.mean, "per_class": scores.per_class()}
     return dict(scores)
 
@@ -129,7 +130,7 @@ def _sections(result: EvaluationResult) -> list[MetricSection]:
     mean: MetricSection = {}
     others: list[MetricSection] = []
     for metric, scores in result.scores.items():
-        if isinstance(scores, ClassScores):
+        if isinstance(scores, voc_ap.ClassScores):
             for name, value in scores.per_class().items():
                 by_class.setdefault(name, {})[metric] = value
             mean.setdefault("mean", {})[metric] = scores.mean

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.ops import iou
 
-ObjectAreas = Mapping[str, Float[Tensor, " B"]]
+ObjectAreas = Mapping[str, Float[torch.Tensor, " B"]]
 """Area of each object of an image, by image id."""
 
 JsonNumbers = dict[str, float | dict[str, float | None] | None]
@@ -46,7 +45,7 @@ OTHER_CLASS = -1.0
 """Value for a detection and an object of different classes: below every IoU, even zero."""
 
 
-def same_class_iou(detections: Detections, objects: Objects) -> Float[Tensor, "B G"]:
+def same_class_iou(detections: Detections, objects: Objects) -> Float[torch.Tensor, "B G"]:
     """IoU of every detection with every object of its class, ``OTHER_CLASS`` for others; in double precision."""
     overlap = iou(detections.boxes.double(), objects.boxes.double())
     same = detections.labels[:, None] == objects.labels[None, :]
@@ -60,12 +59,12 @@ PIXEL = 1.0
 """VOC counts pixels from one."""
 
 
-def from_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
+def from_voc_pixels(boxes: Float[torch.Tensor, "B 4"]) -> Float[torch.Tensor, "B 4"]:
     """Convert VOC boxes (first pixel is 1, last pixel included) to xyxy from 0 with exclusive right and bottom."""
     return boxes - boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
 
 
-def to_voc_pixels(boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
+def to_voc_pixels(boxes: Float[torch.Tensor, "B 4"]) -> Float[torch.Tensor, "B 4"]:
     """Inverse of ``from_voc_pixels``."""
     return boxes + boxes.new_tensor([PIXEL, PIXEL, 0.0, 0.0])
 

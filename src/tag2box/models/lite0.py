@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.models.rng import RowRng, dropout
-from tag2box.models.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into
-from tag2box.models.weights.state_dict import LITE0_HEAD, LITE0_STAGES, LITE0_STEM
+from tag2box.models.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into, state_dict
 from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
 
@@ -58,8 +57,8 @@ class Lite0Backbone(Backbone):
 
     preprocess = PREPROCESS["lite0"]
     stride = 16
-    channels = LITE0_STAGES[-1][2]
-    vector_size = LITE0_HEAD
+    channels = state_dict.LITE0_STAGES[-1][2]
+    vector_size = state_dict.LITE0_HEAD
     layers = Lite0.layers
 
     def __init__(self, settings: Lite0) -> None:
@@ -68,10 +67,10 @@ class Lite0Backbone(Backbone):
         self.pool_size = settings.pool_size
         self.map_size = settings.pool_size // 2
         blocks = _blocks()
-        self.stem = _Conv(3, LITE0_STEM, kernel=3, stride=2)
+        self.stem = _Conv(3, state_dict.LITE0_STEM, kernel=3, stride=2)
         self.body = nn.Sequential(*blocks[:_TRUNK_BLOCKS])
         self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
-        self.head = _Conv(self.channels, LITE0_HEAD)
+        self.head = _Conv(self.channels, state_dict.LITE0_HEAD)
         self.dropout = settings.dropout
         self.stem.requires_grad_(False)
         self.body.requires_grad_(False)
@@ -169,8 +168,12 @@ class _Block(nn.Module):
 
 
 def _blocks() -> list[_Block]:
-    widths = [LITE0_STEM] + [outputs for _, _, outputs, count in LITE0_STAGES for _ in range(count)]
-    shapes = [(kernel, stride if i == 0 else 1) for kernel, stride, _, count in LITE0_STAGES for i in range(count)]
+    widths = [state_dict.LITE0_STEM] + [
+        outputs for _, _, outputs, count in state_dict.LITE0_STAGES for _ in range(count)
+    ]
+    shapes = [
+        (kernel, stride if i == 0 else 1) for kernel, stride, _, count in state_dict.LITE0_STAGES for i in range(count)
+    ]
     return [
         _Block(inputs, outputs, kernel=kernel, stride=stride, expansion=1 if index == 0 else 6)
         for index, ((inputs, outputs), (kernel, stride)) in enumerate(zip(pairwise(widths), shapes, strict=True))
@@ -180,7 +183,7 @@ def _blocks() -> list[_Block]:
 def fold_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Fold the pip package's batch norms into its convolutions, under the names of ``Lite0Backbone``."""
     pairs = [("_conv_stem", "_bn0", "stem"), ("_conv_head", "_bn1", "head")]
-    for index in range(sum(count for *_, count in LITE0_STAGES)):
+    for index in range(sum(count for *_, count in state_dict.LITE0_STAGES)):
         ours = f"body.{index}" if index < _TRUNK_BLOCKS else f"tail.{index - _TRUNK_BLOCKS}"
         names = (
             ("_expand_conv", "_bn0", "expand"),

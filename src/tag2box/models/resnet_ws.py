@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from tag2box.errors import UserError
 from tag2box.models.backbone import PIXELS_BUFFER, BackboneSettings, PreprocessBufferBackbone, normal_init
 from tag2box.models.rng import RowRng, dropout
-from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into
-from tag2box.models.weights.state_dict import WS_BLOCKS, WS_NECK, WS_WIDTH
+from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into, state_dict
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
@@ -81,13 +80,15 @@ class ResNetWsBackbone(PreprocessBufferBackbone):
     stride = 8
     map_size = 7
 
-    def __init__(self, settings: ResNetWs, *, width: int = WS_WIDTH, neck: tuple[int, int] = WS_NECK) -> None:
+    def __init__(
+        self, settings: ResNetWs, *, width: int = state_dict.WS_WIDTH, neck: tuple[int, int] = state_dict.WS_NECK
+    ) -> None:
         super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
         self.architecture = settings.architecture
         self.channels = 32 * width
         self.vector_size = neck[1]
         self.dropout = settings.dropout
-        blocks = WS_BLOCKS[settings.architecture]
+        blocks = state_dict.WS_BLOCKS[settings.architecture]
         self.stem = _Stem(width)
         self.res2, self.res3, self.res4, self.res5 = (
             _stage(width, stage, count) for stage, count in enumerate(blocks, start=2)
@@ -193,7 +194,11 @@ def load_resnet_ws(backbone: ResNetWsBackbone, weights: Weights, where: str) -> 
     Without fc6 and fc7 these stay randomly initialized, with a warning.
     """
     if weights.architecture != backbone.architecture:
-        hint = f"; set backbone.depth = {weights.architecture[1:-3]}" if weights.architecture in WS_BLOCKS else ""
+        hint = (
+            f"; set backbone.depth = {weights.architecture[1:-3]}"
+            if weights.architecture in state_dict.WS_BLOCKS
+            else ""
+        )
         raise UserError(
             f"backbone.weights = {where}: these are weights of {weights.architecture}, not of {backbone.architecture}"
             + hint

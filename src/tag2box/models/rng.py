@@ -11,7 +11,6 @@ from enum import IntEnum
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 
 class Stream(IntEnum):
@@ -31,18 +30,18 @@ class Stream(IntEnum):
 class RowRng:
     """RNG of m rows: each image draws from its own generator, in the order of its rows."""
 
-    images: Int[Tensor, " m"]  # the image of each row, by its index in the whole batch
+    images: Int[torch.Tensor, " m"]  # the image of each row, by its index in the whole batch
     generators: dict[int, torch.Generator]
 
-    def uniform(self, *shape: int) -> Float[Tensor, "m ..."]:
+    def uniform(self, *shape: int) -> Float[torch.Tensor, "m ..."]:
         """Draw from [0, 1): one tensor of ``shape`` per row."""
         return self._draw(torch.rand, shape)
 
-    def normal(self, *shape: int) -> Float[Tensor, "m ..."]:
+    def normal(self, *shape: int) -> Float[torch.Tensor, "m ..."]:
         """Draw from N(0, 1): one tensor of ``shape`` per row."""
         return self._draw(torch.randn, shape)
 
-    def _draw(self, source: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+    def _draw(self, source: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         images, device = self.images, self.images.device
         counts = torch.bincount(images).tolist() if len(images) else []
         drawn = [
@@ -63,7 +62,7 @@ class StepRng:
     seed: int
     iteration: int
 
-    def row_rng(self, stream: Stream, images: Int[Tensor, " m"]) -> RowRng:
+    def row_rng(self, stream: Stream, images: Int[torch.Tensor, " m"]) -> RowRng:
         """A new RNG for m rows, each of an image by its index in the whole batch. Equal calls give equal draws."""
         generators = {image: self._generator(stream, image, images.device) for image in images.unique().tolist()}
         return RowRng(images, generators)
@@ -73,7 +72,7 @@ class StepRng:
         return torch.Generator(device).manual_seed(int(seed >> np.uint64(1)))  # manual_seed takes a signed number
 
 
-def dropout(x: Float[Tensor, "R F"], rate: float, row_rng: RowRng | None) -> Float[Tensor, "R F"]:
+def dropout(x: Float[torch.Tensor, "R F"], rate: float, row_rng: RowRng | None) -> Float[torch.Tensor, "R F"]:
     """Zero values at ``rate`` and rescale the others by 1 / (1 - rate); the identity without an RNG (inference)."""
     if row_rng is None or rate == 0:
         return x

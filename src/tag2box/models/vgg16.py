@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from tag2box.errors import UserError
 from tag2box.models.backbone import PIXELS_BUFFER, BackboneSettings, PreprocessBufferBackbone, normal_init
 from tag2box.models.rng import RowRng, dropout
-from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into
-from tag2box.models.weights.state_dict import VGG_BLOCKS, VGG_NECK
+from tag2box.models.weights import PREPROCESS, Weights, absolute_weights, find_weights, load_into, state_dict
 from tag2box.ops.roi import roi_pool
 from tag2box.types import Proposals
 
@@ -59,10 +58,10 @@ class Vgg16Backbone(PreprocessBufferBackbone):
     """VGG16 as trunk and fc neck; conv1 and conv2 are always frozen."""
 
     stride = 8
-    channels = VGG_BLOCKS[-1][0]
+    channels = state_dict.VGG_BLOCKS[-1][0]
     map_size = 7
 
-    def __init__(self, settings: Vgg16, *, vector_size: int = VGG_NECK) -> None:
+    def __init__(self, settings: Vgg16, *, vector_size: int = state_dict.VGG_NECK) -> None:
         super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
         self.vector_size = vector_size
         self.features = _convolutions()
@@ -101,7 +100,7 @@ class Vgg16Backbone(PreprocessBufferBackbone):
 def _convolutions() -> nn.Sequential:
     layers: list[nn.Module] = []
     inputs = 3
-    for block, (outputs, count) in enumerate(VGG_BLOCKS, start=1):
+    for block, (outputs, count) in enumerate(state_dict.VGG_BLOCKS, start=1):
         dilation = 2 if block == 5 else 1
         for _ in range(count):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation), nn.ReLU(inplace=True)]

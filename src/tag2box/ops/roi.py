@@ -10,6 +10,7 @@ On a CPU large jobs use the compiled kernels of ``tag2box.ops.kernels``; plain t
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -182,9 +183,8 @@ class _WindowMax(torch.autograd.Function):
 def find_maxima(features: Float[Tensor, "N ch H W"], windows: Windows) -> WindowMaxima:
     """Maxima and their cells, by the compiled kernel if the job is large enough."""
     if _use_window_max_kernel(features, windows.top.numel()):
-        from tag2box.ops import kernels
-
-        return kernels.window_max_forward(features, windows)
+        maxima: WindowMaxima = _kernels().window_max_forward(features, windows)
+        return maxima
     return find_maxima_torch(features, windows)
 
 
@@ -193,9 +193,8 @@ def scatter_gradient(
 ) -> Float[Tensor, "N ch H W"]:
     """Gradient of ``window_max``: each maximum's gradient is added to the cell that holds it."""
     if _use_window_max_kernel(grad, image.numel() * cell.shape[2]):
-        from tag2box.ops import kernels
-
-        return kernels.window_max_backward(grad, cell, image, shape)
+        scattered: Tensor = _kernels().window_max_backward(grad, cell, image, shape)
+        return scattered
     return scatter_gradient_torch(grad, cell, image, shape)
 
 
@@ -301,16 +300,14 @@ class _MaskedMean(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: Tensor, bias: Tensor) -> Tensor:
-        from tag2box.ops import kernels
-
         ctx.save_for_backward(x, factors, bias)
-        return kernels.masked_mean_forward(x, factors, bias)
+        mean: Tensor = _kernels().masked_mean_forward(x, factors, bias)
+        return mean
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        from tag2box.ops import kernels
-
+        kernels = _kernels()
         (x, factors, bias), needed, grad = ctx.saved_tensors, ctx.needs_input_grad, grads[0]
         of_x = of_factors = of_bias = None
         if needed[0] or needed[2]:
@@ -351,3 +348,10 @@ class _ChannelMean(torch.autograd.Function):
             of_x[rows] = passed
             of_bias += passed.sum(dim=(0, 1))
         return of_x, of_bias
+
+
+def _kernels() -> ModuleType:
+    """The compiled kernels, imported on first use: numba takes a while to load."""
+    from tag2box.ops import kernels
+
+    return kernels

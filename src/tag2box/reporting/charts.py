@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape as html_escape
 
-from tag2box.reporting.tables import format_number, known, percent
+from tag2box.reporting.formatting import format_number, known, percent
 
 Points = tuple[tuple[float, float], ...]
 

@@ -7,19 +7,8 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from tag2box.data.stats import SIZE_EDGES, ObjectStats, PhotoSizes, TagStats
+from tag2box.reporting import formatting as fmt, plots, sections
 from tag2box.reporting.charts import Bars, Key, grouped_bars
-from tag2box.reporting.plots import (
-    Bubble,
-    PlotColumn,
-    Shares,
-    bubble_chart,
-    columns,
-    gather_bubbles,
-    matrix,
-    share_bars,
-)
-from tag2box.reporting.sections import Figure
-from tag2box.reporting.tables import listed, percent, plural, whole
 
 LONG = 24  # classes above which a chart is split into two
 NUMBERS = ((1, 1), (2, 2), (3, 3), (4, 6), (7, None))  # bins of objects per photo, from and to
@@ -45,27 +34,27 @@ def by_number(counts: Sequence[int]) -> list[int]:
 # ---------------------------------------------------------------- objects
 
 
-def missed_figure(stats: ObjectStats) -> Figure:
+def missed_figure(stats: ObjectStats) -> sections.Figure:
     """Objects against image-class pairs: figure 1(c) of the OD-WSCL paper for any dataset."""
     order, top = by_number(stats.objects), float(max(stats.objects, default=1))
 
     def draw(rows: Sequence[int]) -> str:
         groups = [Bars(stats.classes[c], (float(stats.objects[c]), float(stats.pairs[c]))) for c in rows]
-        return grouped_bars(groups, OBJECTS, label="Objects and image-class pairs per class", limit=top, show=whole)
+        return grouped_bars(groups, OBJECTS, label="Objects and image-class pairs per class", limit=top, show=fmt.whole)
 
     share = [m / o if o else 0.0 for m, o in zip(stats.missed, stats.objects, strict=True)]
     worst = sorted((c for c in order if stats.missed[c]), key=lambda c: -share[c])[:3]
     found, all_of_them = sum(stats.pairs), sum(stats.objects)
     reading = (
-        f"One box per class and photo finds at most {whole(found)} of {plural(all_of_them, 'object')}: "
-        f"{whole(all_of_them - found)} ({percent(stats.missed_share)} %) are left out"
+        f"One box per class and photo finds at most {fmt.whole(found)} of {fmt.plural(all_of_them, 'object')}: "
+        f"{fmt.whole(all_of_them - found)} ({fmt.percent(stats.missed_share)} %) are left out"
     )
-    hardest = listed(tuple(f"{stats.classes[c]} ({percent(share[c])} %)" for c in worst))
+    hardest = fmt.listed(tuple(f"{stats.classes[c]} ({fmt.percent(share[c])} %)" for c in worst))
     reading += f"; most of all {hardest}." if worst else ": every photo shows its classes once."
-    return Figure("Objects and image-class pairs", "number of each", in_columns(order, draw), reading, OBJECTS)
+    return sections.Figure("Objects and image-class pairs", "number of each", in_columns(order, draw), reading, OBJECTS)
 
 
-def objects_per_photo_figure(stats: ObjectStats) -> Figure:
+def objects_per_photo_figure(stats: ObjectStats) -> sections.Figure:
     """Objects of a class on the photos that show it: figure 7 of the OD-WSCL paper for any dataset."""
     order = by_number(stats.objects)
     table = stats.per_pair.tolist()
@@ -77,18 +66,18 @@ def objects_per_photo_figure(stats: ObjectStats) -> Figure:
 
     def draw(rows: Sequence[int]) -> str:
         shares = [
-            Shares(
+            plots.Shares(
                 stats.classes[c],
                 tuple(sum(table[c][low - 1 : high]) for low, high in NUMBERS),
                 f"{means[c]:.1f} (most {_most(table[c])})",
             )
             for c in rows
         ]
-        return share_bars(shares, keys, label="Objects of a class on the photos that show it")
+        return plots.share_bars(shares, keys, label="Objects of a class on the photos that show it")
 
     ordered = sorted(order, key=lambda c: (-means[c], c))
     charts = in_columns(ordered, draw)
-    return Figure(
+    return sections.Figure(
         "Objects of a class on a photo that shows it",
         "share of the photos; after the bar: the mean, and the maximum on one photo",
         charts,
@@ -102,7 +91,7 @@ def _number_reading(stats: ObjectStats, order: Sequence[int], means: dict[int, f
     single = int(stats.per_pair[:, 0].sum()) / pairs
     words = (
         f"A class on a photo has {sum(stats.objects) / pairs:.2f} objects there on average, and a single one on "
-        f"{percent(single)} % of the photos"
+        f"{fmt.percent(single)} % of the photos"
     )
     if len(order) == 1:
         return f"{words}."
@@ -117,28 +106,28 @@ def _most(row: Sequence[int]) -> int:
     return max(number for number, photos in enumerate(row, start=1) if photos)
 
 
-def object_size_figure(stats: ObjectStats) -> Figure:
+def object_size_figure(stats: ObjectStats) -> sections.Figure:
     """Sizes of objects relative to their photos."""
     small, large = (f"{100 * edge:g} %" for edge in SIZE_EDGES)
     names = (f"small: below {small}", "medium", f"large: {large} or more")
     keys = tuple(Key(name, f"level-{i + 1}") for i, name in enumerate(names))
     total = stats.by_size.sum(0).tolist()
     order = by_number(stats.objects)
-    shares = [percent(n / sum(total)) for n in total]
+    shares = [fmt.percent(n / sum(total)) for n in total]
     smallest = max(order, key=lambda c: int(stats.by_size[c, 0]) / stats.objects[c])
     reading = f"{shares[0]} % of the objects are small, {shares[1]} % medium and {shares[2]} % large"
     if total[0]:
-        most = percent(int(stats.by_size[smallest, 0]) / stats.objects[smallest])
+        most = fmt.percent(int(stats.by_size[smallest, 0]) / stats.objects[smallest])
         reading += f"; the class with the largest share of small ones is {stats.classes[smallest]} ({most} %)"
     rows = _rows(stats, stats.by_size.tolist(), column=2)
     charts = in_columns(
-        range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Sizes of objects")
+        range(len(rows)), lambda part: plots.share_bars([rows[i] for i in part], keys, label="Sizes of objects")
     )
     note = "share of the objects by their part of the photo's area; after the bar: per cent large"
-    return Figure("Size of the objects", note, charts, f"{reading}.", keys)
+    return sections.Figure("Size of the objects", note, charts, f"{reading}.", keys)
 
 
-def neighbour_figure(stats: ObjectStats) -> Figure:
+def neighbour_figure(stats: ObjectStats) -> sections.Figure:
     """How often objects of one class touch each other, and so are easily grouped into one box."""
     keys = (
         Key("the only one of its class", "level-0"),
@@ -149,53 +138,55 @@ def neighbour_figure(stats: ObjectStats) -> Figure:
     order = by_number(stats.objects)
     closest = max(order, key=lambda c: int(stats.by_adjacency[c, 2]) / stats.objects[c])
     several = total[1] + total[2]
-    reading = f"{percent(total[2] / sum(total))} % of the objects touch another of their class"
+    reading = f"{fmt.percent(total[2] / sum(total))} % of the objects touch another of their class"
     if several:
-        reading += f" ({percent(total[2] / several)} % of those that are not alone)"
+        reading += f" ({fmt.percent(total[2] / several)} % of those that are not alone)"
     if total[2]:
-        most = percent(int(stats.by_adjacency[closest, 2]) / stats.objects[closest])
+        most = fmt.percent(int(stats.by_adjacency[closest, 2]) / stats.objects[closest])
         reading += f", {stats.classes[closest]} most often ({most} %): one box around both is a typical error"
     rows = _rows(stats, stats.by_adjacency.tolist(), column=2)
     charts = in_columns(
-        range(len(rows)), lambda part: share_bars([rows[i] for i in part], keys, label="Touching objects")
+        range(len(rows)), lambda part: plots.share_bars([rows[i] for i in part], keys, label="Touching objects")
     )
     note = "share of the objects whose box meets or overlaps another of the class; after the bar: per cent touching"
-    return Figure("Grouped objects", note, charts, f"{reading}.", keys)
+    return sections.Figure("Grouped objects", note, charts, f"{reading}.", keys)
 
 
-def _rows(stats: ObjectStats, table: Sequence[Sequence[int]], *, column: int) -> list[Shares]:
+def _rows(stats: ObjectStats, table: Sequence[Sequence[int]], *, column: int) -> list[plots.Shares]:
     """Rows of shares, sorted by the share in a column, the largest first."""
     order = sorted(by_number(stats.objects), key=lambda c: (-table[c][column] / stats.objects[c], c))
-    return [Shares(stats.classes[c], tuple(table[c]), percent(table[c][column] / stats.objects[c])) for c in order]
+    return [
+        plots.Shares(stats.classes[c], tuple(table[c]), fmt.percent(table[c][column] / stats.objects[c])) for c in order
+    ]
 
 
 # ---------------------------------------------------------------- tags
 
 
-def tags_per_photo_figure(stats: TagStats) -> Figure:
+def tags_per_photo_figure(stats: TagStats) -> sections.Figure:
     """Histogram of tags per photo."""
     counts = [*stats.per_photo[:MANY], *([sum(stats.per_photo[MANY:])] if len(stats.per_photo) > MANY else [])]
-    bars = [PlotColumn(f"{n}+" if n == MANY else str(n), float(count)) for n, count in enumerate(counts)]
+    bars = [plots.PlotColumn(f"{n}+" if n == MANY else str(n), float(count)) for n, count in enumerate(counts)]
     mean = sum(stats.per_class) / stats.photos if stats.photos else 0.0
     several = sum(stats.per_photo[2:]) / stats.photos if stats.photos else 0.0
-    reading = f"A photo has {mean:.2f} tags on average; {percent(several)} % have two or more"
+    reading = f"A photo has {mean:.2f} tags on average; {fmt.percent(several)} % have two or more"
     reading += (
-        f", and {plural(len(stats.untagged), 'photo')} none at all." if stats.untagged else ", and none is without."
+        f", and {fmt.plural(len(stats.untagged), 'photo')} none at all." if stats.untagged else ", and none is without."
     )
-    chart = columns(bars, label="Photos by number of tags", x_label="tags of a photo", y_label="photos")
-    return Figure("Tags per photo", "photos by number of tags", (Markup(chart),), reading)
+    chart = plots.columns(bars, label="Photos by number of tags", x_label="tags of a photo", y_label="photos")
+    return sections.Figure("Tags per photo", "photos by number of tags", (Markup(chart),), reading)
 
 
-def balance_figure(stats: TagStats) -> Figure:
+def balance_figure(stats: TagStats) -> sections.Figure:
     """Photos per class."""
     keys = (Key("photos", "run-0"),)
     order, top = by_number(stats.per_class), float(max(stats.per_class, default=1) or 1)
 
     def draw(rows: Sequence[int]) -> str:
         groups = [Bars(stats.classes[c], (float(stats.per_class[c]),)) for c in rows]
-        return grouped_bars(groups, keys, label="Photos per class", limit=top, show=whole)
+        return grouped_bars(groups, keys, label="Photos per class", limit=top, show=fmt.whole)
 
-    return Figure("Class balance", "photos per tag", in_columns(order, draw), _balance_reading(stats, order))
+    return sections.Figure("Class balance", "photos per tag", in_columns(order, draw), _balance_reading(stats, order))
 
 
 def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
@@ -203,16 +194,16 @@ def _balance_reading(stats: TagStats, order: Sequence[int]) -> str:
         return "No photo has a tag."
     first, last = ((stats.classes[c], stats.per_class[c]) for c in (order[0], order[-1]))
     if len(order) == 1:
-        return f"The only class, {first[0]}, is on {plural(first[1], 'photo')}."
+        return f"The only class, {first[0]}, is on {fmt.plural(first[1], 'photo')}."
     if first[1] == last[1]:
-        return f"All classes are on the same number of photos: {whole(first[1])}."
+        return f"All classes are on the same number of photos: {fmt.whole(first[1])}."
     if first[1] < EVEN * last[1]:
-        return f"Well balanced: from {plural(last[1], 'photo')} ({last[0]}) to {whole(first[1])} ({first[0]})."
-    ratio = f"{first[1] / last[1]:.1f} times as many as {last[0]} ({whole(last[1])})"
-    return f"{first[0]} is on {plural(first[1], 'photo')}, {ratio}."
+        return f"Well balanced: from {fmt.plural(last[1], 'photo')} ({last[0]}) to {fmt.whole(first[1])} ({first[0]})."
+    ratio = f"{first[1] / last[1]:.1f} times as many as {last[0]} ({fmt.whole(last[1])})"
+    return f"{first[0]} is on {fmt.plural(first[1], 'photo')}, {ratio}."
 
 
-def together_figure(stats: TagStats) -> Figure:
+def together_figure(stats: TagStats) -> sections.Figure:
     """Co-occurrence of classes; on the diagonal, how often a class is alone."""
     order = by_number(stats.per_class)
     table = stats.together.tolist()
@@ -223,23 +214,26 @@ def together_figure(stats: TagStats) -> Figure:
     def tip(row: int, column: int) -> str:
         a, b = order[row], order[column]
         context = "alone" if a == b else f"with {stats.classes[b]}"
-        return f"{stats.classes[a]} {context}: {percent(share(a, b))} % of its {plural(stats.per_class[a], 'photo')}"
+        photos = fmt.plural(stats.per_class[a], "photo")
+        return f"{stats.classes[a]} {context}: {fmt.percent(share(a, b))} % of its {photos}"
 
     values = [[share(a, b) for b in order] for a in order]
-    chart = matrix([stats.classes[c] for c in order], values, label="Classes on the same photos", tip=tip)
+    chart = plots.matrix([stats.classes[c] for c in order], values, label="Classes on the same photos", tip=tip)
     keys = (Key("with the class of the column", "run-0"), Key("alone", "run-1"))
     note = "per cent of the photos of the class on the left"
-    return Figure("Tags that occur together", note, (Markup(chart),), _together_reading(stats, order), keys)
+    return sections.Figure("Tags that occur together", note, (Markup(chart),), _together_reading(stats, order), keys)
 
 
 def _together_reading(stats: TagStats, order: Sequence[int]) -> str:
     tagged = sum(stats.per_photo[1:])
-    words = f"{percent(sum(stats.alone) / tagged)} % of the tagged photos show a single class" if tagged else "No tags"
+    words = (
+        f"{fmt.percent(sum(stats.alone) / tagged)} % of the tagged photos show a single class" if tagged else "No tags"
+    )
     couples = [(int(stats.together[a, b]), a, b) for a in order for b in order if a < b]
     count, a, b = max(couples, default=(0, 0, 0))
     if not count:
         return f"{words}; no two classes share a photo." if len(order) > 1 else f"{words}."
-    return f"{words}; most often together are {stats.classes[a]} and {stats.classes[b]} ({plural(count, 'photo')})."
+    return f"{words}; most often together are {stats.classes[a]} and {stats.classes[b]} ({fmt.plural(count, 'photo')})."
 
 
 def tag_warnings(stats: TagStats) -> tuple[str, ...]:
@@ -257,39 +251,39 @@ def tag_warnings(stats: TagStats) -> tuple[str, ...]:
     if stats.unused:
         out.append(f"No photo has these tags: {_some(stats.unused)}.")
     if stats.untagged:
-        words = f"{plural(len(stats.untagged), 'photo')} without any tag: {_some(stats.untagged)}."
+        words = f"{fmt.plural(len(stats.untagged), 'photo')} without any tag: {_some(stats.untagged)}."
         out.append(f"{words} They are examples without any of the classes.")
     if any(stats.unsure):
         most = by_number(stats.unsure)
-        words = _some([f"{names[c]} ({whole(stats.unsure[c])})" for c in most])
-        out.append(f"{plural(sum(stats.unsure), 'unsure tag')}, neither positive nor negative: {words}.")
+        words = _some([f"{names[c]} ({fmt.whole(stats.unsure[c])})" for c in most])
+        out.append(f"{fmt.plural(sum(stats.unsure), 'unsure tag')}, neither positive nor negative: {words}.")
     return tuple(out)
 
 
 def _some(words: Sequence[str]) -> str:
-    return listed(tuple(words), TAGS_NAMED)
+    return fmt.listed(tuple(words), TAGS_NAMED)
 
 
 # ---------------------------------------------------------------- sizes and shapes of the photos
 
 
-def photo_size_figure(stats: PhotoSizes) -> Figure:
+def photo_size_figure(stats: PhotoSizes) -> sections.Figure:
     """Widths and heights of the photos."""
-    bubbles = gather_bubbles(
-        [Bubble(float(w), float(h), n) for (w, h), n in zip(stats.sizes, stats.counts, strict=True)]
+    bubbles = plots.gather_bubbles(
+        [plots.Bubble(float(w), float(h), n) for (w, h), n in zip(stats.sizes, stats.counts, strict=True)]
     )
-    chart = bubble_chart(bubbles, label="Sizes of the photos", x_label="width, pixels", y_label="height, pixels")
+    chart = plots.bubble_chart(bubbles, label="Sizes of the photos", x_label="width, pixels", y_label="height, pixels")
     reading = "There is no photo."
     if stats.sizes:
         (width, height), photos = stats.sizes[0], sum(stats.counts)
         short = sorted((min(size), n) for size, n in zip(stats.sizes, stats.counts, strict=True))
         reading = (
-            f"{plural(len(stats.sizes), 'different size')} in {plural(photos, 'photo')}; the most frequent is "
-            f"{width} x {height} ({percent(stats.counts[0] / photos)} %). Short sides range from {short[0][0]} to "
+            f"{fmt.plural(len(stats.sizes), 'different size')} in {fmt.plural(photos, 'photo')}; the most frequent is "
+            f"{width} x {height} ({fmt.percent(stats.counts[0] / photos)} %). Short sides range from {short[0][0]} to "
             f"{short[-1][0]} pixels, with a median of {_median(short)}."
         )
     note = "a bubble's area shows how many photos; dashed: square photos"
-    return Figure("Width and height", note, (Markup(chart),), reading)
+    return sections.Figure("Width and height", note, (Markup(chart),), reading)
 
 
 def _median(weighted: Sequence[tuple[int, int]]) -> int:
@@ -302,13 +296,13 @@ def _median(weighted: Sequence[tuple[int, int]]) -> int:
     return 0
 
 
-def shape_figure(stats: PhotoSizes) -> Figure:
+def shape_figure(stats: PhotoSizes) -> sections.Figure:
     """Aspect ratios, each photo counted at the nearest common one."""
     counts: Counter[str] = Counter()
     for (width, height), n in zip(stats.sizes, stats.counts, strict=True):
         counts[min(SHAPES, key=lambda name: abs(math.log(width / height / SHAPES[name])))] += n
-    bars = [PlotColumn(name, float(counts[name])) for name in SHAPES]
-    chart = columns(
+    bars = [plots.PlotColumn(name, float(counts[name])) for name in SHAPES]
+    chart = plots.columns(
         bars, label="Shapes of the photos", x_label="width : height, the nearest of these", y_label="photos"
     )
     reading = "There is no photo."
@@ -316,7 +310,7 @@ def shape_figure(stats: PhotoSizes) -> Figure:
         portrait, landscape = stats.shares(lambda w, h: h > w), stats.shares(lambda w, h: w > h)
         widest = max(max(w / h, h / w) for w, h in stats.sizes)
         reading = (
-            f"{percent(landscape)} % of the photos are landscape, {percent(portrait)} % portrait and "
-            f"{percent(1 - landscape - portrait)} % square; the most extreme aspect ratio is {widest:.1f} : 1."
+            f"{fmt.percent(landscape)} % of the photos are landscape, {fmt.percent(portrait)} % portrait and "
+            f"{fmt.percent(1 - landscape - portrait)} % square; the most extreme aspect ratio is {widest:.1f} : 1."
         )
-    return Figure("Aspect ratio", "photos by width : height", (Markup(chart),), reading)
+    return sections.Figure("Aspect ratio", "photos by width : height", (Markup(chart),), reading)

@@ -7,11 +7,8 @@ from markupsafe import Markup
 
 from tag2box.annotations import TaggedPhotos
 from tag2box.data.stats import DataStats, ObjectStats, TagStats
-from tag2box.reporting import dataset_figures
-from tag2box.reporting.gallery import Album, Tile
-from tag2box.reporting.records import evenly_spaced
+from tag2box.reporting import dataset_figures, formatting as fmt, gallery, records
 from tag2box.reporting.sections import Section, SectionPage, TileRow, write_page
-from tag2box.reporting.tables import Fact, Table, TableRow, listed, percent, plural, whole
 
 SHEET_THUMBNAIL = 200  # longest side of a photo of the contact sheet
 SHEET_PHOTOS, SHEET_CLASSES = 160, 80  # limits that keep the page small
@@ -37,7 +34,7 @@ def write_data_page(inputs: DataInputs, out: Path) -> None:
 def build_data_page(inputs: DataInputs) -> SectionPage:
     """Turn counts into everything the template shows."""
     tags, objects = inputs.stats.tags, inputs.stats.objects
-    album = Album(SHEET_THUMBNAIL)
+    album = gallery.Album(SHEET_THUMBNAIL)
     has_objects = objects is not None and any(objects.objects)
     sections = [
         *(_object_sections(objects) if objects is not None and has_objects else ()),
@@ -60,32 +57,36 @@ def build_data_page(inputs: DataInputs) -> SectionPage:
 
 def _lede(stats: DataStats) -> str:
     tags, objects = stats.tags, stats.objects
-    names = f" ({listed(tags.classes, 8)})" if tags.classes else ""
-    words = f"{plural(tags.photos, 'photo')} tagged with {plural(len(tags.classes), 'class')}{names}."
+    names = f" ({fmt.listed(tags.classes, 8)})" if tags.classes else ""
+    words = f"{fmt.plural(tags.photos, 'photo')} tagged with {fmt.plural(len(tags.classes), 'class')}{names}."
     if objects is None:
         return f"{words} There are tags, but no boxes: objects are not counted here."
     if not any(objects.objects):
         return f"{words} The dataset can hold boxes, but has no object of these classes."
     total, missed = sum(objects.objects), sum(objects.missed)
     return (
-        f"{words} Their {plural(total, 'object')} make {plural(sum(objects.pairs), 'image-class pair')}: a method that "
-        f"takes one box per tag must miss {whole(missed)} of them."
+        f"{words} Their {fmt.plural(total, 'object')} make {fmt.plural(sum(objects.pairs), 'image-class pair')}: a "
+        f"method that takes one box per tag must miss {fmt.whole(missed)} of them."
     )
 
 
-def _facts(stats: DataStats) -> tuple[Fact, ...]:
+def _facts(stats: DataStats) -> tuple[fmt.Fact, ...]:
     tags, objects = stats.tags, stats.objects
     mean = sum(tags.per_class) / tags.photos if tags.photos else 0.0
     facts = [
-        Fact("Photos", whole(tags.photos), "", f"{whole(len(tags.untagged))} without tags"),
-        Fact("Classes", whole(len(tags.classes)), "", f"{whole(len(tags.unused))} without photos"),
-        Fact("Tags per photo", f"{mean:.2f}", "", f"{whole(sum(tags.per_class))} tags in all"),
+        fmt.Fact("Photos", fmt.whole(tags.photos), "", f"{fmt.whole(len(tags.untagged))} without tags"),
+        fmt.Fact("Classes", fmt.whole(len(tags.classes)), "", f"{fmt.whole(len(tags.unused))} without photos"),
+        fmt.Fact("Tags per photo", f"{mean:.2f}", "", f"{fmt.whole(sum(tags.per_class))} tags in all"),
     ]
     if objects is not None:
-        marked = f"{whole(sum(objects.difficult))} difficult and {plural(sum(objects.crowds), 'crowd')} not counted"
-        facts.append(Fact("Objects", whole(sum(objects.objects)), "", marked))
+        marked = (
+            f"{fmt.whole(sum(objects.difficult))} difficult and {fmt.plural(sum(objects.crowds), 'crowd')} not counted"
+        )
+        facts.append(fmt.Fact("Objects", fmt.whole(sum(objects.objects)), "", marked))
         if any(objects.objects):
-            facts.append(Fact("Missed", percent(objects.missed_share), "%", "of the objects, with one box per tag"))
+            facts.append(
+                fmt.Fact("Missed", fmt.percent(objects.missed_share), "%", "of the objects, with one box per tag")
+            )
     return tuple(facts)
 
 
@@ -141,7 +142,7 @@ def _together_section(tags: TagStats) -> Section:
 def _photo_section(inputs: DataInputs) -> Section:
     stats, faults = inputs.stats, inputs.left_out
     quoted = "; ".join(faults[:SHOWN_FAULTS])
-    words = f"Left out, {plural(len(faults), 'fault')} (`tag2box data check` lists them all): {quoted}"
+    words = f"Left out, {fmt.plural(len(faults), 'fault')} (`tag2box data check` lists them all): {quoted}"
     return Section(
         "photos",
         "Photos",
@@ -151,7 +152,7 @@ def _photo_section(inputs: DataInputs) -> Section:
     )
 
 
-def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: Album) -> list[Section]:
+def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: gallery.Album) -> list[Section]:
     """A contact sheet: a few photos per class, evenly spaced through the list."""
     order = dataset_figures.by_number(tags.per_class)[:SHEET_CLASSES]
     if not order:
@@ -159,15 +160,15 @@ def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: Album) -> list[S
     count = min(max(SHEET_PHOTOS // len(order), FEWEST), MOST)
     shelves = []
     for c in sorted(order):
-        rows = evenly_spaced(tagged.tags[:, c].nonzero().flatten().tolist(), count)
+        rows = records.evenly_spaced(tagged.tags[:, c].nonzero().flatten().tolist(), count)
         photos = [tagged.photos[i] for i in rows]
         shots = [(photo, album.add(photo.path)) for photo in photos]
         tiles = tuple(
-            Tile(shot, (), "", f"Photo {photo.id}, tagged {tags.classes[c]}") for photo, shot in shots if shot
+            gallery.Tile(shot, (), "", f"Photo {photo.id}, tagged {tags.classes[c]}") for photo, shot in shots if shot
         )
-        shelves.append(TileRow(tags.classes[c], plural(tags.per_class[c], "photo"), tiles))
+        shelves.append(TileRow(tags.classes[c], fmt.plural(tags.per_class[c], "photo"), tiles))
     left = len(dataset_figures.by_number(tags.per_class)) - len(order)
-    words = f"Up to {plural(count, 'photo')} per class, evenly spaced through the list: not picked by hand."
+    words = f"Up to {fmt.plural(count, 'photo')} per class, evenly spaced through the list: not picked by hand."
     words += f" The {left} rarest classes are not shown." if left else ""
     return [Section("sheet", "Photos of each class", words, shelves=tuple(shelves))]
 
@@ -179,7 +180,9 @@ def _table_section(stats: DataStats) -> Section:
     if objects is not None:
         heads += ["objects", "missed", "difficult", "crowds"]
         columns += [objects.objects, objects.missed, objects.difficult, objects.crowds]
-    rows = [TableRow(name, tuple(whole(column[c]) for column in columns)) for c, name in enumerate(tags.classes)]
-    total = TableRow("all", tuple(whole(sum(column)) for column in columns))
-    table = Table("Counts by class", tuple(heads), (*rows, total))
+    rows = [
+        fmt.TableRow(name, tuple(fmt.whole(column[c]) for column in columns)) for c, name in enumerate(tags.classes)
+    ]
+    total = fmt.TableRow("all", tuple(fmt.whole(sum(column)) for column in columns))
+    table = fmt.Table("Counts by class", tuple(heads), (*rows, total))
     return Section("counts", "All numbers", "Classes in the order of the dataset.", tables=(table,))

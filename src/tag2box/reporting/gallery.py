@@ -13,13 +13,9 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from tag2box.annotations import Detections, Objects, Truth
-from tag2box.data.images import photo_size, read_photo
-from tag2box.errors import UserError
+from tag2box import annotations, errors, images
 from tag2box.ops.boxes import areas, intersections, iou
-from tag2box.reporting.records import MOMENTS, Gallery, GalleryPhoto, ReportInputs, evenly_spaced, gallery_photos
-from tag2box.reporting.run_figures import NamedRun
-from tag2box.reporting.tables import plural
+from tag2box.reporting import formatting as fmt, records, run_figures
 
 THUMBNAIL = 480  # longest side of an embedded photo: sharp as a 320-pixel tile, useful when enlarged
 JPEG_QUALITY = 80
@@ -40,7 +36,7 @@ class BoxMatching:
         return ~(self.right | self.ignored)
 
 
-def match_boxes(found: Detections, objects: Objects, *, min_iou: float = 0.5) -> BoxMatching:
+def match_boxes(found: annotations.Detections, objects: annotations.Objects, *, min_iou: float = 0.5) -> BoxMatching:
     """Match detections, best score first: right if IoU >= ``min_iou`` with an unmatched object of the same class.
 
     Of several such objects the one with the largest IoU is matched. Difficult objects and crowds do not count: a
@@ -94,9 +90,9 @@ class Album:
 
     def _embed(self, path: Path) -> Shot | None:
         try:
-            width, height = photo_size(path)
-            photo = Image.fromarray(read_photo(path, (self._longest, self._longest)).permute(1, 2, 0).numpy())
-        except UserError:
+            width, height = images.photo_size(path)
+            photo = Image.fromarray(images.read_photo(path, (self._longest, self._longest)).permute(1, 2, 0).numpy())
+        except errors.UserError:
             return None
         photo.thumbnail((self._longest, self._longest), reducing_gap=2.0)
         buffer = BytesIO()
@@ -172,13 +168,19 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def detection_tile(
-    shot: Shot, found: Detections, objects: Objects | None, *, classes: Sequence[str], photo: str, min_score: float
+    shot: Shot,
+    found: annotations.Detections,
+    objects: annotations.Objects | None,
+    *,
+    classes: Sequence[str],
+    photo: str,
+    min_score: float,
 ) -> Tile:
     """Detections above ``min_score``: right, wrong and missed if ``objects`` are known, else plain boxes."""
     kept = found[found.scores >= min_score]
     kinds = ["plain"] * len(kept)
     boxes: list[DrawnBox] = []
-    caption = plural(len(kept), "detection")
+    caption = fmt.plural(len(kept), "detection")
     if objects is not None:
         matching = match_boxes(kept, objects)
         kinds = [
@@ -196,19 +198,24 @@ def detection_tile(
     return Tile(shot, tuple(boxes), caption, f"Photo {photo}: {caption}")
 
 
-def _missed_boxes(shot: Shot, objects: Objects, missed: Tensor, classes: Sequence[str]) -> list[DrawnBox]:
+def _missed_boxes(shot: Shot, objects: annotations.Objects, missed: Tensor, classes: Sequence[str]) -> list[DrawnBox]:
     rows = zip(objects.boxes[missed].tolist(), objects.labels[missed].tolist(), strict=True)
     return [draw_box(shot, corners, kind="missed", name=class_name(classes, label)) for corners, label in rows]
 
 
 def pseudo_tile(
-    shot: Shot, taught: GalleryPhoto, truth: Float[Tensor, "G 4"] | None, *, classes: Sequence[str], iteration: int
+    shot: Shot,
+    taught: records.GalleryPhoto,
+    truth: Float[Tensor, "G 4"] | None,
+    *,
+    classes: Sequence[str],
+    iteration: int,
 ) -> Tile:
     """Pseudo labels at one iteration of training, over the pale true boxes if these are known."""
     boxes = [draw_box(shot, corners, kind="truth") for corners in (truth.tolist() if truth is not None else [])]
     for corners, label, score in zip(taught.boxes, taught.labels, taught.scores, strict=True):
         boxes.append(draw_box(shot, corners, kind="pseudo", name=class_name(classes, label), score=score))
-    caption = f"iteration {iteration} · {plural(len(taught.boxes), 'box')}"
+    caption = f"iteration {iteration} · {fmt.plural(len(taught.boxes), 'box')}"
     return Tile(shot, tuple(boxes), caption, f"Photo {taught.id}, {caption} of pseudo ground truth")
 
 
@@ -232,20 +239,22 @@ class Comparison:
     columns: tuple[ComparisonColumn, ...]
 
 
-def list_test_photos(runs: Sequence[NamedRun], truth: Truth | None) -> tuple[str, ...]:
+def list_test_photos(runs: Sequence[run_figures.NamedRun], truth: annotations.Truth | None) -> tuple[str, ...]:
     """The test photos in the order of the truth or, without it, of the runs' detections."""
     if truth is not None:
         return truth.ids
     return tuple(dict.fromkeys(photo for run in runs for photo in run.record.test_detections or {}))
 
 
-def compare_detections(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
+def compare_detections(
+    runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: Album
+) -> tuple[Comparison, ...]:
     """Detections of every run on photos evenly spaced through the test list."""
     shown = [run for run in runs if run.record.test_detections is not None]
     ids = [photo for photo in list_test_photos(runs, inputs.test_truth) if photo in inputs.test_photos]
     objects = _objects(inputs.test_truth)
     out = []
-    for photo in evenly_spaced(ids, TEST_PHOTOS) if shown else ():
+    for photo in records.evenly_spaced(ids, TEST_PHOTOS) if shown else ():
         shot = album.add(inputs.test_photos[photo])
         if shot is not None:
             columns = (_detections(run, shot, photo, objects.get(photo), inputs=inputs) for run in shown)
@@ -254,20 +263,29 @@ def compare_detections(runs: Sequence[NamedRun], inputs: ReportInputs, album: Al
 
 
 def _detections(
-    run: NamedRun, shot: Shot, photo: str, objects: Objects | None, *, inputs: ReportInputs
+    run: run_figures.NamedRun,
+    shot: Shot,
+    photo: str,
+    objects: annotations.Objects | None,
+    *,
+    inputs: records.ReportInputs,
 ) -> ComparisonColumn:
-    found = (run.record.test_detections or {}).get(photo, Detections.empty())
+    found = (run.record.test_detections or {}).get(photo, annotations.Detections.empty())
     classes = inputs.test_truth.classes if inputs.test_truth else run.record.start.classes
     tile = detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=inputs.draw_score)
     return ComparisonColumn(run.name, run.css, (tile,))
 
 
-def compare_pseudo(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album) -> tuple[Comparison, ...]:
+def compare_pseudo(
+    runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: Album
+) -> tuple[Comparison, ...]:
     """Pseudo labels of every run on the same training photos, at up to four iterations."""
-    shown = [(run, evenly_spaced(run.record.galleries, MOMENTS)) for run in runs if run.record.galleries]
+    shown = [
+        (run, records.evenly_spaced(run.record.galleries, records.MOMENTS)) for run in runs if run.record.galleries
+    ]
     objects = _objects(inputs.train_truth)
     out = []
-    for photo in gallery_photos((moment for _, moments in shown for moment in moments), inputs.train_photos):
+    for photo in records.gallery_photos((moment for _, moments in shown for moment in moments), inputs.train_photos):
         shot = album.add(inputs.train_photos[photo])
         if shot is not None:
             columns = (_pseudo(run, shot, photo, moments, objects=objects.get(photo)) for run, moments in shown)
@@ -276,7 +294,12 @@ def compare_pseudo(runs: Sequence[NamedRun], inputs: ReportInputs, album: Album)
 
 
 def _pseudo(
-    run: NamedRun, shot: Shot, photo: str, moments: Sequence[Gallery], *, objects: Objects | None
+    run: run_figures.NamedRun,
+    shot: Shot,
+    photo: str,
+    moments: Sequence[records.Gallery],
+    *,
+    objects: annotations.Objects | None,
 ) -> ComparisonColumn:
     true_boxes = None if objects is None else objects.boxes
     classes = run.record.start.classes
@@ -288,14 +311,16 @@ def _pseudo(
     return ComparisonColumn(run.name, run.css, tuple(tiles))
 
 
-def _objects(truth: Truth | None) -> Mapping[str, Objects]:
+def _objects(truth: annotations.Truth | None) -> Mapping[str, annotations.Objects]:
     return dict(zip(truth.ids, truth.objects, strict=True)) if truth else {}
 
 
 # ---------------------------------------------------------------- picture files
 
 
-def draw_detections(image: UInt8[Tensor, "3 H W"], found: Detections, classes: Sequence[str]) -> Image.Image:
+def draw_detections(
+    image: UInt8[Tensor, "3 H W"], found: annotations.Detections, classes: Sequence[str]
+) -> Image.Image:
     """The photo with every detection as a coloured box, labelled with class and score."""
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
     pen = ImageDraw.Draw(picture)

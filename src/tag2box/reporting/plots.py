@@ -4,25 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tag2box.reporting.charts import (
-    BOTTOM,
-    GUTTER,
-    HEIGHT,
-    WIDTH,
-    Frame,
-    Key,
-    Line,
-    axes,
-    curve,
-    end_names,
-    escape,
-    hint,
-    name_margin,
-    nice_ticks,
-    shorten,
-    svg_tag,
-)
-from tag2box.reporting.tables import percent, whole
+from tag2box.reporting import charts, formatting as fmt
 
 ABOVE = 14.0  # space above the plot for the title of the y axis
 ROW, PLOT_THICK = 20.0, 14.0  # a row of shares, and the bar in it
@@ -42,38 +24,49 @@ class PlotColumn:
 
 def columns(bars: Sequence[PlotColumn], *, label: str, x_label: str, y_label: str) -> str:
     """Vertical bars of counts, as in a histogram."""
-    ticks = nice_ticks(0, max([b.value for b in bars], default=1.0) or 1.0)
-    frame = Frame(0.0, max(len(bars), 1), 0.0, ticks[-1], right=8.0)
-    body = axes(frame, (), ticks, x_label, y_label)
+    ticks = charts.nice_ticks(0, max([b.value for b in bars], default=1.0) or 1.0)
+    frame = charts.Frame(0.0, max(len(bars), 1), 0.0, ticks[-1], right=8.0)
+    body = charts.axes(frame, (), ticks, x_label, y_label)
     gap = 0.12 if len(bars) > 1 else 0.4
     for index, bar in enumerate(bars):
         left, right, top = frame.x(index + gap), frame.x(index + 1 - gap), frame.y(bar.value)
-        tip = hint(f"{bar.name}: {whole(bar.value)}")
-        body += svg_tag("rect", tip, class_="bar", x=left, y=top, width=right - left, height=max(frame.y(0) - top, 0.0))
+        tip = charts.hint(f"{bar.name}: {fmt.whole(bar.value)}")
+        body += charts.svg_tag(
+            "rect", tip, class_="bar", x=left, y=top, width=right - left, height=max(frame.y(0) - top, 0.0)
+        )
         middle = (left + right) / 2
-        body += svg_tag("text", escape(bar.name), class_="tick", x=middle, y=HEIGHT - BOTTOM + 14, text_anchor="middle")
-        body += svg_tag("text", short(bar.value), class_="bar-value", x=middle, y=top - 3, text_anchor="middle")
-    return _plot(svg_tag("g", body, class_="run-0"), label)
+        body += charts.svg_tag(
+            "text",
+            charts.escape(bar.name),
+            class_="tick",
+            x=middle,
+            y=charts.HEIGHT - charts.BOTTOM + 14,
+            text_anchor="middle",
+        )
+        body += charts.svg_tag("text", short(bar.value), class_="bar-value", x=middle, y=top - 3, text_anchor="middle")
+    return _plot(charts.svg_tag("g", body, class_="run-0"), label)
 
 
 def short(value: float) -> str:
     """A count that fits above a narrow bar: thousands become k."""
-    return f"{value / 1000:.3g}k" if value >= 10_000 else whole(value)
+    return f"{value / 1000:.3g}k" if value >= 10_000 else fmt.whole(value)
 
 
-def budget_chart(lines: Sequence[Line], *, label: str, x_label: str, y_label: str) -> str:
+def budget_chart(lines: Sequence[charts.Line], *, label: str, x_label: str, y_label: str) -> str:
     """Lines over a logarithmic axis that starts at 1; values in per cent."""
     top = max([x for line in lines for x, _ in line.points], default=10.0)
     decades = [10.0**k for k in range(math.ceil(math.log10(max(top, 10.0)) - 1e-9) + 1)]
-    frame = Frame(1.0, max(top, 10.0), 0.0, 100.0, right=name_margin([line.name for line in lines]), log=True)
-    body = axes(frame, [d for d in decades if d <= frame.x_high], (0, 25, 50, 75, 100), x_label, y_label)
-    body += "".join(curve(frame, line, x_label) for line in lines) + end_names(frame, lines)
+    frame = charts.Frame(
+        1.0, max(top, 10.0), 0.0, 100.0, right=charts.name_margin([line.name for line in lines]), log=True
+    )
+    body = charts.axes(frame, [d for d in decades if d <= frame.x_high], (0, 25, 50, 75, 100), x_label, y_label)
+    body += "".join(charts.curve(frame, line, x_label) for line in lines) + charts.end_names(frame, lines)
     return _plot(body, label)
 
 
 def _plot(body: str, label: str) -> str:
-    box = f"0 {-ABOVE:g} {WIDTH:g} {HEIGHT + ABOVE:g}"
-    return svg_tag("svg", body, class_="chart", viewBox=box, role="img", aria_label=label)
+    box = f"0 {-ABOVE:g} {charts.WIDTH:g} {charts.HEIGHT + ABOVE:g}"
+    return charts.svg_tag("svg", body, class_="chart", viewBox=box, role="img", aria_label=label)
 
 
 # ---------------------------------------------------------------- shares
@@ -88,30 +81,34 @@ class Shares:
     figure: str = ""
 
 
-def share_bars(rows: Sequence[Shares], keys: Sequence[Key], *, label: str) -> str:
+def share_bars(rows: Sequence[Shares], keys: Sequence[charts.Key], *, label: str) -> str:
     """Full-length bars divided into shares, one per row. A row without counts has no bar."""
     body = ""
     for index, row in enumerate(rows):
         top = index * ROW
-        name = escape(shorten(row.name, 14)) + hint(row.name)
-        body += svg_tag(
-            "text", name, class_="bar-label", x=f"{GUTTER - 1.5}%", y=top + PLOT_THICK - 3, text_anchor="end"
+        name = charts.escape(charts.shorten(row.name, 14)) + charts.hint(row.name)
+        body += charts.svg_tag(
+            "text", name, class_="bar-label", x=f"{charts.GUTTER - 1.5}%", y=top + PLOT_THICK - 3, text_anchor="end"
         )
         body += _share_row(row, keys, top)
-        body += svg_tag(
-            "text", escape(row.figure), class_="bar-value", x=f"{GUTTER + PLOT_ROOM + 1.2}%", y=top + PLOT_THICK - 3
+        body += charts.svg_tag(
+            "text",
+            charts.escape(row.figure),
+            class_="bar-value",
+            x=f"{charts.GUTTER + PLOT_ROOM + 1.2}%",
+            y=top + PLOT_THICK - 3,
         )
     height = max(len(rows), 1) * ROW
-    return svg_tag("svg", body, class_="chart bars", width="100%", height=height, role="img", aria_label=label)
+    return charts.svg_tag("svg", body, class_="chart bars", width="100%", height=height, role="img", aria_label=label)
 
 
-def _share_row(row: Shares, keys: Sequence[Key], top: float) -> str:
-    total, left, body = sum(row.counts), GUTTER, ""
+def _share_row(row: Shares, keys: Sequence[charts.Key], top: float) -> str:
+    total, left, body = sum(row.counts), charts.GUTTER, ""
     for key, count in zip(keys, row.counts, strict=True):
         if count:
             width = PLOT_ROOM * count / total
-            tip = hint(f"{row.name}, {key.name}: {whole(count)} ({percent(count / total)} %)")
-            body += svg_tag(
+            tip = charts.hint(f"{row.name}, {key.name}: {fmt.whole(count)} ({fmt.percent(count / total)} %)")
+            body += charts.svg_tag(
                 "rect",
                 tip,
                 class_=f"share {key.css}",
@@ -159,20 +156,22 @@ def _coordinates(bubbles: Sequence[Bubble]) -> tuple[list[float], list[float]]:
 
 def bubble_chart(bubbles: Sequence[Bubble], *, label: str, x_label: str, y_label: str) -> str:
     """Bubbles over two lengths, with a dashed diagonal."""
-    ticks = [nice_ticks(0, max(values, default=1.0) or 1.0) for values in _coordinates(bubbles)]
-    frame = Frame(0.0, ticks[0][-1], 0.0, ticks[1][-1], right=14.0)
-    body = axes(frame, ticks[0], ticks[1], x_label, y_label)
+    ticks = [charts.nice_ticks(0, max(values, default=1.0) or 1.0) for values in _coordinates(bubbles)]
+    frame = charts.Frame(0.0, ticks[0][-1], 0.0, ticks[1][-1], right=14.0)
+    body = charts.axes(frame, ticks[0], ticks[1], x_label, y_label)
     end = min(frame.x_high, frame.y_high)
-    diagonal = svg_tag("line", hint("square"), x1=frame.x(0), y1=frame.y(0), x2=frame.x(end), y2=frame.y(end))
-    body += svg_tag("g", diagonal, class_="reference")
+    diagonal = charts.svg_tag(
+        "line", charts.hint("square"), x1=frame.x(0), y1=frame.y(0), x2=frame.x(end), y2=frame.y(end)
+    )
+    body += charts.svg_tag("g", diagonal, class_="reference")
     most = max((b.count for b in bubbles), default=1)
     reach = 9.0 if len(bubbles) <= CROWD else 3.5  # radius of the largest
     for b in sorted(bubbles, key=lambda b: -b.count):  # small ones on top, so that the pointer can reach them
-        tip = hint(f"{b.x:.0f} x {b.y:.0f}: {whole(b.count)}")
-        body += svg_tag(
+        tip = charts.hint(f"{b.x:.0f} x {b.y:.0f}: {fmt.whole(b.count)}")
+        body += charts.svg_tag(
             "circle", tip, class_="bubble", cx=frame.x(b.x), cy=frame.y(b.y), r=1.5 + reach * (b.count / most) ** 0.5
         )
-    return _plot(svg_tag("g", body, class_="run-0"), label)
+    return _plot(charts.svg_tag("g", body, class_="run-0"), label)
 
 
 # ---------------------------------------------------------------- matrix
@@ -188,18 +187,18 @@ def matrix(
     side, head = 7.2 * font, 5.6 * font
     body = ""
     for i, name in enumerate(names):
-        words, at = escape(shorten(name, 14)), (i + 0.5) * cell
+        words, at = charts.escape(charts.shorten(name, 14)), (i + 0.5) * cell
         style = f"font-size:{font:g}px"
-        body += svg_tag(
+        body += charts.svg_tag(
             "text", words, style=style, class_="cell-name", x=side - 5, y=head + at + 3.5, text_anchor="end"
         )
         turn = f"translate({side + at + 3:.1f} {head - 5:.1f}) rotate(-50)"
-        body += svg_tag("text", words, style=style, class_="cell-name", transform=turn)
+        body += charts.svg_tag("text", words, style=style, class_="cell-name", transform=turn)
         body += _matrix_row(i, values[i], side=side, top=head + i * cell, cell=cell, tip=tip)
     width, height = side + count * cell + 5.0 * font, head + count * cell + 4
     size = f"max-width:{1.0 * width:.0f}px"
     box = f"0 0 {width:.1f} {height:.1f}"
-    return svg_tag("svg", body, class_="chart matrix", viewBox=box, style=size, role="img", aria_label=label)
+    return charts.svg_tag("svg", body, class_="chart matrix", viewBox=box, style=size, role="img", aria_label=label)
 
 
 def _matrix_row(
@@ -208,16 +207,16 @@ def _matrix_row(
     body, count = "", len(values)
     for column, value in enumerate(values):
         left = side + column * cell
-        words = hint(tip(row, column)) if count <= MATRIX_NAMED else ""
+        words = charts.hint(tip(row, column)) if count <= MATRIX_NAMED else ""
         css = "heat alone" if row == column else "heat"
         shade = 0.06 + 0.94 * value**0.7 if value else 0.0
         if value or count <= MATRIX_NAMED:
-            body += svg_tag(
+            body += charts.svg_tag(
                 "rect", words, class_=css, fill_opacity=shade, x=left, y=top, width=cell - 1, height=cell - 1
             )
         if value and count <= NUMBERED:
             middle, css = left + (cell - 1) / 2, "cell over" if shade > 0.55 else "cell"
-            body += svg_tag(
+            body += charts.svg_tag(
                 "text", f"{100 * value:.0f}", class_=css, x=middle, y=top + cell / 2 + 3.5, text_anchor="middle"
             )
     return body

@@ -10,11 +10,8 @@ from markupsafe import Markup
 from tag2box.annotations import Objects, Photo
 from tag2box.data.stats import SIZE_EDGES
 from tag2box.proposals.recall import Miss, RecallCurves
-from tag2box.reporting.charts import Bars, Key, Line, grouped_bars
-from tag2box.reporting.gallery import Album, Shot, Tile, class_name, draw_box
-from tag2box.reporting.plots import budget_chart
+from tag2box.reporting import charts, formatting as fmt, gallery, plots
 from tag2box.reporting.sections import Figure, Section, SectionPage, TileRow, write_page
-from tag2box.reporting.tables import Fact, Table, TableRow, format_number, listed, percent, plural, whole
 
 RECALL_COLOURS = 6  # CSS classes run-0 .. run-5
 COMPARED = 100  # boxes per photo at which sources are also compared, if they have more
@@ -61,9 +58,9 @@ class RecallInputs:
     sources: tuple[RecallSource, ...]
     worst: tuple[WorstPhoto, ...] = ()
 
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[charts.Key, ...]:
         """Legend: names of the sources with their colours."""
-        return tuple(Key(source.name, f"run-{i % RECALL_COLOURS}") for i, source in enumerate(self.sources))
+        return tuple(charts.Key(source.name, f"run-{i % RECALL_COLOURS}") for i, source in enumerate(self.sources))
 
 
 def write_recall_page(inputs: RecallInputs, out: Path) -> None:
@@ -73,7 +70,7 @@ def write_recall_page(inputs: RecallInputs, out: Path) -> None:
 
 def build_recall_page(inputs: RecallInputs) -> SectionPage:
     """Turn recall figures into everything the template shows."""
-    album = Album()
+    album = gallery.Album()
     sections = (_curve_section(inputs), _source_section(inputs), _size_section(inputs), _class_section(inputs))
     return SectionPage(
         kicker="tag2box proposals",
@@ -88,26 +85,26 @@ def build_recall_page(inputs: RecallInputs) -> SectionPage:
 
 def _lede(inputs: RecallInputs) -> str:
     first = inputs.sources[0].reach
-    names = listed(tuple(source.name for source in inputs.sources))
+    names = fmt.listed(tuple(source.name for source in inputs.sources))
     return (
         f"A detector trained on tags selects among proposals: it cannot find an object that no box fits. Measured on "
-        f"{plural(first.photos, 'photo')} with {plural(int(first.objects.sum()), 'object')}: {names}."
+        f"{fmt.plural(first.photos, 'photo')} with {fmt.plural(int(first.objects.sum()), 'object')}: {names}."
     )
 
 
-def _facts(inputs: RecallInputs) -> tuple[Fact, ...]:
+def _facts(inputs: RecallInputs) -> tuple[fmt.Fact, ...]:
     best = max(inputs.sources, key=lambda source: float(source.reach.recall()[0, -1]))
     recall, overlap = best.reach.recall()[:, -1].tolist(), float(best.reach.best_overlap()[-1])
     whose = f"{best.name}, " if len(inputs.sources) > 1 else ""
     facts = [
-        Fact(f"Recall at IoU {t:g}", percent(share), "%", f"{whose}all boxes")
+        fmt.Fact(f"Recall at IoU {t:g}", fmt.percent(share), "%", f"{whose}all boxes")
         for t, share in zip(best.reach.thresholds, recall, strict=True)
     ]
-    per_photo = format_number(float(best.reach.boxes_per_photo()[-1]))
+    per_photo = fmt.format_number(float(best.reach.boxes_per_photo()[-1]))
     return (
         *facts,
-        Fact("Mean best overlap", percent(overlap), "%", f"{whose}all boxes"),
-        Fact("Boxes per photo", per_photo, "", f"{whose}at most {whole(best.reach.most)}"),
+        fmt.Fact("Mean best overlap", fmt.percent(overlap), "%", f"{whose}all boxes"),
+        fmt.Fact("Boxes per photo", per_photo, "", f"{whose}at most {fmt.whole(best.reach.most)}"),
     )
 
 
@@ -141,8 +138,8 @@ def _curve_figure(
         reach = source.reach
         below = [(float(n), 100 * v) for n, v in zip(reach.budgets, row, strict=False) if n < reach.most]
         points = (*below, (float(reach.most), 100 * row[-1])) if reach.most else ()
-        lines.append(Line(key.name if several else "all boxes", key.css, points))
-    chart = budget_chart(lines, label=title, x_label="boxes per photo", y_label="per cent")
+        lines.append(charts.Line(key.name if several else "all boxes", key.css, points))
+    chart = plots.budget_chart(lines, label=title, x_label="boxes per photo", y_label="per cent")
     few = max((n for n in inputs.sources[0].reach.budgets if n <= COMPARED), default=0)
     reading = _compare(inputs, [row[-1] for row in values], "All boxes", gain)
     if few and any(source.reach.most > few for source in inputs.sources):
@@ -156,13 +153,13 @@ def _compare(inputs: RecallInputs, shares: Sequence[float], subject: str, gain: 
     order = sorted(range(len(shares)), key=lambda i: (-shares[i], i))
     best, last = order[0], order[-1]
     if best == last:
-        return f"{subject}: {percent(shares[0])} % {gain}."
-    if percent(shares[best]) == percent(shares[last]):
-        return f"{subject}: {percent(shares[best])} % {gain}, whatever the source."
+        return f"{subject}: {fmt.percent(shares[0])} % {gain}."
+    if fmt.percent(shares[best]) == fmt.percent(shares[last]):
+        return f"{subject}: {fmt.percent(shares[best])} % {gain}, whatever the source."
     names = [source.name for source in inputs.sources]
     return (
-        f"{subject}: {percent(shares[best])} % {gain} with {names[best]}, the best, and {percent(shares[last])} % with "
-        f"{names[last]}, the last."
+        f"{subject}: {fmt.percent(shares[best])} % {gain} with {names[best]}, the best, and "
+        f"{fmt.percent(shares[last])} % with {names[last]}, the last."
     )
 
 
@@ -179,12 +176,14 @@ def _size_section(inputs: RecallInputs) -> Section:
 def _size_figure(inputs: RecallInputs, row: int, threshold: float) -> Figure:
     shares = [source.reach.recall_by_size()[row].tolist() for source in inputs.sources]
     counts = inputs.sources[0].reach.objects.sum(0).tolist()
-    groups = [Bars(size, tuple(share[b] for share in shares)) for b, size in enumerate(("small", "medium", "large"))]
+    groups = [
+        charts.Bars(size, tuple(share[b] for share in shares)) for b, size in enumerate(("small", "medium", "large"))
+    ]
     label = f"Recall at IoU {threshold:g} by object size"
-    chart = grouped_bars(groups, inputs.keys(), label=label)
+    chart = charts.grouped_bars(groups, inputs.keys(), label=label)
     best = max(range(len(shares)), key=lambda i: float(inputs.sources[i].reach.recall()[row, -1]))
     parts = [
-        f"{percent(shares[best][b])} % of {whole(counts[b])} {name.split(':')[0]}"
+        f"{fmt.percent(shares[best][b])} % of {fmt.whole(counts[b])} {name.split(':')[0]}"
         for b, name in enumerate(SIZES)
         if counts[b]
     ]
@@ -193,7 +192,7 @@ def _size_figure(inputs: RecallInputs, row: int, threshold: float) -> Figure:
         f"Recall at IoU {threshold:g}",
         f"per cent of the objects; {'; '.join(SIZES)}",
         (Markup(chart),),
-        f"{whose} {listed(tuple(parts))} objects.",
+        f"{whose} {fmt.listed(tuple(parts))} objects.",
         inputs.keys() if len(shares) > 1 else (),
     )
 
@@ -206,9 +205,9 @@ def _class_section(inputs: RecallInputs) -> Section:
     by_class = [torch.cat([r.recall_by_class(), r.best_overlap_by_class()[None]]) for r in reaches]  # (T + 1, C) each
     rows = []
     for c, name in enumerate(inputs.classes):
-        cells = [percent(float(table[row, c])) for row in range(len(measures)) for table in by_class]
-        rows.append(TableRow(name, (whole(int(reaches[0].objects[c].sum())), *cells)))
-    table = Table("Each class, in per cent, with all boxes", ("objects", *heads), tuple(rows))
+        cells = [fmt.percent(float(table[row, c])) for row in range(len(measures)) for table in by_class]
+        rows.append(fmt.TableRow(name, (fmt.whole(int(reaches[0].objects[c].sum())), *cells)))
+    table = fmt.Table("Each class, in per cent, with all boxes", ("objects", *heads), tuple(rows))
     return Section("classes", "Recall by class", _class_words(inputs), tables=(table,))
 
 
@@ -218,7 +217,7 @@ def _class_words(inputs: RecallInputs) -> str:
     worst = sorted((c for c in range(len(shares)) if shares[c] < 1), key=lambda c: (shares[c], c))[:3]
     if not worst:
         return f"At IoU {reach.thresholds[0]:g}, {name} reaches every object of every class."
-    hardest = listed(tuple(f"{inputs.classes[c]} ({percent(shares[c])} %)" for c in worst))
+    hardest = fmt.listed(tuple(f"{inputs.classes[c]} ({fmt.percent(shares[c])} %)" for c in worst))
     return f"Hardest to reach at IoU {reach.thresholds[0]:g} for {name}: {hardest}."
 
 
@@ -226,23 +225,23 @@ def _source_section(inputs: RecallInputs) -> Section:
     rows = []
     for source in inputs.sources:
         order = "by score" if source.reach.ranked else "as stored"
-        per_photo = format_number(float(source.reach.boxes_per_photo()[-1]))
-        rows.append(TableRow(source.name, (per_photo, whole(source.reach.most), order, source.origin)))
-    table = Table("Proposal sources", ("boxes per photo", "most", "order", "origin"), tuple(rows))
+        per_photo = fmt.format_number(float(source.reach.boxes_per_photo()[-1]))
+        rows.append(fmt.TableRow(source.name, (per_photo, fmt.whole(source.reach.most), order, source.origin)))
+    table = fmt.Table("Proposal sources", ("boxes per photo", "most", "order", "origin"), tuple(rows))
     warnings = tuple(
-        f"{source.name} has no boxes for {plural(len(source.missing), 'photo')}: {listed(source.missing, LISTED)}. "
-        "All sources were measured without these."
+        f"{source.name} has no boxes for {fmt.plural(len(source.missing), 'photo')}: "
+        f"{fmt.listed(source.missing, LISTED)}. All sources were measured without these."
         for source in inputs.sources
         if source.missing
     )
-    words = f"Measured on {plural(inputs.sources[0].reach.photos, 'photo')}, the same for every source."
+    words = f"Measured on {fmt.plural(inputs.sources[0].reach.photos, 'photo')}, the same for every source."
     return Section("sources", "Sources", words, tables=(table,), prose=True, warnings=warnings)
 
 
 # ---------------------------------------------------------------- the worst photos
 
 
-def _worst_section(inputs: RecallInputs, album: Album) -> list[Section]:
+def _worst_section(inputs: RecallInputs, album: gallery.Album) -> list[Section]:
     shots = [(worst, album.add(worst.photo.path)) for worst in inputs.worst]
     shown = [(worst, shot) for worst, shot in shots if shot]
     if not shown:
@@ -262,19 +261,19 @@ def _worst_section(inputs: RecallInputs, album: Album) -> list[Section]:
     return [Section("worst", "The worst photos", words, boxes=boxes, shelves=tuple(shelves))]
 
 
-def _tile(inputs: RecallInputs, worst: WorstPhoto, index: int, shot: Shot) -> Tile:
+def _tile(inputs: RecallInputs, worst: WorstPhoto, index: int, shot: gallery.Shot) -> gallery.Tile:
     missed, name = worst.missed[index], inputs.sources[index].name
     corners, labels = worst.objects.boxes.tolist(), worst.objects.labels.tolist()
     gone = {miss.row for miss in missed.misses}
     counted = (~(worst.objects.difficult | worst.objects.crowd)).nonzero().flatten().tolist()
-    boxes = [draw_box(shot, corners[row], kind="truth") for row in counted if row not in gone]
+    boxes = [gallery.draw_box(shot, corners[row], kind="truth") for row in counted if row not in gone]
     for miss, best in zip(missed.misses, missed.best, strict=True):
-        what = class_name(inputs.classes, labels[miss.row])
-        drawn = [draw_box(shot, corners[miss.row], kind="missed", name=what)]
+        what = gallery.class_name(inputs.classes, labels[miss.row])
+        drawn = [gallery.draw_box(shot, corners[miss.row], kind="missed", name=what)]
         if best is not None:
-            box = draw_box(shot, best, kind="pseudo", name=f"{miss.overlap:.2f}")
+            box = gallery.draw_box(shot, best, kind="pseudo", name=f"{miss.overlap:.2f}")
             drawn.append(replace(box, hint=f"best box for {what}: overlap {miss.overlap:.2f}"))
         boxes += drawn if len(gone) <= LABELLED else [replace(box, label="") for box in drawn]
-    caption = f"{len(gone)} of {plural(len(counted), 'object')} out of reach"
+    caption = f"{len(gone)} of {fmt.plural(len(counted), 'object')} out of reach"
     caption = f"{name if len(inputs.sources) > 1 else worst.photo.id}: {caption}"
-    return Tile(shot, tuple(boxes), caption, f"Photo {worst.photo.id}, {caption}")
+    return gallery.Tile(shot, tuple(boxes), caption, f"Photo {worst.photo.id}, {caption}")

@@ -8,9 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tag2box.annotations import Detections, Truth
+from tag2box import annotations, io
 from tag2box.errors import UserError
-from tag2box.io import read_json
 
 
 def _numbers_only(value: object) -> object:
@@ -172,7 +171,7 @@ class RunRecord:
     resumed_at: tuple[int, ...] = ()
     end: EndInfo | None = None
     metrics: Metrics = Metrics()
-    test_detections: Mapping[str, Detections] | None = None
+    test_detections: Mapping[str, annotations.Detections] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +192,8 @@ class ReportInputs:
     commands: Sequence[str] = ()
     train_photos: Mapping[str, Path] = field(default_factory=dict)
     test_photos: Mapping[str, Path] = field(default_factory=dict)
-    train_truth: Truth | None = None
-    test_truth: Truth | None = None
+    train_truth: annotations.Truth | None = None
+    test_truth: annotations.Truth | None = None
     proposal_recall: Mapping[str, ProposalRecall] = field(default_factory=dict)  # by split
     draw_score: float = 0.5  # test detections below this score are not drawn
 
@@ -225,7 +224,7 @@ def gallery_photos(galleries: Iterable[Gallery], available: Container[str]) -> t
 Record = TypeVar("Record")
 
 
-def read_run(folder: Path, *, test_detections: Mapping[str, Detections] | None = None) -> RunRecord:
+def read_run(folder: Path, *, test_detections: Mapping[str, annotations.Detections] | None = None) -> RunRecord:
     """Read a run folder; missing files leave their part empty."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; expected one written by training, check the path")
@@ -244,7 +243,7 @@ def read_run(folder: Path, *, test_detections: Mapping[str, Detections] | None =
         galleries=_by_iteration(log.galleries),
         resumed_at=tuple(log.resumed_at),
         end=log.end,
-        metrics=_parse(Metrics, read_json(metrics, "the figures of an evaluation"), str(metrics))
+        metrics=_parse(Metrics, io.read_json(metrics, "the figures of an evaluation"), str(metrics))
         if metrics.exists()
         else Metrics(),
         test_detections=test_detections,

@@ -6,14 +6,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tag2box.errors import UserError
-from tag2box.io import write_text
-from tag2box.reporting import run_figures
-from tag2box.reporting.gallery import Album, Comparison, Tile, compare_detections, compare_pseudo, list_test_photos
+from tag2box import errors, io
+from tag2box.reporting import formatting as fmt, gallery, run_figures, sections
 from tag2box.reporting.records import ReportInputs, RunRecord, evenly_spaced
 from tag2box.reporting.run_figures import Chart, NamedRun
-from tag2box.reporting.sections import fill_template
-from tag2box.reporting.tables import Table, count_word, known, listed, plural, points
 
 STRIP_PHOTOS = 6
 OTHER_COLOURS = 5  # CSS classes run-1 .. run-5; the last run is always run-0
@@ -36,8 +32,8 @@ class Results:
     challenges: Markup
     ap_chart: Markup
     corloc_chart: Markup
-    by_class: Table | None
-    figures: Table | None
+    by_class: fmt.Table | None
+    figures: fmt.Table | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +50,13 @@ class Training:
 class Pictures:
     """The galleries, and how their photos were chosen."""
 
-    strip: tuple[Tile, ...]
+    strip: tuple[gallery.Tile, ...]
     strip_run: str
-    detections: tuple[Comparison, ...]
+    detections: tuple[gallery.Comparison, ...]
     test_photos: int
     draw_score: float
     judged: bool  # the truth of the test photos is known, so boxes are right or wrong
-    pseudo: tuple[Comparison, ...]
+    pseudo: tuple[gallery.Comparison, ...]
     true_boxes: bool  # the truth of the training photos is drawn
     style: Markup
     unreadable: tuple[str, ...]
@@ -72,7 +68,7 @@ class ReachSection:
 
     splits: tuple[str, ...]
     chart: Markup
-    table: Table | None
+    table: fmt.Table | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +81,24 @@ class ReportPage:
     results: Results
     training: Training
     reach: ReachSection
-    about: tuple[Table, ...]
+    about: tuple[fmt.Table, ...]
     commands: tuple[str, ...]
 
 
 def write_report(inputs: ReportInputs, out: Path) -> None:
     """Write the report of one or more runs as one self-contained HTML file."""
-    write_text(out, render_report(build_report(inputs)))
+    io.write_text(out, render_report(build_report(inputs)))
 
 
 def render_report(page: ReportPage) -> str:
     """The report as HTML."""
-    return fill_template("report.html.j2", page)
+    return sections.fill_template("report.html.j2", page)
 
 
 def build_report(inputs: ReportInputs) -> ReportPage:
     """Turn records into everything the template shows."""
     if not inputs.runs:
-        raise UserError("report: no run given; expected at least one run folder, train one first")
+        raise errors.UserError("report: no run given; expected at least one run folder, train one first")
     runs = name_runs(inputs.runs)
     splits = tuple(inputs.proposal_recall.items())
     about = (run_figures.facts_table(runs), run_figures.machine_table(runs), run_figures.versions_table(runs))
@@ -132,14 +128,14 @@ def name_runs(records: Sequence[RunRecord]) -> tuple[NamedRun, ...]:
 
 
 def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs) -> Pictures:
-    album = Album()
-    detections = compare_detections(runs, inputs, album)
-    pseudo = compare_pseudo(runs, inputs, album)
+    album = gallery.Album()
+    detections = gallery.compare_detections(runs, inputs, album)
+    pseudo = gallery.compare_pseudo(runs, inputs, album)
     return Pictures(
         strip=evenly_spaced([tile for photo in detections for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
         strip_run=detections[0].columns[-1].name if detections else "",
         detections=detections,
-        test_photos=len(list_test_photos(runs, inputs.test_truth)),
+        test_photos=len(gallery.list_test_photos(runs, inputs.test_truth)),
         draw_score=inputs.draw_score,
         judged=inputs.test_truth is not None,
         pseudo=pseudo,
@@ -164,7 +160,7 @@ def _training(runs: Sequence[NamedRun], inputs: ReportInputs) -> Training:
     true_numbers = (run.record.metrics.truth_boxes_per_class for run in runs)
     return Training(
         losses=run_figures.loss_charts(runs),
-        counts=run_figures.count_charts(runs, next((value for value in true_numbers if known(value)), None)),
+        counts=run_figures.count_charts(runs, next((value for value in true_numbers if fmt.known(value)), None)),
         thresholds=run_figures.threshold_charts(runs),
         class_counts=Markup(run_figures.class_count_chart(runs, inputs.train_truth)),
     )
@@ -172,13 +168,13 @@ def _training(runs: Sequence[NamedRun], inputs: ReportInputs) -> Training:
 
 def _lede(runs: Sequence[NamedRun], inputs: ReportInputs) -> str:
     start = runs[-1].record.start
-    subject = f"{count_word(len(runs))} detectors" if len(runs) > 1 else runs[0].name
-    taught = f" {plural(len(start.classes), 'class')} ({listed(start.classes)})" if start.classes else ""
-    photos = f"{plural(start.train_photos, 'photo')} and their" if start.train_photos else "photos and their"
+    subject = f"{fmt.count_word(len(runs))} detectors" if len(runs) > 1 else runs[0].name
+    taught = f" {fmt.plural(len(start.classes), 'class')} ({fmt.listed(start.classes)})" if start.classes else ""
+    photos = f"{fmt.plural(start.train_photos, 'photo')} and their" if start.train_photos else "photos and their"
     words = f"{subject} learned{taught} from {photos} image-level tags alone: no box was ever shown in training."
     if inputs.test_truth is not None:
         objects = sum(int((~(o.difficult | o.crowd)).sum()) for o in inputs.test_truth.objects)
-        words += f" Tested on {plural(len(inputs.test_truth), 'test photo')} with {plural(objects, 'object')}."
+        words += f" Tested on {fmt.plural(len(inputs.test_truth), 'test photo')} with {fmt.plural(objects, 'object')}."
     return f"{words} {_seeds(runs)}".rstrip()
 
 
@@ -194,9 +190,9 @@ def _seeds(runs: Sequence[NamedRun]) -> str:
 
 def _verdict(runs: Sequence[NamedRun]) -> str:
     first, last = runs[0].record.metrics.ap, runs[-1].record.metrics.ap
-    if len(runs) < 2 or first is None or last is None or not (known(first.mean) and known(last.mean)):
+    if len(runs) < 2 or first is None or last is None or not (fmt.known(first.mean) and fmt.known(last.mean)):
         return ""
-    difference = points(last.mean, first.mean)
+    difference = fmt.points(last.mean, first.mean)
     if difference.startswith("±"):
         return f"{runs[-1].name} and {runs[0].name} reach the same mAP50."
     side = "above" if difference.startswith("+") else "below"

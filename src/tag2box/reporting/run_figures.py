@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from tag2box.annotations import Truth
+from tag2box.reporting import formatting as fmt, records
 from tag2box.reporting.charts import (
     Bars,
     Key,
@@ -20,18 +21,6 @@ from tag2box.reporting.charts import (
     line_chart,
     stacked_bars,
 )
-from tag2box.reporting.records import Challenges, ClassRecord, Metrics, ProposalRecall, RunRecord
-from tag2box.reporting.tables import (
-    UNKNOWN,
-    Table,
-    TableRow,
-    duration,
-    format_number,
-    known,
-    percent,
-    points,
-    whole,
-)
 
 LOSSES = {
     "total": "all terms, weighted as in training",
@@ -42,7 +31,7 @@ LOSSES = {
     "spatial": "similarity of the features around the top box",
     "attention": "consistency of the attention between views of a photo",
 }
-CHALLENGE_KEYS = tuple(field.name for field in fields(Challenges))
+CHALLENGE_KEYS = tuple(field.name for field in fields(records.Challenges))
 MAX_POINTS = 240  # per line: more than a chart has pixels for
 
 
@@ -61,7 +50,7 @@ class NamedRun:
 
     name: str
     css: str
-    record: RunRecord
+    record: records.RunRecord
 
 
 # ---------------------------------------------------------------- curves over training
@@ -87,7 +76,9 @@ def smooth(line: Points) -> Points:
 
 def loss_charts(runs: Sequence[NamedRun]) -> tuple[Chart, ...]:
     """One small chart per loss, with a line per run."""
-    present = {name for run in runs for step in run.record.steps for name, value in step.losses.items() if known(value)}
+    present = {
+        name for run in runs for step in run.record.steps for name, value in step.losses.items() if fmt.known(value)
+    }
     ordered = [name for name in LOSSES if name in present] + sorted(present - set(LOSSES))
     charts = []
     for name in ordered:
@@ -174,10 +165,10 @@ def class_count_chart(runs: Sequence[NamedRun], truth: Truth | None) -> str:
     groups = [Bars(n, tuple(table.get(n) for table in last), true.get(n)) for n in names]
     top = max([v for g in groups for v in (*g.values, g.mark) if v is not None and math.isfinite(v)], default=1.0)
     label = "Pseudo boxes per class at the end of training"
-    return grouped_bars(groups, _keys(runs), label=label, limit=top or 1.0, show=format_number)
+    return grouped_bars(groups, _keys(runs), label=label, limit=top or 1.0, show=fmt.format_number)
 
 
-def class_chart(scores: Sequence[ClassRecord | None], runs: Sequence[NamedRun], label: str) -> str:
+def class_chart(scores: Sequence[records.ClassRecord | None], runs: Sequence[NamedRun], label: str) -> str:
     """Bars of a per-class score, one per run; empty if no run has it."""
     names = tuple(dict.fromkeys(n for s in scores if s for n in s.per_class))
     if not names:
@@ -191,13 +182,13 @@ def challenge_chart(runs: Sequence[NamedRun]) -> str:
     stacks = []
     for run in runs:
         got = run.record.metrics.challenges
-        if got and known(got.found):
+        if got and fmt.known(got.found):
             shares = (got.found, got.part, got.grouped, got.missed, got.other)
             stacks.append(Stack(run.name, tuple(share or 0.0 for share in shares)))
     return stacked_bars(stacks, CHALLENGE_KEYS, label="Outcomes of the objects of the test photos") if stacks else ""
 
 
-def recall_chart(splits: Sequence[tuple[str, ProposalRecall]]) -> str:
+def recall_chart(splits: Sequence[tuple[str, records.ProposalRecall]]) -> str:
     """Recall of the proposals at each IoU, one bar per split."""
     overlaps = sorted({overlap for _, split in splits for overlap in split.recall})
     groups = [Bars(f"IoU ≥ {o}", tuple(split.recall.get(o) for _, split in splits)) for o in overlaps]
@@ -234,14 +225,14 @@ class Headline:
 
 def headlines(runs: Sequence[NamedRun]) -> tuple[Headline, ...]:
     """mAP50 on the test photos and CorLoc on the training photos, each with its difference from the first run."""
-    measures: tuple[tuple[str, str, list[ClassRecord | None]], ...] = (
+    measures: tuple[tuple[str, str, list[records.ClassRecord | None]], ...] = (
         ("mAP50", "test photos: are the boxes right, and ranked right?", [r.record.metrics.ap for r in runs]),
         ("CorLoc", "training photos: is the top box of each tag right?", [r.record.metrics.corloc for r in runs]),
     )
     out = []
     for name, note, scores in measures:
         means = [s.mean if s else None for s in scores]
-        if any(known(mean) for mean in means):
+        if any(fmt.known(mean) for mean in means):
             out.append(Headline(name, note, _scores(runs, means)))
     return tuple(out)
 
@@ -251,22 +242,22 @@ def _scores(runs: Sequence[NamedRun], means: Sequence[float | None]) -> tuple[Ru
     out = []
     for index, (run, mean) in enumerate(zip(runs, means, strict=True)):
         compared = index > 0 and mean is not None and first is not None
-        difference = points(mean, first) if compared else ""
-        out.append(RunScore(run.name, run.css, percent(mean), difference, difference.startswith("+")))
+        difference = fmt.points(mean, first) if compared else ""
+        out.append(RunScore(run.name, run.css, fmt.percent(mean), difference, difference.startswith("+")))
     return tuple(out)
 
 
-def figures_table(runs: Sequence[NamedRun]) -> Table | None:
+def figures_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """Every mean score of the evaluation, one row per score."""
     named: dict[str, list[float | None]] = {}
     for index, run in enumerate(runs):
         for name, value in _figures(run.record.metrics).items():
             named.setdefault(name, [None] * len(runs))[index] = value
-    rows = tuple(TableRow(name, _compared(values)) for name, values in named.items() if any(map(known, values)))
-    return Table("All figures, in per cent", _heads(runs), rows) if rows else None
+    rows = tuple(fmt.TableRow(name, _compared(values)) for name, values in named.items() if any(map(fmt.known, values)))
+    return fmt.Table("All figures, in per cent", _heads(runs), rows) if rows else None
 
 
-def _figures(metrics: Metrics) -> dict[str, float | None]:
+def _figures(metrics: records.Metrics) -> dict[str, float | None]:
     out: dict[str, float | None] = {}
     if metrics.test:
         if metrics.test.voc07:
@@ -279,9 +270,9 @@ def _figures(metrics: Metrics) -> dict[str, float | None]:
     return out
 
 
-def class_table(runs: Sequence[NamedRun]) -> Table | None:
+def class_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """AP and CorLoc per class and run, with the difference between the last run and the first."""
-    kinds: tuple[tuple[str, list[ClassRecord | None]], ...] = (
+    kinds: tuple[tuple[str, list[records.ClassRecord | None]], ...] = (
         ("AP50", [run.record.metrics.ap for run in runs]),
         ("CorLoc", [run.record.metrics.corloc for run in runs]),
     )
@@ -293,9 +284,9 @@ def class_table(runs: Sequence[NamedRun]) -> Table | None:
     rows = []
     for c in classes:
         values = ([s.per_class.get(c) if s else None for s in scores] for _, scores in kinds)
-        rows.append(TableRow(c, tuple(cell for own in values for cell in _compared(own))))
+        rows.append(fmt.TableRow(c, tuple(cell for own in values for cell in _compared(own))))
     means = tuple(cell for _, scores in kinds for cell in _compared([s.mean if s else None for s in scores]))
-    return Table("Each class, in per cent", heads, (*rows, TableRow("mean", means)))
+    return fmt.Table("Each class, in per cent", heads, (*rows, fmt.TableRow("mean", means)))
 
 
 def _heads(runs: Sequence[NamedRun]) -> tuple[str, ...]:
@@ -303,76 +294,76 @@ def _heads(runs: Sequence[NamedRun]) -> tuple[str, ...]:
 
 
 def _compared(values: Sequence[float | None]) -> tuple[str, ...]:
-    difference = (points(values[-1], values[0]),) if len(values) > 1 else ()
-    return (*(percent(value) for value in values), *difference)
+    difference = (fmt.points(values[-1], values[0]),) if len(values) > 1 else ()
+    return (*(fmt.percent(value) for value in values), *difference)
 
 
 # ---------------------------------------------------------------- runs and machines
 
-RUN_FACTS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
-    ("training photos", lambda run: whole(run.start.train_photos)),
-    ("iterations done", lambda run: whole(_iterations_done(run))),
-    ("seed", lambda run: UNKNOWN if run.start.seed is None else str(run.start.seed)),
-    ("proposals per photo", lambda run: format_number(run.start.proposals_per_photo)),
-    ("training time", lambda run: duration(run.end.seconds if run.end else None)),
-    ("time per iteration (median)", lambda run: duration(iteration_seconds(run))),
+RUN_FACTS: tuple[tuple[str, Callable[[records.RunRecord], str]], ...] = (
+    ("training photos", lambda run: fmt.whole(run.start.train_photos)),
+    ("iterations done", lambda run: fmt.whole(_iterations_done(run))),
+    ("seed", lambda run: fmt.UNKNOWN if run.start.seed is None else str(run.start.seed)),
+    ("proposals per photo", lambda run: fmt.format_number(run.start.proposals_per_photo)),
+    ("training time", lambda run: fmt.duration(run.end.seconds if run.end else None)),
+    ("time per iteration (median)", lambda run: fmt.duration(iteration_seconds(run))),
     ("peak memory", lambda run: _megabytes(run.end.peak_memory_mb if run.end else None)),
-    ("resumed at iteration", lambda run: ", ".join(str(i) for i in run.resumed_at) or UNKNOWN),
+    ("resumed at iteration", lambda run: ", ".join(str(i) for i in run.resumed_at) or fmt.UNKNOWN),
 )
 
 
-def facts_table(runs: Sequence[NamedRun]) -> Table | None:
+def facts_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """What each run took; rows without any value are left out."""
-    rows = [TableRow(name, tuple(fact(run.record) for run in runs)) for name, fact in RUN_FACTS]
+    rows = [fmt.TableRow(name, tuple(fact(run.record) for run in runs)) for name, fact in RUN_FACTS]
     return _runs_table("Training", runs, rows)
 
 
-def machine_table(runs: Sequence[NamedRun]) -> Table | None:
+def machine_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """The machines of the runs."""
     tables = [run.record.start.machine for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
-    return _runs_table("Machine", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+    return _runs_table("Machine", runs, [fmt.TableRow(n, tuple(t.get(n, fmt.UNKNOWN) for t in tables)) for n in names])
 
 
-def versions_table(runs: Sequence[NamedRun]) -> Table | None:
+def versions_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """The software versions of the runs."""
     tables = [run.record.start.versions for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
-    return _runs_table("Versions", runs, [TableRow(n, tuple(t.get(n, UNKNOWN) for t in tables)) for n in names])
+    return _runs_table("Versions", runs, [fmt.TableRow(n, tuple(t.get(n, fmt.UNKNOWN) for t in tables)) for n in names])
 
 
-def _runs_table(caption: str, runs: Sequence[NamedRun], rows: Sequence[TableRow]) -> Table | None:
+def _runs_table(caption: str, runs: Sequence[NamedRun], rows: Sequence[fmt.TableRow]) -> fmt.Table | None:
     """One column per run, or a single column if all runs agree."""
-    kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
+    kept = tuple(row for row in rows if any(cell != fmt.UNKNOWN for cell in row.cells))
     if not kept:
         return None
     if len(runs) > 1 and all(len(set(row.cells)) == 1 for row in kept):
-        return Table(caption, ("all runs",), tuple(TableRow(row.name, row.cells[:1]) for row in kept))
-    return Table(caption, tuple(run.name for run in runs), kept)
+        return fmt.Table(caption, ("all runs",), tuple(fmt.TableRow(row.name, row.cells[:1]) for row in kept))
+    return fmt.Table(caption, tuple(run.name for run in runs), kept)
 
 
-def _iterations_done(run: RunRecord) -> int | None:
+def _iterations_done(run: records.RunRecord) -> int | None:
     if run.end:
         return run.end.iteration
     return run.steps[-1].iteration if run.steps else None
 
 
 def _megabytes(value: float | None) -> str:
-    return f"{whole(value)} MB" if value else UNKNOWN
+    return f"{fmt.whole(value)} MB" if value else fmt.UNKNOWN
 
 
-def iteration_seconds(run: RunRecord) -> float | None:
+def iteration_seconds(run: records.RunRecord) -> float | None:
     """Median time per iteration; the seconds of ``step`` events count from the start of training."""
     timed = [(0, 0.0), *((step.iteration, step.seconds) for step in run.steps if step.seconds is not None)]
     rates = [(after - before) / (b - a) for (a, before), (b, after) in pairwise(timed) if b > a and after >= before]
     return statistics.median(rates) if rates else None
 
 
-def recall_table(splits: Sequence[tuple[str, ProposalRecall]]) -> Table | None:
+def recall_table(splits: Sequence[tuple[str, records.ProposalRecall]]) -> fmt.Table | None:
     """Figures of the proposals beside the recall chart."""
     rows = (
-        TableRow("boxes per photo", tuple(format_number(split.boxes_per_photo) for _, split in splits)),
-        TableRow("mean best overlap", tuple(percent(split.mean_best_overlap) for _, split in splits)),
+        fmt.TableRow("boxes per photo", tuple(fmt.format_number(split.boxes_per_photo) for _, split in splits)),
+        fmt.TableRow("mean best overlap", tuple(fmt.percent(split.mean_best_overlap) for _, split in splits)),
     )
-    kept = tuple(row for row in rows if any(cell != UNKNOWN for cell in row.cells))
-    return Table("Proposals", tuple(name for name, _ in splits), kept) if kept else None
+    kept = tuple(row for row in rows if any(cell != fmt.UNKNOWN for cell in row.cells))
+    return fmt.Table("Proposals", tuple(name for name, _ in splits), kept) if kept else None

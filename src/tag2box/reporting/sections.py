@@ -7,9 +7,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tag2box.io import write_text
+from tag2box.reporting import formatting as fmt, gallery
 from tag2box.reporting.charts import Key
-from tag2box.reporting.gallery import Tile
-from tag2box.reporting.tables import Fact, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class TileRow:
 
     name: str
     note: str
-    tiles: tuple[Tile, ...]
+    tiles: tuple[gallery.Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Section:
     wide: bool = False  # figures one below the other
     figures: tuple[Figure, ...] = ()
     warnings: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[fmt.Table, ...] = ()
     prose: bool = False  # cells of the tables are text and wrap
     boxes: tuple[tuple[str, str], ...] = ()  # legend of the boxes on the photos: kind, meaning
     shelves: tuple[TileRow, ...] = ()
@@ -55,7 +54,7 @@ class SectionPage:
     kicker: str
     title: str
     lede: str
-    facts: tuple[Fact, ...]
+    facts: tuple[fmt.Fact, ...]
     sections: tuple[Section, ...]
     style: Markup = Markup("")
     unreadable: tuple[str, ...] = ()

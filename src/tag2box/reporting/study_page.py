@@ -6,43 +6,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tag2box.reporting.charts import (
-    BOTTOM,
-    HEIGHT,
-    Bars,
-    Frame,
-    Key,
-    Line,
-    axes,
-    escape,
-    grouped_bars,
-    hint,
-    line_chart,
-    nice_ticks,
-    svg_tag,
-)
-from tag2box.reporting.dataset_figures import missed_figure, objects_per_photo_figure
-from tag2box.reporting.gallery import Album, Shot, Tile, class_name, detection_tile, draw_box, pseudo_tile
+from tag2box.reporting import charts, dataset_figures, formatting as fmt, gallery, study_tables
 from tag2box.reporting.sections import Figure, Section, SectionPage, TileRow, write_page
-from tag2box.reporting.study_tables import (
-    DetectionPanel,
-    DifficultPanel,
-    LabelQuality,
-    MissedObjects,
-    ObjectsPerPhoto,
-    PhotoRow,
-    PseudoPanel,
-    QualityCurve,
-    SeedFigures,
-    StudyInputs,
-    StudyRow,
-    StudySection,
-    StudyTable,
-    Sweep,
-    reported,
-    settings_table,
-)
-from tag2box.reporting.tables import UNKNOWN, Table, TableRow, format_number, known
 
 STYLE = (
     ".shelf{--tall:300px}.tiles{gap:14px}td small{display:block;color:var(--soft);font-size:11.5px}"
@@ -52,23 +17,23 @@ CURVE_COLOURS = 6  # CSS classes run-0 .. run-5
 NARROW = 10.0  # minimum range of the y axis in points, so that a small difference appears small
 MARGIN = 0.6  # of a step, left and right of the values
 
-Value = Callable[[LabelQuality], float | None]
+Value = Callable[[study_tables.LabelQuality], float | None]
 
 
-def write_study_page(inputs: StudyInputs, out: Path) -> None:
+def write_study_page(inputs: study_tables.StudyInputs, out: Path) -> None:
     """Write the page of a study as one self-contained HTML file."""
     write_page(build_study_page(inputs), out)
 
 
-def build_study_page(inputs: StudyInputs) -> SectionPage:
+def build_study_page(inputs: study_tables.StudyInputs) -> SectionPage:
     """Draw the table, the sections of the experiment, and how the study was made."""
-    album, table = Album(), inputs.table
+    album, table = gallery.Album(), inputs.table
     sections = [] if table is None else [draw_section(_table_section(table, inputs), album)]
     sections += [draw_section(section, album) for section in inputs.sections]
     sections += quality_sections(inputs.quality)
     if table is None and inputs.notes:
         sections.append(Section("notes", "Notes", "What is different here.", warnings=inputs.notes))
-    about = (*settings_table(table), *inputs.about)
+    about = (*study_tables.settings_table(table), *inputs.about)
     sections.append(Section("about", "How it was made", inputs.setting, tables=about, prose=True))
     return SectionPage(
         kicker=inputs.kicker,
@@ -81,7 +46,7 @@ def build_study_page(inputs: StudyInputs) -> SectionPage:
     )
 
 
-def draw_section(section: StudySection, album: Album) -> Section:
+def draw_section(section: study_tables.StudySection, album: gallery.Album) -> Section:
     """A section with its figures and photos drawn."""
     table, shelves = section.table, draw_photos(section.photos, album)
     return Section(
@@ -100,7 +65,7 @@ def draw_section(section: StudySection, album: Album) -> Section:
 # ---------------------------------------------------------------- tables
 
 
-def _table_section(table: StudyTable, inputs: StudyInputs) -> StudySection:
+def _table_section(table: study_tables.StudyTable, inputs: study_tables.StudyInputs) -> study_tables.StudySection:
     words = (
         f"{inputs.setting} Each figure is the mean over the seeds, in per cent, with the smallest and the largest: "
         "differences within this range are not significant."
@@ -108,33 +73,33 @@ def _table_section(table: StudyTable, inputs: StudyInputs) -> StudySection:
     if any(table.paper):
         words += f" The paper's figures ({inputs.origin}) were obtained on other data and at another scale: compare "
         words += "the order of the rows and the differences between them, not the figures."
-    return StudySection("table", "Here and in the paper", words, table=table, warnings=inputs.notes)
+    return study_tables.StudySection("table", "Here and in the paper", words, table=table, warnings=inputs.notes)
 
 
-def _study_tables(table: StudyTable) -> tuple[Table, ...]:
+def _study_tables(table: study_tables.StudyTable) -> tuple[fmt.Table, ...]:
     """Measured figures beside the paper's, differences per seed, and rows that were not run."""
     return (_main_table(table), *_difference_table(table), *_absent_table(table))
 
 
-def _main_table(table: StudyTable) -> Table:
+def _main_table(table: study_tables.StudyTable) -> fmt.Table:
     order = table.column_order()
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
-    rows = tuple(TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in table.measured())
-    return Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
+    rows = tuple(fmt.TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in table.measured())
+    return fmt.Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
 
 
-def _cell(row: StudyRow, is_ours: bool, at: int) -> str:
+def _cell(row: study_tables.StudyRow, is_ours: bool, at: int) -> str:
     if not is_ours:
-        return reported(row.paper[at])
+        return study_tables.reported(row.paper[at])
     mean, _, spread = row.figures[at].words().partition(" ")
     return Markup("{}<small>{}</small>").format(mean, spread.strip("()")) if spread else mean
 
 
-def _links(row: StudyRow) -> Markup:
+def _links(row: study_tables.StudyRow) -> Markup:
     return Markup(" ").join(Markup('<a href="{}/">{}</a>').format(folder, seed) for seed, folder in row.runs.items())
 
 
-def _difference_table(table: StudyTable) -> list[Table]:
+def _difference_table(table: study_tables.StudyTable) -> list[fmt.Table]:
     """Differences from the baseline in the first column, per seed: what the range over seeds hides."""
     base = table.baseline()
     if base is None:
@@ -145,21 +110,21 @@ def _difference_table(table: StudyTable) -> list[Table]:
     for row in table.measured():
         own = row.figures[0].by_seed
         differences = {seed: own[seed] - first[seed] for seed in first if seed in own}
-        cells = [f"{differences[seed]:+.1f}" if seed in differences else UNKNOWN for seed in first]
-        mean = SeedFigures(differences).mean
-        out.append(TableRow(row.name, (*cells, UNKNOWN if mean is None else f"{mean:+.1f}")))
+        cells = [f"{differences[seed]:+.1f}" if seed in differences else fmt.UNKNOWN for seed in first]
+        mean = study_tables.SeedFigures(differences).mean
+        out.append(fmt.TableRow(row.name, (*cells, fmt.UNKNOWN if mean is None else f"{mean:+.1f}")))
     others = tuple(row for row in out if row.name != base.name)
-    return [Table(f"{table.columns[0]} above {base.name}, on the same photos", heads, others)]
+    return [fmt.Table(f"{table.columns[0]} above {base.name}, on the same photos", heads, others)]
 
 
-def _absent_table(table: StudyTable) -> list[Table]:
+def _absent_table(table: study_tables.StudyTable) -> list[fmt.Table]:
     """Rows that were not run, with the paper's figures; rows without any are only in the warnings."""
     rows = [row for row in table.rows if not row.runs and any(value is not None for value in row.paper)]
-    shown = tuple(TableRow(row.name, tuple(reported(value) for value in row.paper)) for row in rows)
-    return [Table("Reported in the paper, not run here", table.paper, shown)] if shown else []
+    shown = tuple(fmt.TableRow(row.name, tuple(study_tables.reported(value) for value in row.paper)) for row in rows)
+    return [fmt.Table("Reported in the paper, not run here", table.paper, shown)] if shown else []
 
 
-def _reasons(table: StudyTable) -> tuple[str, ...]:
+def _reasons(table: study_tables.StudyTable) -> tuple[str, ...]:
     """Why rows were not run, grouped by reason."""
     why: dict[str, list[str]] = {}
     for row in table.rows:
@@ -171,28 +136,28 @@ def _reasons(table: StudyTable) -> tuple[str, ...]:
 # ---------------------------------------------------------------- figures
 
 
-def draw_figure(figure: Sweep | MissedObjects | ObjectsPerPhoto) -> Figure:
+def draw_figure(figure: study_tables.Sweep | study_tables.MissedObjects | study_tables.ObjectsPerPhoto) -> Figure:
     """A figure of a study, drawn."""
     match figure:
-        case Sweep():
+        case study_tables.Sweep():
             return sweep_figure(figure)
-        case MissedObjects(stats):
-            return missed_figure(stats)
-        case ObjectsPerPhoto(stats):
-            return objects_per_photo_figure(stats)
+        case study_tables.MissedObjects(stats):
+            return dataset_figures.missed_figure(stats)
+        case study_tables.ObjectsPerPhoto(stats):
+            return dataset_figures.objects_per_photo_figure(stats)
 
 
 # ---------------------------------------------------------------- photos
 
 
-def draw_photos(rows: Sequence[PhotoRow], album: Album) -> tuple[TileRow, ...]:
+def draw_photos(rows: Sequence[study_tables.PhotoRow], album: gallery.Album) -> tuple[TileRow, ...]:
     """Rows of photos with boxes; photos that cannot be read are left out."""
     drawn = [TileRow(row.name, "", _tiles(row, album)) for row in rows]
     return tuple(row for row in drawn if row.tiles)
 
 
-def _tiles(row: PhotoRow, album: Album) -> tuple[Tile, ...]:
-    tiles: list[Tile] = []
+def _tiles(row: study_tables.PhotoRow, album: gallery.Album) -> tuple[gallery.Tile, ...]:
+    tiles: list[gallery.Tile] = []
     for panel in row.panels:
         if row.limit is not None and len(tiles) >= row.limit:
             break
@@ -202,31 +167,35 @@ def _tiles(row: PhotoRow, album: Album) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _tile(panel: DetectionPanel | PseudoPanel | DifficultPanel, shot: Shot, classes: tuple[str, ...]) -> Tile:
+def _tile(
+    panel: study_tables.DetectionPanel | study_tables.PseudoPanel | study_tables.DifficultPanel,
+    shot: gallery.Shot,
+    classes: tuple[str, ...],
+) -> gallery.Tile:
     photo = panel.photo.id
     match panel:
-        case DetectionPanel(run=run, found=found, objects=objects, min_score=score):
-            tile = detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=score)
-        case PseudoPanel(run=run, iteration=iteration, labels=labels, objects=objects):
-            tile = pseudo_tile(shot, labels, objects.boxes, classes=classes, iteration=iteration)
-        case DifficultPanel():
+        case study_tables.DetectionPanel(run=run, found=found, objects=objects, min_score=score):
+            tile = gallery.detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=score)
+        case study_tables.PseudoPanel(run=run, iteration=iteration, labels=labels, objects=objects):
+            tile = gallery.pseudo_tile(shot, labels, objects.boxes, classes=classes, iteration=iteration)
+        case study_tables.DifficultPanel():
             return _difficult_tile(panel, shot, classes)
     return replace(tile, caption=f"{run}: {tile.caption}") if run else tile
 
 
-def _difficult_tile(panel: DifficultPanel, shot: Shot, classes: tuple[str, ...]) -> Tile:
+def _difficult_tile(panel: study_tables.DifficultPanel, shot: gallery.Shot, classes: tuple[str, ...]) -> gallery.Tile:
     rows = zip(panel.objects.boxes.tolist(), panel.objects.labels.tolist(), panel.is_caught, strict=True)
     boxes = tuple(
-        draw_box(shot, box, kind="right" if caught else "ignored", name=class_name(classes, label))
+        gallery.draw_box(shot, box, kind="right" if caught else "ignored", name=gallery.class_name(classes, label))
         for box, label, caught in rows
     )
-    return Tile(shot, boxes, panel.photo.id, f"Photo {panel.photo.id}, its difficult objects")
+    return gallery.Tile(shot, boxes, panel.photo.id, f"Photo {panel.photo.id}, its difficult objects")
 
 
 # ---------------------------------------------------------------- label quality
 
 
-def quality_sections(rows: Sequence[QualityCurve]) -> tuple[Section, ...]:
+def quality_sections(rows: Sequence[study_tables.QualityCurve]) -> tuple[Section, ...]:
     """Quality of the pseudo labels of some rows over training; empty without records."""
     shown = [row for row in rows if row.moments][:CURVE_COLOURS]
     if not shown:
@@ -242,7 +211,7 @@ def quality_sections(rows: Sequence[QualityCurve]) -> tuple[Section, ...]:
     ]
     taus = _lines(shown, lambda moment: moment.threshold)
     if taus:
-        figures.append(_figure(taus, "The threshold τ", "minimum cosine similarity of a candidate", format_number))
+        figures.append(_figure(taus, "The threshold τ", "minimum cosine similarity of a candidate", fmt.format_number))
     figures.append(_counts(shown))
     photos = shown[0].moments[0].photos
     words = (
@@ -260,13 +229,13 @@ def _recall(overlap: str) -> Value:
     return lambda moment: moment.recall.get(overlap)
 
 
-def _lines(rows: Sequence[QualityCurve], value: Value, scale: float = 1.0) -> list[Line]:
+def _lines(rows: Sequence[study_tables.QualityCurve], value: Value, scale: float = 1.0) -> list[charts.Line]:
     lines = []
     for index, row in enumerate(rows):
         found = [(float(moment.iteration), value(moment)) for moment in row.moments]
-        points = tuple((x, scale * y) for x, y in found if y is not None and known(y))
+        points = tuple((x, scale * y) for x, y in found if y is not None and fmt.known(y))
         if points:
-            lines.append(Line(row.name, _css(index), points))
+            lines.append(charts.Line(row.name, _css(index), points))
     return lines
 
 
@@ -274,26 +243,26 @@ def _css(index: int) -> str:
     return f"run-{index % CURVE_COLOURS}"
 
 
-def _share(rows: Sequence[QualityCurve], title: str, note: str, value: Value) -> Figure:
+def _share(rows: Sequence[study_tables.QualityCurve], title: str, note: str, value: Value) -> Figure:
     lines = _lines(rows, value, 100.0)
-    return _figure(lines, title, f"per cent; {note}", lambda y: UNKNOWN if y is None else f"{y:.1f}")
+    return _figure(lines, title, f"per cent; {note}", lambda y: fmt.UNKNOWN if y is None else f"{y:.1f}")
 
 
-def _figure(lines: Sequence[Line], title: str, note: str, show: Callable[[float | None], str]) -> Figure:
-    keys = tuple(Key(line.name, line.css) for line in lines)
+def _figure(lines: Sequence[charts.Line], title: str, note: str, show: Callable[[float | None], str]) -> Figure:
+    keys = tuple(charts.Key(line.name, line.css) for line in lines)
     ranges = [f"{line.name} {show(line.points[0][1])} to {show(line.points[-1][1])}" for line in lines]
     reading = f"From the first record to the last: {'; '.join(ranges)}." if ranges else "There are no pseudo boxes."
-    return Figure(title, note, (Markup(line_chart(lines, label=title)),), reading, keys)
+    return Figure(title, note, (Markup(charts.line_chart(lines, label=title)),), reading, keys)
 
 
-def _counts(rows: Sequence[QualityCurve]) -> Figure:
+def _counts(rows: Sequence[study_tables.QualityCurve]) -> Figure:
     """Boxes per class at the last record, as multiples of the true number."""
     last = [row.moments[-1] for row in rows]
     names = [name for name, count in last[0].objects.items() if count]
-    groups = [Bars(name, tuple(_ratio(moment, name) for moment in last), 1.0) for name in names]
-    keys = tuple(Key(row.name, _css(index)) for index, row in enumerate(rows))
+    groups = [charts.Bars(name, tuple(_ratio(moment, name) for moment in last), 1.0) for name in names]
+    keys = tuple(charts.Key(row.name, _css(index)) for index, row in enumerate(rows))
     top = max([1.0, *(v for group in groups for v in group.values if v is not None)])
-    chart = grouped_bars(groups, keys, label="Pseudo boxes per object", limit=top, show=format_number)
+    chart = charts.grouped_bars(groups, keys, label="Pseudo boxes per object", limit=top, show=fmt.format_number)
     totals = [
         f"{row.name} {sum(moment.boxes.values())} for {sum(moment.objects.values())} objects"
         for row, moment in zip(rows, last, strict=True)
@@ -304,14 +273,14 @@ def _counts(rows: Sequence[QualityCurve]) -> Figure:
     )  # fmt: skip
 
 
-def _ratio(moment: LabelQuality, name: str) -> float | None:
+def _ratio(moment: study_tables.LabelQuality, name: str) -> float | None:
     return moment.boxes.get(name, 0) / moment.objects[name] if moment.objects.get(name) else None
 
 
 # ---------------------------------------------------------------- sweeps
 
 
-def sweep_figure(sweep: Sweep) -> Figure:
+def sweep_figure(sweep: study_tables.Sweep) -> Figure:
     """Mean and range over the seeds at each value of a setting."""
     what = sweep.measure
     present = [(v, f) for v, f in zip(sweep.values, sweep.figures, strict=True) if f.mean is not None]
@@ -328,34 +297,40 @@ def sweep_figure(sweep: Sweep) -> Figure:
     return Figure(sweep.name, note.format(f"{sweep.chosen:g}"), (Markup(_sweep_chart(sweep, present)),), reading)
 
 
-def _sweep_chart(sweep: Sweep, present: Sequence[tuple[float, SeedFigures]]) -> str:
+def _sweep_chart(sweep: study_tables.Sweep, present: Sequence[tuple[float, study_tables.SeedFigures]]) -> str:
     ends = [end for _, figure in present for end in (figure.ends or ())]
     middle, half = (min(ends) + max(ends)) / 2, max(NARROW, max(ends) - min(ends)) / 2
-    ticks = nice_ticks(max(middle - half, 0.0), min(middle + half, 100.0) if max(ends) <= 100 else middle + half)
+    ticks = charts.nice_ticks(max(middle - half, 0.0), min(middle + half, 100.0) if max(ends) <= 100 else middle + half)
     positions = {value: float(index) for index, value in enumerate(sweep.values)}
-    frame = Frame(-MARGIN, len(positions) - 1 + MARGIN, ticks[0], ticks[-1], right=14.0)
-    body = axes(frame, (), ticks, sweep.key)
+    frame = charts.Frame(-MARGIN, len(positions) - 1 + MARGIN, ticks[0], ticks[-1], right=14.0)
+    body = charts.axes(frame, (), ticks, sweep.key)
     for value, position in positions.items():
         css = "tick name run-0" if value == sweep.chosen else "tick"
         at = frame.x(position)
-        body += svg_tag("text", f"{value:g}", class_=css, x=at, y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+        body += charts.svg_tag(
+            "text", f"{value:g}", class_=css, x=at, y=charts.HEIGHT - charts.BOTTOM + 14, text_anchor="middle"
+        )
     points = tuple((positions[value], figure.mean) for value, figure in present if figure.mean is not None)
-    line = svg_tag("path", class_="line", d=frame.path(points))
+    line = charts.svg_tag("path", class_="line", d=frame.path(points))
     for value, figure in present:
         line += _whisker(frame, positions[value], figure, f"{sweep.name} {value:g}")
-    body += svg_tag("g", line, class_="run-0")
+    body += charts.svg_tag("g", line, class_="run-0")
     label = f"{sweep.measure} at values of {sweep.name}"
-    return svg_tag("svg", body, class_="chart", viewBox=f"0 0 360 {HEIGHT:g}", role="img", aria_label=escape(label))
+    return charts.svg_tag(
+        "svg", body, class_="chart", viewBox=f"0 0 360 {charts.HEIGHT:g}", role="img", aria_label=charts.escape(label)
+    )
 
 
-def _whisker(frame: Frame, position: float, figure: SeedFigures, name: str) -> str:
+def _whisker(frame: charts.Frame, position: float, figure: study_tables.SeedFigures, name: str) -> str:
     """Mean, minimum and maximum at one value."""
     if figure.mean is None or figure.ends is None:
         return ""
     x, (low, high) = frame.x(position), figure.ends
-    parts = svg_tag("line", stroke="currentColor", stroke_width=1.5, x1=x, x2=x, y1=frame.y(low), y2=frame.y(high))
+    parts = charts.svg_tag(
+        "line", stroke="currentColor", stroke_width=1.5, x1=x, x2=x, y1=frame.y(low), y2=frame.y(high)
+    )
     for end in (low, high):
         y = frame.y(end)
-        parts += svg_tag("line", stroke="currentColor", stroke_width=1.5, x1=x - 4, x2=x + 4, y1=y, y2=y)
-    words = hint(f"{name}: {figure.words()}")
-    return parts + svg_tag("circle", words, class_="dot end", cx=x, cy=frame.y(figure.mean), r=3.2)
+        parts += charts.svg_tag("line", stroke="currentColor", stroke_width=1.5, x1=x - 4, x2=x + 4, y1=y, y2=y)
+    words = charts.hint(f"{name}: {figure.words()}")
+    return parts + charts.svg_tag("circle", words, class_="dot end", cx=x, cy=frame.y(figure.mean), r=3.2)

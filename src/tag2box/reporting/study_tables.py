@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from tag2box.annotations import Detections, Objects, Photo
 from tag2box.data.stats import ObjectStats
-from tag2box.reporting.records import GalleryPhoto
-from tag2box.reporting.tables import UNKNOWN, Fact, Table, TableRow, plural
+from tag2box.reporting import formatting as fmt, records
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class SeedFigures:
     def words(self) -> str:
         """Mean and range: 41.3 (40.9 to 42.0); a single figure without range."""
         if self.mean is None or self.ends is None:
-            return UNKNOWN
+            return fmt.UNKNOWN
         spread = f" ({self.ends[0]:.1f} to {self.ends[1]:.1f})" if len(self.by_seed) > 1 else ""
         return f"{self.mean:.1f}{spread}"
 
@@ -147,7 +146,7 @@ class PseudoPanel:
     photo: Photo
     run: str  # empty: not named in the caption
     iteration: int
-    labels: GalleryPhoto
+    labels: records.GalleryPhoto
     objects: Objects
 
 
@@ -182,7 +181,7 @@ class StudySection:
     words: str
     wide: bool = False  # figures one below the other
     table: StudyTable | None = None
-    tables: tuple[Table, ...] = ()
+    tables: tuple[fmt.Table, ...] = ()
     figures: tuple[Sweep | MissedObjects | ObjectsPerPhoto, ...] = ()
     warnings: tuple[str, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()  # kinds of boxes on the photos, and their meaning
@@ -199,11 +198,11 @@ class StudyInputs:
     setting: str  # data and seeds, in a sentence
     origin: str  # of the paper's figures
     table: StudyTable | None
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[fmt.Fact, ...] = ()
     notes: tuple[str, ...] = ()
     sections: tuple[StudySection, ...] = ()
     quality: tuple[QualityCurve, ...] = ()
-    about: tuple[Table, ...] = ()
+    about: tuple[fmt.Table, ...] = ()
 
 
 # ---------------------------------------------------------------- text forms
@@ -211,7 +210,7 @@ class StudyInputs:
 
 def reported(value: float | None) -> str:
     """A figure of the paper as text."""
-    return UNKNOWN if value is None else f"{value:.1f}"
+    return fmt.UNKNOWN if value is None else f"{value:.1f}"
 
 
 def markdown(table: StudyTable) -> str:
@@ -257,11 +256,13 @@ def reading(table: StudyTable) -> str:
     shared = set(ours) & set(theirs)
     above = sum(ours[seed] > theirs[seed] for seed in shared)
     side = f"{top - base.figures[0].mean:.1f} points of {what} above {base.name}"
-    return f"{best.name} ends {side}, on {above} of {plural(len(shared), 'seed')}."
+    return f"{best.name} ends {side}, on {above} of {fmt.plural(len(shared), 'seed')}."
 
 
-def settings_table(table: StudyTable | None) -> list[Table]:
+def settings_table(table: StudyTable | None) -> list[fmt.Table]:
     """The settings that each measured row changes, in the form of ``--set``."""
     rows = () if table is None else table.measured()
-    shown = tuple(TableRow(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings)
-    return [Table("What each row changes", ("settings",), shown)] if shown else []
+    shown = tuple(
+        fmt.TableRow(row.name, (" ".join(f"--set {c}" for c in row.settings),)) for row in rows if row.settings
+    )
+    return [fmt.Table("What each row changes", ("settings",), shown)] if shown else []

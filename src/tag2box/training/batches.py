@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
-from torch import Tensor
 
+from tag2box import images
 from tag2box.annotations import BoxSource, TaggedPhotos
-from tag2box.data.images import load_view
-from tag2box.data.transforms import Resize, View, boxes_in_view, view_size
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 from tag2box.training.feature_cache import FeatureCache, RoiMaps, TrunkMaps
 from tag2box.training.loader import count_workers, worker_batches
@@ -39,7 +37,7 @@ class Loader:
 
     batch_size: Annotated[int, Field(ge=1)] = 8
     """Photos per batch. The exemplars S_c span the batch, so this is part of the method."""
-    resize: Resize = Resize()
+    resize: images.Resize = images.Resize()
     views_per_image: Annotated[int, Field(ge=1)] = 1
     """Views of every photo in its batch, with the same proposals; CASD compares them and uses 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
@@ -60,7 +58,7 @@ class Loader:
                 "add resize.scales, or set resize.flip=0.5"
             )
 
-    def views(self, draw: tuple[int, int, int]) -> tuple[View, ...]:
+    def views(self, draw: tuple[int, int, int]) -> tuple[images.View, ...]:
         """The views of a photo in one batch: a random one, and others beside it."""
         first = self.resize.view(*draw)
         if self.views_per_image == 1:
@@ -90,7 +88,7 @@ class BatchSource(Protocol):
         """The same few photos, unflipped at the middle scale with all their proposals, for the report."""
         ...
 
-    def photo_boxes(self, photo_id: str) -> Float[Tensor, "P 4"]:
+    def photo_boxes(self, photo_id: str) -> Float[torch.Tensor, "P 4"]:
         """All proposals of a photo, in its own pixels."""
         ...
 
@@ -100,7 +98,7 @@ class SampledView:
     """A photo of a batch in one of its views."""
 
     index: int
-    view: View
+    view: images.View
     draw: tuple[int, ...]  # seeds the random choices made for it
 
 
@@ -120,7 +118,7 @@ class BatchSampler:
         """Class names."""
         return self.photos.classes
 
-    def photo_boxes(self, photo_id: str) -> Float[Tensor, "P 4"]:
+    def photo_boxes(self, photo_id: str) -> Float[torch.Tensor, "P 4"]:
         """All proposals of a photo, in its own pixels."""
         return self.store.boxes(photo_id)
 
@@ -188,7 +186,7 @@ class FeatureBatches(BatchSampler):
         boxes, features, side_info = [], [], []
         for one in sampled:
             photo = self.photos.photos[one.index]
-            own = boxes_in_view(one.view, self.store.boxes(photo.id), (photo.height, photo.width))
+            own = images.boxes_in_view(one.view, self.store.boxes(photo.id), (photo.height, photo.width))
             rows = draw_rows(len(own), most, one.draw)
             kept = self.features.get(one.index, one.view)
             boxes.append(own[rows])
@@ -229,16 +227,16 @@ class ImageBatches(BatchSampler):
         rows = draw_rows(len(boxes), most, one.draw)
         return Sample(
             id=photo.id,
-            image=load_view(photo, one.view),
+            image=images.load_view(photo, one.view),
             tags=photos.tags[one.index],
-            boxes=boxes_in_view(one.view, boxes[rows], (photo.height, photo.width)),
+            boxes=images.boxes_in_view(one.view, boxes[rows], (photo.height, photo.width)),
             unsure=None if photos.unsure is None else photos.unsure[one.index],
             side_info=self.side_info.of(one.index, photo.id, rows),
         )
 
     def _size(self, iteration: int) -> tuple[int, int]:
         views = [(one.view, self.photos.photos[one.index]) for one in self.sampled(iteration)]
-        sizes = [view_size(view, (photo.height, photo.width)) for view, photo in views]
+        sizes = [images.view_size(view, (photo.height, photo.width)) for view, photo in views]
         return max(height for height, _ in sizes), max(width for _, width in sizes)
 
     def batches(self, iterations: range) -> AbstractContextManager[Iterator[Batch]]:
@@ -253,8 +251,8 @@ class ImageBatches(BatchSampler):
     def max_bytes(self) -> int:
         """An upper bound of the pixels of this rank's batch."""
         resize = self.loader.resize
-        view = View(max(resize.scales), long_max=resize.long_max)
-        sizes = {view_size(view, (photo.height, photo.width)) for photo in self.photos.photos}
+        view = images.View(max(resize.scales), long_max=resize.long_max)
+        sizes = {images.view_size(view, (photo.height, photo.width)) for photo in self.photos.photos}
         photos = self.loader.views_per_image * len(self._shard)
         return photos * 3 * 4 * max(h for h, _ in sizes) * max(w for _, w in sizes)
 
@@ -264,10 +262,10 @@ class Sample:
     """One photo as training sees it. Its boxes are proposals: there is no field for true boxes."""
 
     id: str
-    image: Float[Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
-    tags: Bool[Tensor, " C"]
-    boxes: Float[Tensor, "P 4"]  # proposals, in pixels of ``image``
-    unsure: Bool[Tensor, " C"] | None = None  # tags that are neither true nor false
+    image: Float[torch.Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
+    tags: Bool[torch.Tensor, " C"]
+    boxes: Float[torch.Tensor, "P 4"]  # proposals, in pixels of ``image``
+    unsure: Bool[torch.Tensor, " C"] | None = None  # tags that are neither true nor false
     side_info: SideInfo = SideInfo()
 
 
@@ -345,17 +343,17 @@ def grouped_order(wide: Bool[np.ndarray, " n"], batch: int, seed: int, epoch: in
     return tuple(np.concatenate([rest[:begun], whole, rest[begun:]]).tolist())
 
 
-def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[Tensor, " p"]:
+def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[torch.Tensor, " p"]:
     """A random subset of at most ``most`` of ``count`` rows (None: all), in order."""
     if most is None or count <= most:
         return torch.arange(count)
     return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
 
 
-def preview_view(resize: Resize) -> View:
+def preview_view(resize: images.Resize) -> images.View:
     """The middle scale, unflipped."""
     scales = sorted(resize.scales)
-    return View(scales[len(scales) // 2], flip=False, long_max=resize.long_max)
+    return images.View(scales[len(scales) // 2], flip=False, long_max=resize.long_max)
 
 
 def evenly_spaced_indices(total: int, count: int) -> list[int]:

@@ -8,11 +8,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.optim import Optimizer
 
-from tag2box.errors import UserError
-from tag2box.io import read_json, write_json
+from tag2box import errors, io
 from tag2box.models.detector import Detector
 from tag2box.models.weights.state_dict import load_into
 from tag2box.training.optim import AdversaryOptimizer
@@ -44,7 +42,7 @@ def has_checkpoint(run: Path) -> bool:
 def read_state(run: Path) -> State:
     """The validated state file of a run."""
     path = run / STATE
-    raw = read_json(path, "the state file of a tag2box run")
+    raw = io.read_json(path, "the state file of a tag2box run")
     try:
         return State(
             iteration=int(raw["iteration"]),
@@ -54,7 +52,7 @@ def read_state(run: Path) -> State:
             seconds=float(raw["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: field {error} is missing or of the wrong type; {_REMEDY}") from None
+        raise errors.UserError(f"{path}: field {error} is missing or of the wrong type; {_REMEDY}") from None
 
 
 def save(
@@ -80,7 +78,7 @@ def save(
     final = run / name
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
-    write_json(run / STATE, asdict(State(iteration, name, classes, asdict(detector.backbone.preprocess), seconds)))
+    io.write_json(run / STATE, asdict(State(iteration, name, classes, asdict(detector.backbone.preprocess), seconds)))
     for old in run.glob("checkpoint-*"):
         if old.name != name:
             shutil.rmtree(old, ignore_errors=True)
@@ -110,11 +108,13 @@ def _load_optimizer(path: Path, optimizer: Optimizer) -> None:
         index, _, key = name.partition(".")
         parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
         if parameter is None or (value.dim() and value.shape != parameter.shape):
-            raise UserError(f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}")
+            raise errors.UserError(
+                f"{path}: {name} {tuple(value.shape)} belongs to no parameter of this model; {_REMEDY}"
+            )
         optimizer.state[parameter][key] = value.to(parameter.device) if value.dim() else value
 
 
-def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         f"{i}.{key}": torch.as_tensor(value).contiguous()
@@ -124,15 +124,15 @@ def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.contiguous() for name, value in state.items()}
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
     if not path.exists():
-        raise UserError(f"{path}: missing, though {STATE} names it; {_REMEDY}")
+        raise errors.UserError(f"{path}: missing, though {STATE} names it; {_REMEDY}")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: damaged or cut short ({error}); {_REMEDY}") from None
+        raise errors.UserError(f"{path}: damaged or cut short ({error}); {_REMEDY}") from None

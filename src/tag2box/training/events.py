@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tag2box.models.rng import StepRng
 from tag2box.training import batches, criterion
@@ -97,7 +96,9 @@ def gallery_event(
     return {"iteration": iteration, "photos": photos}
 
 
-def _photo(photo: str, span: range, pseudo_boxes: PseudoBoxes, seen: Tensor, own: Tensor) -> dict[str, object]:
+def _photo(
+    photo: str, span: range, pseudo_boxes: PseudoBoxes, seen: torch.Tensor, own: torch.Tensor
+) -> dict[str, object]:
     inside = (pseudo_boxes.rows >= span.start) & (pseudo_boxes.rows < span.stop) & pseudo_boxes.score.isfinite()
     boxes = own[pseudo_boxes.rows[inside] - span.start]
     if pseudo_boxes.boxes is not None and len(boxes):

@@ -19,11 +19,9 @@ import torch
 from jaxtyping import Float, Float16
 from torch import Tensor, nn
 
+from tag2box import errors, io
 from tag2box.annotations import BoxSource, Photo
-from tag2box.data.images import DecodedImage, load_image, load_view
-from tag2box.data.transforms import View, boxes_in_view, view_size
-from tag2box.errors import UserError
-from tag2box.io import replacing, wait_for_lock
+from tag2box.images import DecodedImage, View, boxes_in_view, load_image, load_view, view_size
 from tag2box.models.backbone import Backbone
 from tag2box.progress import Bar, Progress, silent
 from tag2box.types import Proposals
@@ -199,17 +197,17 @@ class FeatureCache:
             return existing
         title = f"{self.features.title} at {view.short or 'full size'}{' flipped' if view.flip else ''}"
         waiting = f"{title}: another process builds them; waiting"
-        with wait_for_lock(path.with_suffix(".lock"), lambda: progress(waiting, 1)):
+        with io.wait_for_lock(path.with_suffix(".lock"), lambda: progress(waiting, 1)):
             built = _open_cache_file(path, count) or self._build(path, view, title, progress)
         if built is None:
-            raise UserError(f"{path}: changed while it was written; is another program writing here? try again")
+            raise errors.UserError(f"{path}: changed while it was written; is another program writing here? try again")
         return built
 
     def _build(self, path: Path, view: View, title: str, progress: Progress) -> _CacheFile | None:
         for left in path.parent.glob(f".{path.name}.*"):  # temporary files of killed processes
             left.unlink()
         count = len(self.features.photos)
-        with replacing(path) as temporary, temporary.open("wb") as file, progress(title, count) as bar:
+        with io.replacing(path) as temporary, temporary.open("wb") as file, progress(title, count) as bar:
             self._write(file, view, bar)
         return _open_cache_file(path, count)
 
@@ -239,7 +237,7 @@ class _CacheFile:
         start, stop = self.starts[index : index + 2]
         raw = os.pread(self.handle, stop - start, start)
         if len(raw) != stop - start:
-            raise UserError(f"{self.path}: truncated while it was in use; rerun the command to build it again")
+            raise errors.UserError(f"{self.path}: truncated while it was in use; rerun the command to build it again")
         values = np.frombuffer(bytearray(raw), _HALF)  # a copy, because torch needs writable memory
         return torch.from_numpy(values.astype(np.float16, copy=False).reshape(self.shapes[index]))
 
@@ -289,7 +287,9 @@ def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise UserError(f"{path}: no such photo ({error.strerror}); restore it, or read the dataset again") from None
+        raise errors.UserError(
+            f"{path}: no such photo ({error.strerror}); restore it, or read the dataset again"
+        ) from None
 
 
 def trunk_batch(device: torch.device) -> int:
@@ -310,7 +310,7 @@ Features = TypeVar("Features", RoiMaps, TrunkMaps)
 def cached_if_possible(
     features: Features, folder: Path, *, views: Sequence[View], max_gb: float, progress: Progress = silent
 ) -> FeatureCache | Features:
-    """The features cached in ``folder`` if they are frozen and all views fit ``max_gb``, else computed at every call."""
+    """The features, cached in ``folder`` if they are frozen and all views fit ``max_gb``, else computed per call."""
     if not features.is_frozen or features.cache_bytes(views) > max_gb * 1e9:
         return features
     cache = FeatureCache(features, folder)

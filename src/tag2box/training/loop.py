@@ -13,8 +13,7 @@ from typing import Annotated
 from pydantic import Field
 from torch.optim import Optimizer
 
-from tag2box.errors import Interrupted, UserError
-from tag2box.extend import Plugin
+from tag2box import errors, extend
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.training import checkpoint, criterion, events, optim
@@ -58,7 +57,7 @@ class Plan:
 
     iterations: Annotated[int, Field(ge=1)] = 30_000
     seed: Annotated[int, Field(ge=0)] = 0
-    optimizer: Annotated[optim.OptimizerSettings, Plugin("optimizer")] = optim.Sgd()
+    optimizer: Annotated[optim.OptimizerSettings, extend.Plugin("optimizer")] = optim.Sgd()
     schedule: Schedule = Schedule()
     log_every: Annotated[int, Field(ge=1)] = 10
     """Iterations between two logged steps."""
@@ -99,7 +98,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
                 _save(run, step, optimizers, source, done, time.monotonic() - began)
             if stops and done < plan.iterations:
-                raise Interrupted(
+                raise errors.Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
                 )
     seconds = time.monotonic() - began
@@ -123,7 +122,7 @@ def train_batch(
     loss = step(batch, rng, fraction)
     total = loss.total.item()
     if not math.isfinite(total):
-        raise UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimizer.lr")
+        raise errors.UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimizer.lr")
     optimizers.detector.step()
     if optimizers.adversary is not None:
         step.adversarial_step(batch, rng, fraction)

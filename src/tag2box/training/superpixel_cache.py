@@ -15,13 +15,9 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Float32
-from numpy import ndarray
-from torch import Tensor
 
+from tag2box import errors, images, io
 from tag2box.annotations import BoxSource, Photo
-from tag2box.data.images import read_photo
-from tag2box.errors import UserError
-from tag2box.io import replacing
 from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Progress, silent
@@ -48,7 +44,7 @@ class SuperpixelCache:
         """Pickled by path: other processes map the file themselves."""
         return SuperpixelCache.open, (self.path, self.spans)
 
-    def __call__(self, photo_id: str) -> Float32[Tensor, " P"]:
+    def __call__(self, photo_id: str) -> Float32[torch.Tensor, " P"]:
         """The scores of a photo's proposals, in job: 1 for a box that consists of whole superpixels."""
         return torch.from_numpy(self.rows.copy(*self.spans[photo_id]))
 
@@ -72,7 +68,7 @@ def build_superpixel_cache(
     path = folder / f"{_identity(photos, store, superpixels)[:24]}.npy"
     try:
         return SuperpixelCache.open(path, spans)
-    except UserError:  # missing or damaged
+    except errors.UserError:  # missing or damaged
         _build(path, spans, _all_scores(photos, store, superpixels, workers), progress)
     return SuperpixelCache.open(path, spans)
 
@@ -82,7 +78,7 @@ class _Job:
     """A photo to segment, and its boxes."""
 
     photo: Photo
-    boxes: Float32[ndarray, "P 4"]
+    boxes: Float32[np.ndarray, "P 4"]
 
     @property
     def path(self) -> Path:
@@ -93,7 +89,7 @@ class _Job:
 class _Scores:
     """The scores of a photo's boxes, or an error."""
 
-    values: Float32[ndarray, " P"] | None = None
+    values: Float32[np.ndarray, " P"] | None = None
     problem: str = ""
 
 
@@ -107,8 +103,8 @@ def _all_scores(
 def _score(superpixels: Superpixels, job: _Job) -> _Scores:
     size = (job.photo.width, job.photo.height)
     try:
-        labels = superpixels(read_photo(job.photo.path, superpixels.working_size(size)), size)
-    except UserError as error:
+        labels = superpixels(images.read_photo(job.photo.path, superpixels.working_size(size)), size)
+    except errors.UserError as error:
         return _Scores(problem=str(error))
     height, width = labels.shape
     shown = job.boxes * np.array([width / size[0], height / size[1]] * 2, np.float32)
@@ -130,7 +126,7 @@ def _build(
     """Write every photo's scores to their place, in any order."""
     with (
         closing(weighed) as results,
-        replacing(path) as temporary,
+        io.replacing(path) as temporary,
         temporary.open("w+b") as file,
         progress("superpixels", len(spans)) as bar,
     ):
@@ -138,7 +134,7 @@ def _build(
         start = file.tell()
         for job, found in results:
             if found.values is None:
-                raise UserError(found.problem)
+                raise errors.UserError(found.problem)
             file.seek(start + _BYTES * spans[job.photo.id][0])
             file.write(found.values.astype("<f4").tobytes())
             bar.advance()

@@ -13,19 +13,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from tag2box.errors import UserError
-from tag2box.io import read_json, replacing, write_json
+from tag2box import errors, io
 from tag2box.models.backbone import Preprocess
-from tag2box.models.weights.convert import ConvertOptions, convert_weights
-from tag2box.models.weights.state_dict import (
-    ARCHITECTURES,
-    Weights,
-    checked,
-    digest,
-    pixels_name,
-    read_state_dict,
-    read_weight_file,
-)
+from tag2box.models.weights import convert, state_dict
 
 FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".pkl", ".pickle", ".ckpt", ".tar", ".json")
 _REMEDY = "remove it, then `tag2box weights get` or `convert` again"
@@ -54,13 +44,13 @@ class Provenance:
 
 def read_provenance(path: Path, remedy: str) -> Provenance:
     """Read and check a provenance file; ``remedy`` ends the error message."""
-    raw = read_json(path, "the provenance of stored weights")
+    raw = io.read_json(path, "the provenance of stored weights")
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected the provenance of stored weights; {remedy}")
+        raise errors.UserError(f"{path}: expected the provenance of stored weights; {remedy}")
     words = [field.name for field in fields(Provenance) if field.name != "preprocess"]
     for name in words:
         if not isinstance(raw.get(name), str):
-            raise UserError(f"{path}: field {name} is missing or not a string; {remedy}")
+            raise errors.UserError(f"{path}: field {name} is missing or not a string; {remedy}")
     preprocess = read_preprocess(raw.get("preprocess"), f"{path}: field preprocess", remedy)
     return Provenance(preprocess=preprocess, **{name: raw[name] for name in words})
 
@@ -72,7 +62,7 @@ def read_preprocess(raw: object, where: str, remedy: str) -> Preprocess:
     mean, std = _three(table.get("mean")), _three(table.get("std"))
     if order in {"rgb", "bgr"} and isinstance(scale, int | float) and scale > 0 and mean and std and min(std) > 0:
         return Preprocess(order="rgb" if order == "rgb" else "bgr", scale=float(scale), mean=mean, std=std)
-    raise UserError(f"{where} is not order, scale, mean and std of three channels; {remedy}")
+    raise errors.UserError(f"{where} is not order, scale, mean and std of three channels; {remedy}")
 
 
 def _three(value: object) -> tuple[float, float, float] | None:
@@ -100,7 +90,9 @@ def weights_folder() -> Path:
 def stored_path(name: str) -> Path:
     """The file of stored weights of this name, which need not exist."""
     if not _NAME.fullmatch(name) or name.endswith(FILE_ENDINGS):
-        raise UserError(f"{name}: no name for weights; expected letters, digits, - and _, without a file's ending")
+        raise errors.UserError(
+            f"{name}: no name for weights; expected letters, digits, - and _, without a file's ending"
+        )
     return weights_folder() / f"{name}.safetensors"
 
 
@@ -109,11 +101,11 @@ def stored_names() -> list[str]:
     return sorted(path.stem for path in weights_folder().glob("*.safetensors"))
 
 
-def store(name: str, weights: Weights, origin: Origin) -> Provenance:
+def store(name: str, weights: state_dict.Weights, origin: Origin) -> Provenance:
     """Store weights under a name. Intact weights from another file are never overwritten."""
     path = stored_path(name)
     _check_overwrite(path, origin)
-    with replacing(path) as temporary:
+    with io.replacing(path) as temporary:
         save_file(weights.tensors, temporary)
         provenance = Provenance(
             name=name,
@@ -121,12 +113,12 @@ def store(name: str, weights: Weights, origin: Origin) -> Provenance:
             source=origin.source,
             licence=origin.licence,
             original_sha256=origin.sha256,
-            sha256=digest(temporary),
+            sha256=state_dict.digest(temporary),
             preprocess=weights.preprocess,
             tag2box=version("tag2box"),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-    write_json(path.with_suffix(".json"), provenance.to_json())
+    io.write_json(path.with_suffix(".json"), provenance.to_json())
     return provenance
 
 
@@ -135,10 +127,10 @@ def _check_overwrite(path: Path, origin: Origin) -> None:
         return
     try:
         old = verify(path)
-    except UserError:
+    except errors.UserError:
         return  # damaged: may be replaced
     if old.original_sha256 != origin.sha256:
-        raise UserError(
+        raise errors.UserError(
             f"{path}: already holds other weights (from {old.source}); choose another --name, or remove the file"
         )
 
@@ -149,8 +141,8 @@ def is_stored(path: Path) -> bool:
     if path.suffix != ".safetensors" or not beside.is_file():
         return False
     try:
-        raw = read_json(beside, "a provenance")
-    except UserError:
+        raw = io.read_json(beside, "a provenance")
+    except errors.UserError:
         return False
     return isinstance(raw, dict) and "original_sha256" in raw
 
@@ -158,26 +150,32 @@ def is_stored(path: Path) -> bool:
 def verify(path: Path) -> Provenance:
     """The provenance of stored weights, if their checksum is right; otherwise an error names the problem."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; expected stored weights, `tag2box weights list` shows what there is")
+        raise errors.UserError(
+            f"{path}: no such file; expected stored weights, `tag2box weights list` shows what there is"
+        )
     beside = path.with_suffix(".json")
     if not beside.is_file():
-        raise UserError(f"{path}: its provenance {beside.name} is missing; {_REMEDY}")
+        raise errors.UserError(f"{path}: its provenance {beside.name} is missing; {_REMEDY}")
     provenance = read_provenance(beside, _REMEDY)
-    if provenance.architecture not in ARCHITECTURES:
-        raise UserError(f"{beside}: field architecture is {provenance.architecture}, which is unknown; {_REMEDY}")
-    if digest(path) != provenance.sha256:
-        raise UserError(f"{path}: its checksum is not that in {beside.name}, so it was damaged or changed; {_REMEDY}")
+    if provenance.architecture not in state_dict.ARCHITECTURES:
+        raise errors.UserError(
+            f"{beside}: field architecture is {provenance.architecture}, which is unknown; {_REMEDY}"
+        )
+    if state_dict.digest(path) != provenance.sha256:
+        raise errors.UserError(
+            f"{path}: its checksum is not that in {beside.name}, so it was damaged or changed; {_REMEDY}"
+        )
     return provenance
 
 
-def open_stored(path: Path) -> Weights:
+def open_stored(path: Path) -> state_dict.Weights:
     """Read stored weights after verifying the checksum and every key and shape."""
     provenance = verify(path)
-    tensors = checked(read_state_dict(path), provenance.architecture, str(path))
-    return Weights(provenance.architecture, provenance.preprocess, tensors)
+    tensors = state_dict.checked(state_dict.read_state_dict(path), provenance.architecture, str(path))
+    return state_dict.Weights(provenance.architecture, provenance.preprocess, tensors)
 
 
-def find_weights(given: str | Path, preprocess: str | None = None) -> Weights:
+def find_weights(given: str | Path, preprocess: str | None = None) -> state_dict.Weights:
     """Stored weights by name, or the weights of a file of a known architecture.
 
     Args:
@@ -187,12 +185,12 @@ def find_weights(given: str | Path, preprocess: str | None = None) -> Weights:
     is_file = is_weight_file(given)
     path = Path(given) if is_file else _stored(str(given))
     if is_file and not is_stored(path):
-        options = ConvertOptions(preprocess=preprocess, preprocess_option=_OPTION)
-        return convert_weights(read_weight_file(path), options).weights
+        options = convert.ConvertOptions(preprocess=preprocess, preprocess_option=_OPTION)
+        return convert.convert_weights(state_dict.read_weight_file(path), options).weights
     weights = open_stored(path)
-    own = pixels_name(weights.preprocess)
+    own = state_dict.pixels_name(weights.preprocess)
     if preprocess not in {None, own}:
-        raise UserError(
+        raise errors.UserError(
             f"{_OPTION} = {preprocess}, but {given} was trained on {own} pixels; leave out {_OPTION}: "
             "stored weights include their preprocessing"
         )
@@ -215,5 +213,7 @@ def _stored(name: str) -> Path:
         known = stored_names()
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"stored: {', '.join(known) or 'nothing'}"
-        raise UserError(f"{name}: no weights of this name ({hint}); try `tag2box weights get {name}`, or name a file")
+        raise errors.UserError(
+            f"{name}: no weights of this name ({hint}); try `tag2box weights get {name}`, or name a file"
+        )
     return path

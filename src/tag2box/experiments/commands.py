@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from tag2box import DataSource, TerminalProgress, UserError
 from tag2box.cli import options
 from tag2box.data.scenes import Scenes
+from tag2box.errors import UserError
 from tag2box.experiments import comparison, reproduction, study_data, summary
+from tag2box.formats.listing import DataSource
+from tag2box.progress import TerminalProgress
 
 
 def study_source(
