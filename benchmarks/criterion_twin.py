@@ -29,7 +29,7 @@ class Exemplar:
 
 
 @dataclass(frozen=True)
-class Seed:
+class PseudoBox:
     """One pseudo box."""
 
     row: int
@@ -63,14 +63,14 @@ def total_loss(
     members = list(sampled)
     held = {(e.row, e.cls) for e in sampled}
     for stage, teacher in enumerate(teachers):
-        pseudo_boxes: dict[int, list[Seed]] = {}
+        pseudo_boxes: dict[int, list[PseudoBox]] = {}
         for image, span in enumerate(proposals.spans()):
             pseudo_boxes[image] = discover(z.detach(), teacher, sampled, tops, boxes, span=span, key=(image, stage))
-            for seed in pseudo_boxes[image]:
-                if (seed.row, seed.cls) not in held:
-                    held.add((seed.row, seed.cls))
-                    omega = difficulty(teachers[0], span, seed.row, seed.cls)
-                    members.append(Exemplar(z[seed.row], seed.cls, seed.row, omega))
+            for pseudo_box in pseudo_boxes[image]:
+                if (pseudo_box.row, pseudo_box.cls) not in held:
+                    held.add((pseudo_box.row, pseudo_box.cls))
+                    omega = difficulty(teachers[0], span, pseudo_box.row, pseudo_box.cls)
+                    members.append(Exemplar(z[pseudo_box.row], pseudo_box.cls, pseudo_box.row, omega))
         factor = 3.0 if stage == 0 else 1.0
         deltas = scores.deltas[stage] if scores.deltas else None
         loss = loss + factor * stage_loss(scores.refine[stage], deltas, pseudo_boxes, boxes, proposals)
@@ -149,7 +149,7 @@ def discover(
     *,
     span: range,
     key: tuple[int, int],
-) -> list[Seed]:
+) -> list[PseudoBox]:
     """Pseudo boxes of one image and stage: more similar to the top than the exemplars' mean, and than to other tops."""
     mine = {c: row for (image, stage, c), row in tops.items() if (image, stage) == key}
     pseudo_boxes = []
@@ -167,14 +167,14 @@ def discover(
         for row in sorted(candidates, key=lambda row: (-score[row], row)):
             if all(overlap(boxes[row], boxes[k]) <= 0.1 for k in kept):
                 kept.append(row)
-        pseudo_boxes += [Seed(row, c, teacher[row, c]) for row in kept]
+        pseudo_boxes += [PseudoBox(row, c, teacher[row, c]) for row in kept]
     return pseudo_boxes
 
 
 def stage_loss(
     logits: Tensor,
     deltas: Tensor | None,
-    pseudo_boxes: dict[int, list[Seed]],
+    pseudo_boxes: dict[int, list[PseudoBox]],
     boxes: list[list[float]],
     proposals: Proposals,
 ) -> Tensor:
@@ -182,16 +182,16 @@ def stage_loss(
     loss = logits.new_zeros(())
     for image, span in enumerate(proposals.spans()):
         for row in span if pseudo_boxes[image] else []:
-            near = [overlap(boxes[row], boxes[seed.row]) for seed in pseudo_boxes[image]]
+            near = [overlap(boxes[row], boxes[pseudo_box.row]) for pseudo_box in pseudo_boxes[image]]
             best = near.index(max(near))
-            seed = pseudo_boxes[image][best]
-            target = seed.cls if near[best] > 0.5 else logits.shape[1] - 1
+            pseudo_box = pseudo_boxes[image][best]
+            target = pseudo_box.cls if near[best] > 0.5 else logits.shape[1] - 1
             term = -logits[row].log_softmax(dim=0)[target]
             if deltas is not None and near[best] > 0.5:
-                wanted = proposals.boxes.new_tensor(code(boxes[seed.row], boxes[row]))
-                own = deltas[row, 4 * seed.cls : 4 * seed.cls + 4]
+                wanted = proposals.boxes.new_tensor(code(boxes[pseudo_box.row], boxes[row]))
+                own = deltas[row, 4 * pseudo_box.cls : 4 * pseudo_box.cls + 4]
                 term = term + functional.smooth_l1_loss(own, wanted, reduction="sum")
-            loss = loss + seed.score * term / len(span)
+            loss = loss + pseudo_box.score * term / len(span)
     return loss / len(proposals.sizes)
 
 

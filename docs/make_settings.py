@@ -1,4 +1,4 @@
-"""Write docs/settings.md from the settings classes themselves: ``python docs/make_settings.py``."""
+"""Write docs/settings.md from the settings classes: ``python docs/make_settings.py``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PAGE = Path(__file__).parent / "settings.md"
 HEAD = """\
 # Settings
 
-This page is generated: `python docs/make_settings.py` writes it, and a test fails where it is out of date.
+This page is generated: `python docs/make_settings.py` writes it, and a test fails if it is out of date.
 
-Every run is described by one nested value, `tag2box.Config`. You change it in three places, and the later one wins:
+A run is defined by one nested value, `tag2box.Config`. It is put together from three sources; later ones win:
 
 1. a recipe, `--recipe photos` (the default), `od-wscl`, `oicr-plus`, `scenes` or one of the paper's
-   ([recipes.md](recipes.md)): a function in `src/tag2box/recipes.py` that returns a complete value;
-2. TOML files, `--config mine.toml`, as many as you like;
-3. `--set key=value` on the command line, as often as you like. Quotes around a string may be left out.
+   ([recipes.md](recipes.md)): a function in `src/tag2box/recipes.py` that returns a complete config;
+2. TOML files, `--config mine.toml`, repeatable;
+3. `--set key=value` on the command line, repeatable. Quotes around a string may be left out.
 
 ```toml
 # mine.toml
@@ -38,9 +38,11 @@ nms_iou = 0.2
 tag2box train tags.csv --photos photos --config mine.toml --set plan.seed=1 --out runs/mine
 ```
 
-TOML has no null: in a field that may be empty, `""` stands for none. Where a table has a `kind`, changing the kind
-starts that table afresh. A wrong key, type or bound is answered in one line that names the place and the nearest valid
-key. The whole of what a run used, comments included, is in its `config.toml`, which is itself a valid `--config` file.
+TOML has no null: in an optional field, `""` stands for none. In a table with a `kind`, changing the kind resets the
+other keys to their defaults. A `kind` is one of those below or `package.module:Name` of your own
+([adding-a-labeler.md](adding-a-labeler.md) and the other guides). A wrong key, type or bound is an error of one line,
+which names the place and the nearest valid key. Keys of version 0.1 are still read; a warning names the new ones. All
+settings of a run, with comments, are in its `config.toml`, which is a valid `--config` file.
 """
 
 
@@ -58,7 +60,7 @@ def _tables() -> Iterator[str]:
     for (prefix, kind), group in groups.items():
         title = f"`{prefix}`" if prefix else "The run itself"
         yield f"## {title}" + (f', `kind = "{kind}"`' if kind else "") + "\n"
-        yield "| key | type | default | what it is |\n|---|---|---|---|"
+        yield "| key | type | default | meaning |\n|---|---|---|---|"
         for setting in group:
             cells = (f"`{setting.key}`", setting.type, _default(setting.default), setting.doc.replace("``", "`"))
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -72,7 +74,7 @@ def _default(text: str | None) -> str:
 
 
 def _recipes() -> str:
-    """Where each of our recipes differs from the defaults, which are those of ``od-wscl``."""
+    """The settings in which each of our recipes differs from the defaults, which are those of ``od-wscl``."""
     plain = _leaves(Config())
     lines = ["| recipe | key | value |", "|---|---|---|"]
     for name, recipe in ((name, recipe) for name, recipe in RECIPES.items() if name not in PAPER_RUNS):

@@ -1,4 +1,4 @@
-"""What can be seen of settings without a whole run."""
+"""Effects of settings that show without a whole run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strategies import make_scene, random_boxes
+from strategies import make_labeler_input, random_boxes
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.cli.train import read_training
 from tag2box.errors import UserError
@@ -34,7 +34,7 @@ def row_rng() -> RowRng:
 
 
 def computed(config: Config) -> object:
-    """How a step would be run, or why it could not be."""
+    """How a step would be run, or the error."""
     memory = config.compute.memory_for(has_cached_maps=True)
     try:
         return memory, config.compute.torch_device(), config.compute.precision
@@ -43,7 +43,7 @@ def computed(config: Config) -> object:
 
 
 def built_lite0(config: Config) -> object:
-    """What the lite0 settings make: sizes, pooling, what learns, and what dropout does to a vector."""
+    """Network of the lite0 settings: sizes, pooling, trained layers, and the effect of dropout on a vector."""
     torch.manual_seed(0)
     network = config.backbone.build(pretrained=False).train()
     vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), row_rng())
@@ -52,7 +52,7 @@ def built_lite0(config: Config) -> object:
 
 
 def believed_maps(config: Config) -> object:
-    """The map of a proposal whose method thinks a quarter of it."""
+    """The map of a proposal with an objectness of 0.25."""
     return (
         tiny_detector(1, heads=config.heads).weight_by_objectness(torch.ones(1, 1, 1, 1), torch.tensor([0.25])).item()
     )
@@ -78,7 +78,7 @@ def built_resnet_ws(config: Config) -> object:
 
 
 def weights_wanted(config: Config) -> object:
-    """Which file the network asks for."""
+    """The weights file that the network requires."""
     with pytest.raises(UserError) as error:
         config.backbone.build(pretrained=True)
     return str(error.value)
@@ -101,12 +101,12 @@ def boxes_of_a_photo(config: Config) -> object:
 
 
 def superpixels_of_a_photo(config: Config) -> object:
-    """How one picture is cut up."""
+    """Superpixels of one picture."""
     return config.superpixels(picture()).tolist()
 
 
 def counts_read(config: Config) -> object:
-    """How many objects a run is told of."""
+    """The object counts of a run."""
     counts = read_training(config).counts
     return None if counts is None else counts.tolist()
 
@@ -134,7 +134,7 @@ class NoBoxes:
 
 
 def model_wanted(config: Config) -> object:
-    """Which structured forest the search asks for."""
+    """The structured forest that the search requires."""
     try:
         config.proposals.ready()
     except UserError as error:
@@ -150,41 +150,41 @@ def photos_read(config: Config) -> object:
         return str(error)
 
 
-def labels_of_a_scene(config: Config) -> object:
-    """What the labeler makes of many random proposals, whose objects somebody counted."""
-    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
-    labels = config.criterion.labeler(replace(scene, side_info=SideInfo(counts=torch.full((2, 3), 3)))).stages
-    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+def labels_of_inputs(config: Config) -> object:
+    """What the labeler makes of many random proposals, with counts of their objects."""
+    inputs = make_labeler_input((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    labels = config.criterion.labeler(replace(inputs, side_info=SideInfo(counts=torch.full((2, 3), 3)))).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 
 
 def labels_on_the_way(config: Config) -> object:
-    """What the labeler makes of random proposals with feature vectors and evidence, early and late in training."""
-    scene = make_scene((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
+    """Pseudo labels of random proposals with feature vectors and evidence, early and late in training."""
+    inputs = make_labeler_input((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
     evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
-    scene = replace(scene, vectors=scene.embed, side_info=SideInfo(evidence=evidence))
-    stages = [x for p in (0.3, 0.9) for x in config.criterion.labeler(replace(scene, progress=p)).stages]
-    seeds = [x.seeds.placed(scene.proposals).tolist() for x in stages]
-    return seeds, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
+    inputs = replace(inputs, vectors=inputs.embed, side_info=SideInfo(evidence=evidence))
+    stages = [x for p in (0.3, 0.9) for x in config.criterion.labeler(replace(inputs, fraction=p)).stages]
+    pseudo_boxes = [x.pseudo_boxes.placed(inputs.proposals).tolist() for x in stages]
+    return pseudo_boxes, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
 
 
-def scored_scene(config: Config) -> object:
-    """What the MIL strategy makes of random logits of many proposals, with two heads."""
-    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
+def mil_scores_of_inputs(config: Config) -> object:
+    """MIL scores of random logits of many proposals, with two heads."""
+    inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    result = config.criterion.mil(scores, BatchMeta(scene.proposals, scene.tags), 0.01)
+    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags), 0.01)
     return result.scores.tolist(), None if result.second is None else result.second.tolist()
 
 
-def coupled_scene(config: Config) -> object:
-    """What the labeler makes of many random proposals, of which two MIL heads think differently."""
-    scene = make_scene((30,) * 4, [[1, 1, 1]] * 4)
-    labels = config.criterion.labeler(replace(scene, second=scene.probs[1], progress=0.01)).stages
-    return [(x.cls.tolist(), x.weight.tolist(), x.seeds.rows.tolist()) for x in labels]
+def labels_of_two_heads(config: Config) -> object:
+    """Pseudo labels of many random proposals with different scores of two MIL heads."""
+    inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
+    labels = config.criterion.labeler(replace(inputs, second=inputs.probs[1], fraction=0.01)).stages
+    return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 
 
-def opposed(config: Config) -> object:
-    """What a mask net drops, and where a step against the detector takes it."""
+def adversarial_step(config: Config) -> object:
+    """The factors of a mask net, and its weights after an adversarial step."""
     assert isinstance(config.drop_block, ConcreteDropBlock)
     net, rng, g = config.drop_block.build(5, 0), StepRng(0, 0), torch.Generator().manual_seed(0)
     images, maps = torch.zeros(60, dtype=torch.long), torch.rand(60, 5, 3, 3, generator=g)
@@ -193,5 +193,5 @@ def opposed(config: Config) -> object:
     batch = Batch(("a",), torch.ones(1, 3, dtype=torch.bool), Proposals(boxes, (60,)), maps=maps)
     plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
     Step(tiny_detector(3), plain, net, Augment()).adversarial_step(batch, rng)
-    AdversaryOptimizer.of(net).learn(cuts=1)
+    AdversaryOptimizer.of(net).step(cuts=1)
     return factors.tolist(), [p.tolist() for p in net.parameters()]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tag2box.types import AugmentedRois, Exemplars, LabelerInput, Proposals
 
-OBJECTIVE_WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
+CRITERION_CASES: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((0,), [[0, 0]]),  # no proposals, no tags
     ((0,), [[1, 0]]),  # a tag, but no proposal
     ((1,), [[1, 1]]),  # one proposal for two classes

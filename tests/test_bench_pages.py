@@ -52,7 +52,7 @@ def parts(figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def call(*options: str) -> int:
         place = ["--parts", str(tmp_path / "kept"), "--out", str(tmp_path / "docs/results/bench.json")]
-        return run.main([*place, "--images", str(tmp_path / "docs/images"), *options])
+        return int(run.main([*place, "--images", str(tmp_path / "docs/images"), *options]))
 
     def calls() -> dict[str, int]:
         files = {part.name: tmp_path / f"{part.name}.calls" for part in few}
@@ -109,6 +109,7 @@ def test_a_trial_stays_out_of_the_docs() -> None:
 
 def test_every_part_of_the_benchmark_has_its_files() -> None:
     module = bench("bench_parts")
+    assert all((module.PACKAGE / name).exists() for name in module.MEASURED)
     for part in module.PARTS:
         assert all((BENCHMARKS / f"{name}.py").exists() for name in (part.name, *part.helpers))
     assert (

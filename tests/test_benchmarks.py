@@ -36,7 +36,7 @@ def test_every_part_has_the_fields_of_its_table(figures: dict[str, Any], name: s
     assert figures[name]["machine"] == MACHINE
 
 
-def test_the_facts_of_the_machine() -> None:
+def test_the_description_of_the_machine() -> None:
     facts = bench("measuring").machine()
     assert set(facts) == set(MACHINE) and facts["torch"] == torch.__version__
     assert facts["gemm_gflops"] > 0 and facts["gemm_gflops_per_cpu_second"] > 0

@@ -243,7 +243,7 @@ def test_evaluate_reads_lists(monkeypatch, capsys):
     assert (seen["metrics"], seen["classes"], seen["split"]) == (["voc07", "coco"], ["cat", "dog"], "test")
 
 
-def test_doctor_prints_a_table_and_says_whether_all_is_well(monkeypatch, capsys):
+def test_doctor_prints_a_table_and_a_verdict(monkeypatch, capsys):
     done = call(["doctor"], monkeypatch, capsys)
     assert done.code == 0
     assert all(word in done.out for word in ("torch", "OpenCV", "lite0 weights"))

@@ -40,7 +40,7 @@ def test_the_page_of_recipes_is_up_to_date(recipes: ModuleType) -> None:
     assert recipes.PAGE.read_text(encoding="utf-8") == recipes.page(), "run python docs/make_recipes.py"
 
 
-def test_the_cost_is_told_where_it_was_measured(
+def test_the_cost_is_stated_if_it_was_measured(
     recipes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipes, "STEPS", tmp_path / "none.json")

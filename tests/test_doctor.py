@@ -51,7 +51,7 @@ def test_this_machine_is_ready(tmp_path):
         ([Check("b", False, "", required=False)], 0),
     ],
 )
-def test_the_exit_code_tells_whether_something_required_is_missing(checks, code):
+def test_the_exit_code_is_nonzero_if_something_required_is_missing(checks, code):
     assert doctor_exit_code(checks) == code
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_is_named(monkeypatch):
     assert doctor._gpu().detail == "card 0, card 1"
 
 
-def test_memory_is_read_where_the_kernel_tells_and_short_memory_is_only_a_note(monkeypatch, tmp_path):
+def test_memory_is_read_from_the_kernel_and_short_memory_is_only_a_note(monkeypatch, tmp_path):
     meminfo = tmp_path / "meminfo"
     assert doctor._available_memory(meminfo) is None
     meminfo.write_text("MemTotal: 8 kB\n\n")
@@ -148,7 +148,7 @@ def test_the_module_is_cheap_to_import():
     assert done.stdout.strip() == "[]"
 
 
-def test_stored_weights_that_changed_are_told(tmp_path, monkeypatch):
+def test_stored_weights_that_changed_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("TAG2BOX_HOME", f"{tmp_path}")
     assert doctor._stored_weights().detail == f"none, in {tmp_path / 'weights'}"
     (tmp_path / "weights").mkdir()

@@ -1,4 +1,4 @@
-"""tools/house.py: every house rule can fail, and the traced runs see what they should."""
+"""tools/house.py: every house rule can fail, and the traced runs cover what they should."""
 
 from __future__ import annotations
 

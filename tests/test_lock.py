@@ -19,7 +19,7 @@ from tag2box.io import is_locked, locked, wait_for_lock
 
 
 class Waiting:
-    """Counts who waited, and for how long somebody does."""
+    """Counts the beginnings and ends of waits."""
 
     def __init__(self) -> None:
         self.began = self.ended = 0
@@ -34,7 +34,7 @@ class Waiting:
 def test_a_lock_is_there_while_it_is_held(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.lock"
     assert not is_locked(path)
-    assert not path.parent.exists()  # a look leaves nothing
+    assert not path.parent.exists()  # the check creates nothing
     with locked(path, "cooks"):
         assert is_locked(path)
         with pytest.raises(Busy, match="new: another process cooks here; wait until it is done"), locked(path, "cooks"):
@@ -70,7 +70,7 @@ with locked(Path({str(path)!r}), "cooks"):
     assert not path.exists()
 
 
-def test_nobody_waits_for_a_free_lock(tmp_path: Path) -> None:
+def test_a_free_lock_is_taken_at_once(tmp_path: Path) -> None:
     waiting = Waiting()
     with wait_for_lock(tmp_path / "x.lock", waiting):
         assert is_locked(tmp_path / "x.lock")
@@ -96,7 +96,7 @@ def test_one_waits_for_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_disk_without_locks_excludes_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def flock(*_: object) -> None:
         raise OSError(code, "no locks here")
 
@@ -107,7 +107,7 @@ def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("hold", [lambda p: locked(p, "cooks"), lambda p: wait_for_lock(p, Waiting())])
-def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path, hold: type[Waiting]) -> None:
+def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path: Path, hold: type[Waiting]) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises(UserError, match="s: is a file"), hold(tmp_path / "s" / "x.lock"):
         pytest.fail("held in a file")

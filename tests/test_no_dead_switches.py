@@ -1,4 +1,4 @@
-"""No dead switches: every setting of a run is shown to change what the run does (style rule R8)."""
+"""No dead switches: every setting of a run is shown to change what the run does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tiny_world import small_config, small_data, small_network, story, weights
 
 @dataclass(frozen=True)
 class Bench:
-    """Where runs of the tiny network happen."""
+    """Runs of the tiny network in a folder."""
 
     folder: Path
     patch: pytest.MonkeyPatch
@@ -40,18 +40,18 @@ class Bench:
     def config(self, overrides: Sequence[str]) -> Config:
         short = ("plan.iterations=4", "plan.gallery=1", "plan.schedule.warmup=1")
         store = f"data.proposals={self.folder / 'proposals'}"
-        if "proposals.kind=imported" in overrides:  # which knows none of the settings of a search
+        if "proposals.kind=imported" in overrides:  # has no settings of a search
             return settings.load(Config, [], overrides)
         return small_config(self.folder, store, *short, *(o.format(bench=self.folder) for o in overrides))
 
-    def look(self, config: Config) -> object:
-        """A run, or what was seen of the same settings before."""
+    def run_once(self, config: Config) -> object:
+        """The results of a run, cached by its settings."""
         if config not in self.known:
             self.known[config] = self.run(config)
         return self.known[config]
 
     def run(self, config: Config) -> object:
-        """Train and detect; everything that is then on disk or was on the way, but for the settings themselves."""
+        """Train and detect; all results on disk and on the way, without the settings themselves."""
         out = self.folder / f"run{len(list(self.folder.glob('run*')))}"
         saves: list[int] = []
         real = checkpoint.save
@@ -68,9 +68,9 @@ class Bench:
         tensors = {name: value.flatten().tolist() for name, value in weights(out).items()}
         found = detect(out, [self.folder / "photos" / "photo0.jpg"], min_score=0)
         seen = {name: (d.boxes.tolist(), d.scores.tolist(), d.labels.tolist()) for name, d in found.items()}
-        kept = sorted(path.name for path in self.folder.glob("kept*"))
+        stored = sorted(path.name for path in self.folder.glob("stored*"))
         inside = sorted(path.name for path in out.iterdir() if path.is_dir())
-        return events, tensors, seen, saves, kept, inside
+        return events, tensors, seen, saves, stored, inside
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ def test_the_table_covers_every_setting_there_is():
 
 @pytest.mark.parametrize("entry", TABLE, ids=lambda r: f"{r.key}[{r.kind}]" if r.kind else r.key)
 def test_changing_a_setting_changes_what_happens(bench, entry):
-    see = entry.seen or bench.look
+    see = entry.seen or bench.run_once
     before, after = bench.config(entry.given), bench.config((*entry.given, entry.change))
     assert see(before) != see(after)
 
 
-def test_the_same_settings_look_the_same(bench):
-    """Otherwise the test above would say nothing."""
+def test_the_same_settings_give_the_same_results(bench):
+    """Otherwise the test above would prove nothing."""
     assert bench.run(bench.config(())) == bench.run(bench.config(()))
     views = ((built_lite0, LITE0), (built_vgg16, VGG16), (weights_wanted, VGG16), (boxes_of_a_photo, ()))
     more = ((built_resnet_ws, RESNET), (boxes_of_a_photo, EDGES), (orders, ()), (readers, ()), (model_wanted, EDGES))

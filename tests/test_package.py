@@ -1,4 +1,4 @@
-"""The package as Python sees it: quick to import, every command a function, typed, within the limits of style."""
+"""The installed package: quick to import, every command a function, typed, within the limits of style."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "propose", "recall", "report", "resume",
+    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "prepare_training", "propose", "recall", "report", "resume",
     "stats", "train",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
     "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "Progress", "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes",
-    "PseudoLabels", "Requirements", "Step", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
+    "PseudoLabels", "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
 )  # fmt: skip
 
 

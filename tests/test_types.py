@@ -1,4 +1,4 @@
-"""Types that cross borders refuse what does not fit together, and cut and index as they say."""
+"""Shared types: refuse inconsistent fields, and split and index as documented."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_proposals_add_up(shape, sizes, fits):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_split_spans_and_ids_say_the_same(sizes):
+def test_split_spans_and_ids_agree(sizes):
     total = sum(sizes)
     proposals = Proposals(torch.zeros(total, 4), tuple(sizes))
     rows = torch.arange(total)

@@ -70,7 +70,7 @@ def repository(tmp_path: Path) -> Path:
 
 def run(words: ModuleType, root: Path, allowed: str, *options: str) -> int:
     (root / "allowed.txt").write_text(allowed)
-    return words.main(["--root", str(root), "--allowed", str(root / "allowed.txt"), *options])
+    return int(words.main(["--root", str(root), "--allowed", str(root / "allowed.txt"), *options]))
 
 
 def test_findings_fail_with_file_line_and_suggestion(

@@ -142,7 +142,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 def story(run: Path) -> list[dict[str, object]]:
-    """The events of a run without what a clock or a machine says."""
+    """The events of a run without times and machine."""
     noise = {"time", "seconds", "peak_memory_mb", "machine", "versions"}
     return [{k: v for k, v in event.items() if k not in noise} for event in read_events(run)]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import distributed
 
@@ -35,7 +35,9 @@ def together(count: int, work: Callable[[DistContext], T]) -> list[T]:
         for process in started:
             process.start()
         try:
-            answers = [_load(pipe) if pipe.poll(PATIENCE) else (False, "hung") for pipe, _ in pipes]
+            answers: list[tuple[bool, Any]] = [
+                _load(pipe) if pipe.poll(PATIENCE) else (False, "hung") for pipe, _ in pipes
+            ]
         finally:
             for process in started:
                 process.kill()
@@ -45,14 +47,15 @@ def together(count: int, work: Callable[[DistContext], T]) -> list[T]:
     return [answer for _, answer in answers]
 
 
-def _load(pipe: Connection) -> tuple[bool, object]:
-    return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child
+def _load(pipe: Connection) -> tuple[bool, Any]:
+    is_done, answer = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child
+    return is_done, answer
 
 
 def _run(dist: DistContext, meeting: Path, work: Callable[[DistContext], T], answer: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        store = distributed.FileStore(str(meeting), dist.world_size)
+        store = distributed.FileStore(str(meeting), dist.world_size)  # type: ignore[attr-defined]
         patience = timedelta(seconds=PATIENCE)
         distributed.init_process_group(
             "gloo", store=store, rank=dist.rank, world_size=dist.world_size, timeout=patience

@@ -26,8 +26,10 @@ BARS: dict[str, float] = {
     "public names defined twice": 15,
     "modules with a single importer": 45,
     "lines of the longest file": 400,
-    "one batch: files": 18,
-    "one batch: functions": 90,
+    "one batch: files": 25,  # 45 in version 0.1.0
+    "one batch: functions": 150,  # 193
+    "one batch, step alone: files": 18,  # 32
+    "one batch, step alone: functions": 112,  # 155
     "one photo of detect: files": 25,
 }
 """Upper limits. A measure without a bar is only reported."""

@@ -31,7 +31,7 @@ ROWS = {row.name: row for row in list_recipes()}
         ),
     ],
 )
-def test_a_row_is_what_the_recipe_says(name: str, cells: tuple[str, ...]) -> None:
+def test_a_row_matches_its_recipe(name: str, cells: tuple[str, ...]) -> None:
     assert ROWS[name].cells() == cells and len(cells) == len(RECIPE_COLUMNS)
 
 

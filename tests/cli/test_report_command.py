@@ -37,7 +37,7 @@ def small(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_without_truth_the_page_tells_of_training_alone(small):
+def test_without_truth_the_page_shows_training_alone(small):
     before = tree(small / "one")
     report([small / "one"], small / "page.html", title="Only <training>")
     page = (small / "page.html").read_text()
@@ -58,7 +58,7 @@ def test_runs_are_assessed_once(small):
     assert tree(small / "one", small / "two") == before
 
 
-def test_proposals_of_test_photos_are_kept_where_asked_or_beside_the_page(small):
+def test_proposals_of_test_photos_are_stored_in_the_given_folder_or_beside_the_page(small):
     given = {"test_photos": small / "photos", "test_truth": small / "truth.json"}
     report([small / "one"], small / "a" / "page.html", **given)
     assert (small / "a" / "test-proposals" / "index.json").exists()

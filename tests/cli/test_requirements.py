@@ -40,10 +40,10 @@ class Asking(Oicr):
     def requirements(self) -> Requirements:
         return self.asks
 
-    def __call__(self, scene: LabelerInput) -> Labeling:
+    def __call__(self, inputs: LabelerInput) -> Labeling:
         for name in ("counts", "evidence", "objectness"):
-            assert (getattr(scene.side_info, name) is not None) == getattr(self.asks, name)
-        return super().__call__(scene)
+            assert (getattr(inputs.side_info, name) is not None) == getattr(self.asks, name)
+        return super().__call__(inputs)
 
 
 def asking(config: Config, requirements: Requirements) -> Config:
@@ -152,7 +152,7 @@ def test_a_lack_leaves_no_run_and_no_proposals(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_given_what_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_gets_what_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The labeler of this run asserts that it has it, in training and in the pictures on the way."""
     small_network(monkeypatch)
     small_data(tmp_path)
@@ -188,13 +188,13 @@ def test_side_info_is_read_only_if_required(tmp_path: Path, monkeypatch: pytest.
     ("counts", "requirements", "reads"),
     [("given", True, False), ("given", False, False), ("boxes", False, False), ("boxes", True, True)],
 )
-def test_boxes_are_read_only_to_be_counted_and_only_where_asked(
+def test_boxes_are_read_only_to_be_counted_and_only_if_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str, requirements: bool, reads: bool
 ) -> None:
-    """Truth has one way into training, and it is shut unless a system needs counts and the user says boxes."""
+    """Boxes reach training only if a system needs counts and the user sets data.counts=boxes."""
     read: list[object] = []
-    monkeypatch.setattr(box_counts, "read_truth", lambda source: read.append(source) or _stop())
-    monkeypatch.setattr(box_counts, "has_boxes", lambda source: True)
+    monkeypatch.setattr(box_counts.datasets, "read_truth", lambda source: read.append(source) or _stop())
+    monkeypatch.setattr(box_counts.datasets, "has_boxes", lambda source: True)
     small_data(tmp_path)
     config = asking(small_config(tmp_path, f"data.counts={counts}"), Requirements(counts=requirements))
     if reads:

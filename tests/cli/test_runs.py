@@ -125,7 +125,7 @@ def test_loading_gives_the_saved_weights_and_classes(small):
     assert not trained.detector.training
 
 
-def test_the_start_event_says_what_was_trained_on_what(small):
+def test_the_start_event_describes_model_and_data(small):
     train(small_config(small, "name=Mine"), small / "run")
     first = story(small / "run")[0]
     store = ProposalStore.open(small / "run" / "proposals")
@@ -146,7 +146,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(small):
     assert same(weights(small / "run"), weights(small / "unbroken"))
 
 
-def test_a_diverging_run_says_so(small):
+def test_a_diverging_run_is_reported(small):
     config = small_config(small, "plan.optimizer.lr=1e30", "plan.schedule.warmup=0")
     with pytest.raises(UserError, match=r"loss is (nan|inf).+ lower plan\.optimizer\.lr"):
         train(config, small / "run")

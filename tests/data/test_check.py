@@ -260,7 +260,7 @@ def test_copies_are_those_of_equal_bytes(desk):
 
 
 @pytest.mark.parametrize(("spoil", "code"), [(None, 0), (stray, 0), (small, 1), (missing, 2)])
-def test_the_exit_code_tells_how_grave_it_is(spoil, code, desk, tmp_path):
+def test_the_exit_code_depends_on_the_severity(spoil, code, desk, tmp_path):
     if spoil:
         spoil(desk)
     out = tmp_path / "found.json"

@@ -26,7 +26,9 @@ def saved(path: Path, width: int, height: int, **options: object) -> Photo:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_photos_not_far_larger_than_their_view_are_seen_to_the_bit_as_if_read_whole(tmp_path: Path, view: View) -> None:
+def test_photos_not_far_larger_than_their_view_equal_those_read_at_full_size_to_the_bit(
+    tmp_path: Path, view: View
+) -> None:
     photo = saved(tmp_path / "p.jpg", 500, 375) if view.short != 48 else saved(tmp_path / "p.jpg", 100, 75)
     height, width = view_size(view, (photo.height, photo.width))
     whole = read_photo(photo.path).float()
@@ -38,7 +40,9 @@ def test_photos_not_far_larger_than_their_view_are_seen_to_the_bit_as_if_read_wh
 @pytest.mark.parametrize("name", ["p.jpg", "p.png"])
 @pytest.mark.parametrize("view", [View(48), View(80, True), View(30, True, 60), View(16)])
 @pytest.mark.parametrize("size", [(800, 600), (603, 405), (450, 801)])
-def test_larger_photos_look_as_if_read_whole(tmp_path: Path, name: str, view: View, size: tuple[int, int]) -> None:
+def test_larger_photos_are_nearly_those_read_at_full_size(
+    tmp_path: Path, name: str, view: View, size: tuple[int, int]
+) -> None:
     photo = saved(tmp_path / name, *size)
     height, width = view_size(view, (photo.height, photo.width))
     assert reduction(size, (width, height)) > 1
@@ -67,7 +71,7 @@ def test_a_photo_of_another_size_than_the_dataset_says_is_refused(tmp_path: Path
         load_view(Photo("p", photo.path, *claimed), View(480, long_max=2000))
 
 
-def test_one_look_serves_views_of_all_sizes(tmp_path: Path) -> None:
+def test_one_decoded_image_serves_views_of_all_sizes(tmp_path: Path) -> None:
     photo = saved(tmp_path / "p.jpg", 500, 375)
     views = [view for view in VIEWS if view.short != 48]
     read = load_image(photo, views)
@@ -78,7 +82,7 @@ def test_one_look_serves_views_of_all_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "views", [[View(48)], [View(48), View(80, True)], [View(80), View(48), View(16)], [View(None)]]
 )
-def test_a_look_is_as_large_as_its_largest_view_needs(tmp_path: Path, views: list[View]) -> None:
+def test_a_decoded_image_is_as_large_as_its_largest_view_needs(tmp_path: Path, views: list[View]) -> None:
     photo = saved(tmp_path / "p.jpg", 800, 600)
     height, width = max(view_size(view, (600, 800)) for view in views)
     factor = reduction((800, 600), (width, height))

@@ -83,7 +83,7 @@ def _memory_file(content: bytes) -> int:
 
 @pytest.mark.parametrize("kind", ["png", "webp", "tif", "late.png"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photos_are_turned_upright_as_exif_says(tmp_path: Path, orientation: int, kind: str) -> None:
+def test_photos_are_rotated_by_their_exif_orientation(tmp_path: Path, orientation: int, kind: str) -> None:
     upright = np.zeros((20, 30, 3), np.uint8)
     upright[:10, :15] = 255  # white top left
     # The stored picture is the inverse of what a viewer does with the tag.
@@ -126,7 +126,7 @@ def test_the_size_of_a_png_is_known_without_its_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*junk" * 9])
-def test_broken_exif_turns_nothing(tmp_path: Path, exif: bytes) -> None:
+def test_broken_exif_rotates_nothing(tmp_path: Path, exif: bytes) -> None:
     path = tmp_path / "p.jpg"
     Image.fromarray(NOISE).save(path, exif=exif)
     assert photo_size(path) == (60, 40)
@@ -156,7 +156,7 @@ def test_other_formats_are_refused_by_name(tmp_path: Path, content: bytes) -> No
 
 
 def test_nothing_global_is_changed_and_threads_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7)  # somebody else's limit is neither heard nor touched
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7)  # the limit of the library is neither used nor changed
     (tmp_path / "p.jpg").write_bytes(formats()["jpeg"])
     expected, seen = read_photo(tmp_path / "p.jpg"), []
     work = [threading.Thread(target=lambda: seen.append(read_photo(tmp_path / "p.jpg"))) for _ in range(8)]

@@ -69,7 +69,7 @@ def test_boxes_are_inside_whole_pixels_and_every_photo_shows_something() -> None
 
 
 def _count(scenes: Scenes, photos: int = 25) -> tuple[float, float]:
-    """Things per class shown, and the share of same-class pairs whose boxes meet."""
+    """Objects per class shown, and the share of same-class pairs whose boxes meet."""
     counts, meets = [], []
     for index in range(photos):
         objects = scenes.draw("train", index).objects
@@ -83,7 +83,7 @@ def _count(scenes: Scenes, photos: int = 25) -> tuple[float, float]:
     return float(np.mean(counts)), float(np.mean(meets)) if meets else 0.0
 
 
-def test_crowd_and_touch_do_what_they_say() -> None:
+def test_crowd_and_touch_have_their_effect() -> None:
     assert _count(replace(SMALL, crowd=0.0))[0] == 1.0
     alone, together = _count(replace(SMALL, touch=0.0)), _count(replace(SMALL, touch=1.0))
     assert alone[1] < 0.2 < 0.4 < together[1]
@@ -100,7 +100,7 @@ def test_a_loud_mark_stands_out_more_than_a_quiet_one() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECT_CLASSES)
-def test_every_thing_is_one_connected_shape_of_about_the_size_asked(name: str) -> None:
+def test_every_object_is_one_connected_shape_of_about_the_given_size(name: str) -> None:
     for seed in range(4):
         sprite = draw_object(np.random.default_rng(seed), name, 72.0, loud=True, behind=(0.2, 0.6, 0.2))
         solid = (sprite.alpha > 0.4).astype(np.uint8)

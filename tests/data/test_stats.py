@@ -1,4 +1,4 @@
-"""Datasets counted: by hand, by loops, across chunks, and where there is nothing to count."""
+"""Datasets counted: by hand, by loops, across chunks, and without anything to count."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_tags_by_hand() -> None:
     assert found.inseparable() == ()
 
 
-def test_classes_on_the_same_photos_cannot_be_told_apart() -> None:
+def test_classes_on_the_same_photos_cannot_be_distinguished() -> None:
     found = count_tags(tagged([[1, 0, 1], [0, 1, 0], [1, 0, 1]]))
     assert found.inseparable() == ((0, 2),)
     assert found.never_without() == ((0, 2), (2, 0))
@@ -145,7 +145,7 @@ def test_sizes_at_the_edges_belong_to_the_larger_kind() -> None:
         ([[0, 0, 1, 1], [5, 5, 6, 6], [0, 0, 9, 1]], [0, 0, 0], [2, 1, 2]),  # not the next but the one after
     ],
 )
-def test_company_by_hand(boxes: list[list[float]], pair: list[int], expected: list[int]) -> None:
+def test_objects_with_others_by_hand(boxes: list[list[float]], pair: list[int], expected: list[int]) -> None:
     rows = torch.tensor(boxes, dtype=torch.double).reshape(-1, 4)
     assert adjacency(rows, torch.tensor(pair, dtype=torch.long)).tolist() == expected
 

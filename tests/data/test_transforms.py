@@ -76,7 +76,7 @@ def test_mirrored_twice_is_nothing(rows: int) -> None:
     assert torch.equal(flip_boxes(flip_boxes(BOXES[:rows], 40), 40), BOXES[:rows])
 
 
-def test_a_mirrored_box_holds_the_same_pixels() -> None:
+def test_a_flipped_box_holds_the_same_pixels() -> None:
     image, view = torch.rand(3, 30, 40), View(None, True)
     flipped, boxes = render_view(view, image, (30, 40)), boxes_in_view(view, BOXES, (30, 40))
     for before, after in zip(BOXES.int().tolist(), boxes.int().tolist(), strict=True):
@@ -84,7 +84,7 @@ def test_a_mirrored_box_holds_the_same_pixels() -> None:
         assert torch.equal(flipped[:, after[1] : after[3], after[0] : after[2]], crop.flip(2))
 
 
-def test_a_view_resizes_then_mirrors() -> None:
+def test_a_view_resizes_then_flips() -> None:
     image = torch.rand(3, 30, 40)
     plain = render_view(View(60, False, 70), image, (30, 40))
     assert torch.equal(render_view(View(60, True, 70), image, (30, 40)), plain.flip(2))
@@ -101,6 +101,6 @@ def test_views_depend_on_seed_epoch_and_photo_only() -> None:
     assert len({tuple(views[k : k + 100]) for k in range(0, 400, 100)}) == 4
 
 
-def test_every_resize_setting_is_heard() -> None:
+def test_every_resize_setting_has_an_effect() -> None:
     only = Resize(scales=(64,), long_max=80, flip=0.0)
     assert {only.view(0, 0, i) for i in range(20)} == {View(64, False, 80)}

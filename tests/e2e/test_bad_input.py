@@ -106,7 +106,7 @@ def test_so_it_is_in_a_process_of_its_own(mistake, desk):
 
 
 def test_after_a_mended_photo_the_same_command_works(desk, monkeypatch, capsys):
-    """What failed has claimed nothing: the user need not know --resume, nor clean up."""
+    """A failed run leaves nothing behind: neither --resume nor a cleanup is needed."""
     whole = desk.photo().read_bytes()
     argv = mistakes.photo_cut_short(desk)
     assert call(argv, monkeypatch, capsys).code == 2

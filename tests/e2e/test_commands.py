@@ -175,7 +175,7 @@ def test_demo_refuses_a_folder_of_other_settings(tmp_path):
     assert tree(folder) == before
 
 
-# ---------------------------------------------------------------- nothing to see
+# ---------------------------------------------------------------- nothing to detect
 
 
 def paint(folder: Path, name: str, *, side: int, busy: bool) -> Path:
@@ -267,7 +267,7 @@ def test_files_for_vocs_server_have_the_boxes_of_all_scores(tmp_path, world):
     assert scores[0]["voc12"]["mAP"] == pytest.approx(scores[1]["voc12"]["mAP"], abs=1e-6)
 
 
-def test_a_run_can_be_told_to_look_in_another_way(tmp_path, world):
+def test_inference_settings_of_a_run_can_be_overridden(tmp_path, world):
     run, photos = world.trained("od-wscl"), world.test / "photos"
     plain = detect(run, [photos], min_score=0)
     again = detect(run, [photos], min_score=0, overrides=["inference.mirror=false"])

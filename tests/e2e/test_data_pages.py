@@ -88,7 +88,7 @@ def test_stats_of_a_table_of_tags_have_no_objects(photos: TaggedPhotos, tmp_path
     assert "objects" not in done.output
 
 
-def test_stats_leave_faulty_photos_out_and_say_so(photos: TaggedPhotos, tmp_path: Path) -> None:
+def test_stats_skip_faulty_photos_and_report_them(photos: TaggedPhotos, tmp_path: Path) -> None:
     write_tags(tmp_path / "tags.csv", [(photos.photos[0].path.name, ["disc"]), ("nowhere.jpg", ["disc"])])
     json_file = tmp_path / "s.json"
     done = run("stats", tmp_path / "tags.csv", "--photos", photos.photos[0].path.parent,
@@ -119,7 +119,7 @@ def test_recall_of_two_stores(voc: Path, photos: TaggedPhotos, tmp_path: Path) -
     assert 'id="worst"' in html and "<h1>Proposals for voc, train</h1>" in html
 
 
-def test_stores_of_one_kind_are_told_apart_by_folder(voc: Path, photos: TaggedPhotos, tmp_path: Path) -> None:
+def test_stores_of_one_kind_are_distinguished_by_folder(voc: Path, photos: TaggedPhotos, tmp_path: Path) -> None:
     stores = [store(tmp_path / name, photos.photos, [[0, 0, 20, 20]], [0.0], "ss") for name in ("one", "two")]
     done = run("recall", voc, *stores, "--split", "train", "--out", tmp_path / "r.html")
     assert done.exit_code == 0, done.output

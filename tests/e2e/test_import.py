@@ -51,7 +51,7 @@ def test_boxes_arrive_as_they_were(tmp_path: Path, data: DataSource) -> None:
     assert imported.matching.unused == imported.matching.missing == ()
 
 
-def test_the_store_says_where_its_boxes_are_from(tmp_path: Path, data: DataSource) -> None:
+def test_the_store_records_the_source_of_its_boxes(tmp_path: Path, data: DataSource) -> None:
     file = save(tmp_path / "a.pkl")
     import_proposals(file, data, tmp_path / "store", keep=BoxFilter(min_side=3, max_boxes=7))
     source = dict(ProposalStore.open(tmp_path / "store").source)
@@ -75,7 +75,7 @@ def test_a_folder_of_one_file_an_image(tmp_path: Path, data: DataSource) -> None
     assert store.source["format"] == "mcg"
 
 
-def test_what_does_not_match_is_told(tmp_path: Path, data: DataSource) -> None:
+def test_what_does_not_match_is_reported(tmp_path: Path, data: DataSource) -> None:
     file = save(tmp_path / "a.pkl", [*BOXES[:3], BOXES[0]], [0, 1, "photo2.jpg", "elsewhere"])
     with pytest.raises(UserError, match=r"no proposals for 2 of 5 photos \(photo3, photo4\); --allow-missing"):
         import_proposals(file, data, tmp_path / "store")
@@ -142,7 +142,7 @@ def run(*args: object) -> object:
     return CliRunner().invoke(app, ["proposals", "import", *map(str, args)])
 
 
-def test_the_command_tells_what_it_did(tmp_path: Path, data: DataSource) -> None:
+def test_the_command_prints_what_it_did(tmp_path: Path, data: DataSource) -> None:
     file = save(tmp_path / "a.pkl", scores=[np.ones(len(b)) for b in BOXES])
     done = run(file, data.path, "--out", tmp_path / "store", "--max-boxes", 1, "--min-side", 2)
     assert done.exit_code == 0, done.output

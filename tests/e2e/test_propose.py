@@ -56,10 +56,10 @@ def _content(path: Path) -> dict[str, bytes]:
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- messages
 
 
-def test_photos_become_a_store_and_the_next_command_is_told(folder: Path, tmp_path: Path, propose: Propose) -> None:
+def test_photos_become_a_store_and_the_next_command_is_printed(folder: Path, tmp_path: Path, propose: Propose) -> None:
     done = propose(folder, tmp_path / "s")
     assert done.code == 0 and done.complaints == []
     store = ProposalStore.open(tmp_path / "s")
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "s").exists()
 
 
-def test_no_photo_and_other_settings_are_told(folder: Path, tmp_path: Path, propose: Propose) -> None:
+def test_no_photo_and_other_settings_are_reported(folder: Path, tmp_path: Path, propose: Propose) -> None:
     (tmp_path / "none").mkdir()
     assert propose(tmp_path / "none", tmp_path / "s").code == 2
     assert propose(tmp_path / "nowhere", tmp_path / "s").code == 2
@@ -250,7 +250,7 @@ def test_killed_with_several_workers_none_stays_behind(
     assert _content(out) == _content(undisturbed)
 
 
-def test_ctrl_c_ends_it_with_a_line_and_the_same_command_goes_on(
+def test_ctrl_c_ends_it_with_a_line_and_the_same_command_resumes(
     folder: Path, tmp_path: Path, undisturbed: Path, propose: Propose
 ) -> None:
     out = tmp_path / "s"
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_it_with_a_line_and_the_same_command_goes_on(
 
 
 def test_the_store_of_many_workers_is_that_of_one(undisturbed: Path) -> None:
-    """The workers' stores above are compared with this one, which is no empty thing."""
+    """The workers' stores above are compared with this one, which is not empty."""
     store = ProposalStore.open(undisturbed)
     assert len(store) == PHOTOS and not store.failed
     assert all(len(store.boxes(name)) > 1 for name in store.sizes)

@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "a port beyond all": (["--on", "ray", "--address", "head:65536"], {}, f"--address head:65536: {NOWHERE}"),
     "a web address": (["--on", "ray", "--address", "http://head:8265"], {}, f"--address http://head:8265: {NOWHERE}"),
     "one of the environment": (["--on", "ray"], {"RAY_ADDRESS": "ray://a:1"}, f"RAY_ADDRESS ray://a:1: {NOWHERE}"),
-    "nobody there": (["--on", "ray", "--address", "127.0.0.1:1"], {}, "127.0.0.1:1: no answer (Connection refused)"),
+    "no server there": (["--on", "ray", "--address", "127.0.0.1:1"], {}, "127.0.0.1:1: no answer (Connection refused)"),
     "a host that is none": (["--on", "ray", "--address", "no-such-host.invalid:6379"], {}, ":6379: no answer ("),
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_a_mistake_is_one_line_soon_and_nothing_is_written(
     more: list[str], env: dict[str, str], says: str,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # also where Ray is not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # also if Ray is not installed
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     done = run("propose", folder, "--out", tmp_path / "s", *more)
@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line_soon_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("command", [["propose", "photos", "--out", "s"], ["detect", "run", "photos"]])
-def test_without_ray_it_says_how_to_get_it(
+def test_without_ray_the_error_names_the_install_command(
     tmp_path: Path, run: Type, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -84,7 +84,7 @@ def test_without_ray_it_says_how_to_get_it(
     ]
 
 
-def test_a_listener_that_says_nothing_is_told_of(
+def test_a_server_that_does_not_answer_is_reported(
     folder: Path, tmp_path: Path, run: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -119,7 +119,7 @@ def test_a_node_killed_half_way_changes_nothing(folder: Path, tmp_path: Path, wo
         on = ["--on", "ray", "--address", nodes.address]
         running = _type("propose", folder, "--out", tmp_path / "there", *FLAGS, *on)
         while kill.photos_done(tmp_path / "there") < 1 and running.poll() is None:
-            time.sleep(0.05)
+            time.sleep(0.005)
         assert running.poll() is None and kill.photos_done(tmp_path / "there") < PHOTOS and nodes.workers()
         assert nodes.kill() > 1
         done = _ended(running)

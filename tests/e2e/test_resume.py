@@ -51,11 +51,11 @@ class Stopped:
     run: Path
     code: int
     err: str
-    iterations: int  # steps it had told of
+    iterations: int  # steps in its event log
 
 
 def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300  # of a machine busy with other things
+    deadline = time.monotonic() + 300  # enough for a busy machine
     while time.monotonic() < deadline:
         if condition():
             return
@@ -105,11 +105,11 @@ def test_a_stopped_process_leaves_a_run_that_can_go_on(stopped):
 def test_it_resumes_to_the_weights_of_an_unbroken_run(stopped, unbroken):
     resume(stopped.run)
     assert same(weights(stopped.run), weights(unbroken))
-    told, wanted = read_run(stopped.run), read_run(unbroken)
-    assert [s.iteration for s in told.steps] == list(range(1, 31))
-    assert [s.losses for s in told.steps] == [s.losses for s in wanted.steps]
-    assert told.galleries == wanted.galleries
-    assert len(told.resumed_at) == 1
+    resumed, wanted = read_run(stopped.run), read_run(unbroken)
+    assert [s.iteration for s in resumed.steps] == list(range(1, 31))
+    assert [s.losses for s in resumed.steps] == [s.losses for s in wanted.steps]
+    assert resumed.galleries == wanted.galleries
+    assert len(resumed.resumed_at) == 1
 
 
 # ---------------------------------------------------------------- every place a run can break at, with the tiny network
@@ -279,7 +279,7 @@ def reachable(hint: object, seen: set[object]) -> set[object]:
 @pytest.mark.parametrize("kind", [TaggedPhotos, Batch, LabelerInput, Sample, Config])
 def test_what_training_sees_has_no_room_for_true_boxes(kind):
     assert not reachable(kind, set()) & {Truth, Objects}
-    assert {Truth, Objects} & reachable(Truth, set())  # the walk does find them where they are
+    assert {Truth, Objects} & reachable(Truth, set())  # the walk finds them
 
 
 def test_fields_of_training_types_are_pinned():
@@ -316,7 +316,7 @@ def test_training_code_imports_nothing_that_reads_truth():
                  "tag2box.data.box_counts", "tag2box.formats.coco_boxes", "tag2box.formats.voc_boxes",
                  "tag2box.formats.yolo_boxes")  # fmt: skip
     leaks = [(file.name, name) for file in files for name in imports(file) if name.startswith(forbidden)]
-    assert leaks == [("train.py", "tag2box.data.box_counts.counts_from_boxes")]  # the one that is asked for by name
+    assert leaks == [("train.py", "tag2box.data.box_counts.counts_from_boxes")]  # the one that a setting enables
     assert len(files) > 20
 
 

@@ -91,7 +91,7 @@ def test_other_settings_do_not_resume_a_run(world: World, undisturbed: Path, tmp
     assert same(weights(undisturbed), before)
 
 
-def test_a_mistake_is_told_once(world: World, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once(world: World, tmp_path: Path) -> None:
     argv = ["train", str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "run")]
     code, said = ended(started(argv, tmp_path))
     assert code != 0

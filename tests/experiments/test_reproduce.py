@@ -166,13 +166,13 @@ def test_backbones_without_weights_are_left_out_with_the_cure(out: Path) -> None
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_backbones_of_the_paper_are_known_to_the_settings(name: str) -> None:
+def test_backbones_of_the_paper_are_registered(name: str) -> None:
     weights, kind, more = KINDS[name]
     row = StudyVariant(label=name, settings=(f"backbone.kind={kind}", f"backbone.weights={weights}", *more))
     assert row.config(base_config(EXPERIMENTS["table3b"], Scenes(), None, ()), 0).backbone.kind == kind
 
 
-def test_the_scenes_of_a_sweep_are_lighter_unless_a_recipe_is_named() -> None:
+def test_a_sweep_on_scenes_trains_less_unless_a_recipe_is_named() -> None:
     fig4 = EXPERIMENTS["fig4"]
     light, full = base_config(fig4, Scenes(), None, ()), base_config(fig4, Scenes(), "scenes", ())
     assert light.plan.iterations < full.plan.iterations

@@ -46,7 +46,7 @@ def test_the_mean_lies_between_the_ends(by_seed):
     assert low - 1e-9 <= figures.mean <= high + 1e-9
 
 
-def test_an_empty_table_has_nothing_to_say():
+def test_an_empty_table_has_no_summary():
     empty = table()
     assert markdown(empty).count("\n") == 2
     assert table_json(empty) == [] and reading(empty) == "" and empty.baseline() is None
@@ -123,11 +123,11 @@ def sweep(*figures: SeedFigures) -> Sweep:
 
 
 @pytest.mark.parametrize("figures", [(), (SeedFigures({}),)])
-def test_a_sweep_of_nothing_says_so(figures):
+def test_an_empty_sweep_is_stated(figures):
     assert sweep_figure(sweep(*figures)).reading == "Nothing was measured."
 
 
-def test_a_sweep_tells_best_worst_and_spread():
+def test_a_sweep_shows_best_worst_and_spread():
     figure = sweep_figure(sweep(SeedFigures({0: 40.0, 1: 42.0}), SeedFigures({}), SeedFigures({0: 44.5})))
     assert "From 41.0 at 0.1 to 44.5 at 0.3: 3.5 points between the means" in figure.reading
     assert "differ by up to 2.0" in figure.reading

@@ -72,7 +72,7 @@ def test_chosen_classes_leave_the_others_out(tmp_path):
         ((None, "b.jpg"), ("1", "b")),
     ],
 )
-def test_images_are_known_by_stem_or_by_the_whole_name(files, ids, tmp_path):
+def test_images_are_found_by_stem_or_by_full_name(files, ids, tmp_path):
     images = [{"id": n, "file_name": f, "width": 1, "height": 1} for n, f in enumerate(files, start=1)]
     assert read_coco_truth(coco(tmp_path / "t.json", images=images, annotations=[])).ids == ids
 
@@ -236,7 +236,7 @@ def test_photos_are_looked_for_in_the_usual_places(place, tree):
     assert list_coco(DataSource(path=coco(tree))).folder.resolve() == root / place
 
 
-def test_where_no_photo_is_found_the_error_says_where_it_looked(tree):
+def test_if_no_photo_is_found_the_error_names_the_folders_searched(tree):
     shutil.rmtree(tree.parent.parent / "train2017")
     with pytest.raises(UserError, match=r"no photo sub/two.png in .*annotations, .*train2017.* and .*images; name the"):
         list_coco(DataSource(path=coco(tree)))

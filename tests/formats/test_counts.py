@@ -61,7 +61,7 @@ def test_a_cell_is_class_and_number(text: str, counts: tuple[tuple[str, int], ..
         (f"dog:{'9' * 5000}", "got '9+'"),
     ],
 )
-def test_a_bad_cell_says_what_was_expected(text: str, says: str) -> None:
+def test_the_error_of_a_bad_cell_names_what_was_expected(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as error:
         parse_counts(text)
     assert len(str(error.value)) < 200
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_again(counts: dict[str, int]) -> None:
     assert parse_counts(";".join(f"{name}:{n}" for name, n in counts.items())) == tuple(counts.items())
 
 
-def test_counts_of_strangers_and_contradictions_are_told_and_left_out() -> None:
+def test_counts_of_unknown_classes_and_contradictions_are_reported_and_skipped() -> None:
     faults: list[Fault] = []
     counts = (("dog", 2), ("car", 1), ("dog", 2), ("dog", 3))
     assert counts_of_tags(counts, ["dog"], "tags.csv:4", faults.append) == (("dog", 2),)
@@ -104,12 +104,12 @@ def test_every_form_of_table_may_count(folder: Path, lines: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("lines", FORMS.values(), ids=FORMS)
-def test_without_a_number_nobody_counted(folder: Path, lines: tuple[str, ...]) -> None:
+def test_without_a_number_there_is_no_count(folder: Path, lines: tuple[str, ...]) -> None:
     assert read_tagged(table(folder, *(line.replace("dog:2", "") for line in lines))).counts is None
     assert len(read_photos(table(folder, *lines))) == 3
 
 
-def test_counts_of_columns_that_nobody_chose_are_passed_over(folder: Path) -> None:
+def test_counts_of_columns_that_are_not_selected_are_skipped(folder: Path) -> None:
     source = table(folder, "image,dog,car,counts", "a.jpg,1,1,dog:2;car:3")
     data = read_tagged(DataSource(path=source.path, classes=("car",)))
     assert data.counts is not None and data.counts.tolist() == [[3]]

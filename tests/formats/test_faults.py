@@ -14,7 +14,7 @@ def test_the_strict_answer_is_the_line() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=2000))
-def test_whatever_a_file_says_becomes_one_short_printable_line(text: str) -> None:
+def test_any_content_of_a_file_becomes_one_short_printable_line(text: str) -> None:
     fault = Fault("bad row", text, f"t.csv: {text}")
     for said in (fault.subject, fault.line):
         assert len(said.splitlines()) <= 1 and len(said) < 700

@@ -120,7 +120,7 @@ def test_a_path_elsewhere_is_named_by_the_user(splits, tmp_path_factory):
         ("images.jpg", "images.txt"),
     ],
 )
-def test_labels_are_where_ultralytics_looks_for_them(file, expected):
+def test_labels_are_where_ultralytics_expects_them(file, expected):
     assert label_file(file) == expected
 
 

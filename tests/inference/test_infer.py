@@ -68,7 +68,7 @@ def by_hand(detector: Detector, photo: Photo, boxes: Tensor, views: list[tuple[i
     return torch.stack(all_probs).mean(dim=0), torch.stack(all_boxes).mean(dim=0)  # type: ignore[arg-type]
 
 
-def test_views_are_every_scale_upright_then_mirrored() -> None:
+def test_views_are_every_scale_upright_then_flipped() -> None:
     assert Inference(scales=(24, 32), long_max=99).views() == (
         View(24, False, 99),
         View(24, True, 99),
@@ -126,7 +126,7 @@ def symmetric_photo(folder: Path) -> Photo:
 
 
 @pytest.mark.parametrize("mirror", [True, False])
-def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: Path, mirror: bool) -> None:
+def test_with_flipped_views_a_symmetric_photo_has_symmetric_detections(tmp_path: Path, mirror: bool) -> None:
     photo = symmetric_photo(tmp_path)
     left = torch.tensor([[2.0, 3, 17, 20]])
     right = torch.tensor([[31.0, 3, 46, 20]])
@@ -141,7 +141,7 @@ def test_with_mirror_views_a_symmetric_picture_is_seen_symmetrically(tmp_path: P
     assert torch.allclose(scores(left), scores(right), atol=1e-4) is mirror
 
 
-def test_mirror_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
+def test_flipped_views_also_make_moved_boxes_symmetric(tmp_path: Path) -> None:
     photo = symmetric_photo(tmp_path)
     detector = tiny_detector(2)
     live = RoiMaps(detector.backbone, (photo,), Boxes(torch.tensor([[6.0, 3, 17, 20], [31.0, 3, 42, 20]])))
@@ -158,21 +158,21 @@ def same(a: Detections, b: Detections) -> bool:
     return all(torch.equal(x, y) for x, y in ((a.boxes, b.boxes), (a.scores, b.scores), (a.labels, b.labels)))
 
 
-def test_kept_maps_give_the_same_detections(tmp_path: Path) -> None:
+def test_cached_features_give_the_same_detections(tmp_path: Path) -> None:
     inference = Inference(scales=(24, 32), predict=ALL)
     detector = tiny_detector(3)
     found, live = run(tmp_path, inference, detector)
     cached = FeatureCache(live, tmp_path / "maps")
     cached.build(inference.views())
     for photo in live.photos:
-        photo.path.unlink()  # nobody will miss them
+        photo.path.unlink()  # they are not read again
     kept = run_detector(detector, live.photos, live.store, maps=cached, inference=inference)
     assert found.keys() == kept.keys() and all(same(found[name], kept[name]) for name in found)
     cached.close()
 
 
 class ViewByView(RoiMaps):
-    """The photo read anew for every view, as it was once done."""
+    """The photo decoded again for every view."""
 
     def passes(self, index: int, views: Sequence[View]) -> Iterator[Tensor]:
         return (next(RoiMaps.passes(self, index, [view])) for view in views)
@@ -223,7 +223,7 @@ def test_each_photo_is_read_once_and_only_one_ahead(tmp_path: Path, monkeypatch:
         assert events[: events.index(f"read photo{i} False")].count("done") >= i - 1
 
 
-def test_a_broken_photo_is_told_in_its_turn(tmp_path: Path) -> None:
+def test_a_broken_photo_is_reported_in_its_turn(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 3).photos
     live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
     photos[1].path.write_bytes(b"no photo at all")
@@ -250,7 +250,7 @@ def test_the_mode_of_the_network_is_left_as_it_was(tmp_path: Path, training: boo
     assert not any(d.scores.requires_grad for d in found.values())
 
 
-def test_settings_of_prediction_are_obeyed(tmp_path: Path) -> None:
+def test_prediction_settings_have_an_effect(tmp_path: Path) -> None:
     base = Inference(scales=(24,), predict=ALL)
     every, live = run(tmp_path, base)
     few, _ = run(tmp_path, replace(base, predict=replace(ALL, max_detections=2)))
@@ -262,7 +262,7 @@ def test_settings_of_prediction_are_obeyed(tmp_path: Path) -> None:
     assert ((boxes >= 0) & (boxes <= edge)).all()
 
 
-def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
+def test_progress_advances_once_per_photo(tmp_path: Path) -> None:
     told: list[object] = []
 
     class Counting:
@@ -281,7 +281,7 @@ def test_progress_advances_once_a_photo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_what_is_not_worth_it_is_not_detected(tmp_path: Path, count: int) -> None:
+def test_dropped_proposals_are_not_detected(tmp_path: Path, count: int) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     detector = tiny_detector(3, heads=Heads(regress=False))
     live = RoiMaps(detector.backbone, photos, tiny_store(tmp_path, photos, counts=(count,)))

@@ -115,6 +115,6 @@ def test_one_head_is_too_few() -> None:
         CMidn()(alone, meta, 0.0)
 
 
-def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
+def test_it_is_registered_and_requires_two_heads() -> None:
     assert extend.find_part("MIL head", "c_midn") is CMidn
     assert CMidn().kind == "c_midn" and CMidn().requirements == Requirements(mil_heads=2)

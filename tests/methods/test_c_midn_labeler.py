@@ -26,7 +26,7 @@ WORLDS = [
 ]
 
 
-def coupled_scene(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> LabelerInput:
+def coupled_inputs(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> LabelerInput:
     inputs = make_labeler_input(sizes, tags, seed=seed)
     second = torch.rand(inputs.probs[0].shape, generator=torch.Generator().manual_seed(seed + 1))
     return replace(inputs, second=second)
@@ -60,7 +60,7 @@ def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, in
     "ours", [CMidnLabeler(), CMidnLabeler(apart=0.6, foreground_iou=0.3), CMidnLabeler(mask=0.8, cell=3.0)], ids=str
 )
 def test_labels_match_the_loop(sizes: tuple, tags: list, ours: CMidnLabeler) -> None:
-    inputs = coupled_scene(sizes, tags)
+    inputs = coupled_inputs(sizes, tags)
     stages, plain = ours(inputs).stages, Oicr(foreground_iou=ours.foreground_iou)(inputs).stages
     pseudo_boxes = stages[0].pseudo_boxes
     expected = loop_coupled(inputs, ours)
@@ -76,8 +76,8 @@ def test_labels_match_the_loop(sizes: tuple, tags: list, ours: CMidnLabeler) -> 
 
 @settings(max_examples=40)
 @given(st.integers(0, 300))
-def test_one_or_two_seeds_for_each_tag(seed: int) -> None:
-    inputs = coupled_scene((8, 10), [[1, 0, 1], [0, 1, 0]], seed)
+def test_one_or_two_pseudo_boxes_per_tag(seed: int) -> None:
+    inputs = coupled_inputs((8, 10), [[1, 0, 1], [0, 1, 0]], seed)
     pseudo_boxes = CMidnLabeler()(inputs).stages[0].pseudo_boxes
     image = inputs.proposals.image_ids()[pseudo_boxes.rows]
     for n, c in inputs.tags.nonzero().tolist():
@@ -107,6 +107,6 @@ def test_without_a_second_head_it_is_argmax_labelling() -> None:
         assert torch.equal(ours.cls, plain.cls) and torch.equal(ours.weight, plain.weight)
 
 
-def test_it_is_known_by_name_and_asks_for_two_heads() -> None:
+def test_it_is_registered_and_requires_two_heads() -> None:
     assert extend.find_part("labeler", "c_midn") is CMidnLabeler
     assert CMidnLabeler().requirements == Requirements(mil_heads=2)

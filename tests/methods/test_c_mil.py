@@ -27,7 +27,7 @@ EARLY = 2e-3  # lambda of 0.21 at the default steepness
 
 
 def world(sizes: tuple[int, ...], tags: list[list[int]], *, background: int = 0, seed: int = 0) -> tuple:
-    """Logits as leaves, in double precision, and the facts they are about."""
+    """Logits as leaves, in double precision, and their batch metadata."""
     inputs = make_labeler_input(sizes, tags, seed=seed)
     g = torch.Generator().manual_seed(seed)
     shape = (sum(sizes), inputs.tags.shape[1] + background)
@@ -136,7 +136,7 @@ def test_the_best_box_of_the_best_subset_is_the_top_proposal() -> None:
     assert merged[:, 0].argmax() == 1 and merged[0, 0] == merged[2, 0] == 0
 
 
-def test_it_is_known_by_name() -> None:
+def test_it_is_registered() -> None:
     assert [extend.find_part("MIL head", kind) for kind in ("wsddn", "c_mil")] == [Wsddn, CMil]
     assert (CMil().kind, Wsddn().kind) == ("c_mil", "wsddn")
     assert CMil().requirements == Wsddn().requirements == Requirements()

@@ -51,7 +51,7 @@ def test_in_the_end_it_is_argmax_labelling(seed: int) -> None:
         assert torch.equal(ours.cls, plain.cls) and torch.equal(ours.weight, plain.weight)
 
 
-def test_at_first_only_the_seeds_themselves_are_sure() -> None:
+def test_at_first_only_the_pseudo_boxes_themselves_are_certain() -> None:
     inputs = make_labeler_input((12,), [[1, 1, 0]])
     for labels in CMilLabeler()(inputs).stages:
         sure = (labels.weight > 0).nonzero().flatten().tolist()
@@ -66,6 +66,6 @@ def test_doubt_shrinks_with_training() -> None:
     assert doubt[-1] == 0
 
 
-def test_it_is_known_by_name() -> None:
+def test_it_is_registered() -> None:
     assert extend.find_part("labeler", "c_mil") is CMilLabeler
     assert CMilLabeler().requirements == Requirements()

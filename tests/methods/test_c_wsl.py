@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from random_scenes import WORLDS, scenes
+from random_inputs import WORLDS, random_inputs
 
 from strategies import make_labeler_input
 from tag2box import extend
@@ -32,21 +32,21 @@ def same(a: Labeling, b: Labeling) -> bool:
     )
 
 
-@given(scenes())
+@given(random_inputs())
 def test_a_count_of_one_is_argmax(inputs: LabelerInput) -> None:
     """The property the idea rests on."""
     assert same(CWsl()(with_counts(inputs, torch.ones_like(inputs.tags, dtype=torch.long))), Oicr()(inputs))
 
 
-@given(scenes())
+@given(random_inputs())
 def test_without_counts_it_is_argmax(inputs: LabelerInput) -> None:
     assert same(CWsl()(inputs), Oicr()(inputs))
     unknown = torch.full_like(inputs.tags, -1, dtype=torch.long)
     assert same(CWsl()(with_counts(inputs, unknown)), Oicr()(inputs))
 
 
-@given(scenes(), st.integers(0, 1000), st.sampled_from([0.1, 0.5]))
-def test_as_many_seeds_as_counted_none_inside_another(inputs: LabelerInput, seed: int, overlap: float) -> None:
+@given(random_inputs(), st.integers(0, 1000), st.sampled_from([0.1, 0.5]))
+def test_as_many_pseudo_boxes_as_counted_none_inside_another(inputs: LabelerInput, seed: int, overlap: float) -> None:
     counts = counts_of(inputs, -1, 4, seed)
     images, boxes = inputs.proposals.image_ids(), inputs.proposals.boxes
     for labels in CWsl(overlap=overlap)(with_counts(inputs, counts)).stages:
@@ -58,7 +58,7 @@ def test_as_many_seeds_as_counted_none_inside_another(inputs: LabelerInput, seed
             assert (containment(boxes[own], boxes[own]).fill_diagonal_(0) < overlap).all()
 
 
-@given(scenes(), st.integers(0, 1000))
+@given(random_inputs(), st.integers(0, 1000))
 def test_a_proposal_serves_one_class_while_others_are_left(inputs: LabelerInput, seed: int) -> None:
     pseudo_boxes = CWsl().find(with_counts(inputs, counts_of(inputs, 1, 3, seed)), inputs.probs[0])
     if all(size >= 3 * inputs.tags.shape[1] for size in inputs.proposals.sizes):
@@ -89,6 +89,6 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]], counts: int 
         assert len(labels.pseudo_boxes) >= sum(sum(t) for t, n in zip(tags, sizes, strict=True) if n)
 
 
-def test_it_is_known_by_name_and_asks_for_counts() -> None:
+def test_it_is_registered_and_requires_counts() -> None:
     assert extend.find_part("labeler", "c_wsl") is CWsl
     assert CWsl().requirements == Requirements(counts=True)

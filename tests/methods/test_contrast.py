@@ -159,6 +159,6 @@ def test_no_tensor_is_larger_than_a_block_or_the_embeddings(positives: str, monk
     assert largest.elements == embed.numel()  # 800, where all pairs would be 40,000 and a block is 256
 
 
-def test_a_nan_is_told() -> None:
+def test_a_nan_is_reported() -> None:
     embed = torch.tensor([[1.0, 0], [math.nan, 0], [0, 1]])
     assert wscl(embed, torch.tensor([0, 0, 1]), torch.ones(3), temperature=0.2).isnan()

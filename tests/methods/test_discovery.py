@@ -69,7 +69,7 @@ def unit(rows: int, dim: int, seed: int) -> Tensor:
         ([[0.3]], [0], [0]),  # one proposal, one class
         ([[0.3], [0.3]], [0], [0]),  # the first of equals
         ([[0.9, 0.8], [0.1, 0.7]], [0, 1], [0, 1]),  # row 0 is taken, so class 1 gets its second best
-        ([[0.9, 0.8], [0.1, 0.7]], [1], [0]),  # but not where class 0 is absent
+        ([[0.9, 0.8], [0.1, 0.7]], [1], [0]),  # but not if class 0 is absent
         ([[0.9, 0.8, 0.7]], [0, 1, 2], [0, 0, 0]),  # fewer proposals than classes: they share
         ([[0.0, 0.0], [0.0, 0.0]], [0, 1], [0, 1]),  # a score of zero still beats a taken row
     ],
@@ -205,5 +205,5 @@ def test_dropping_parts_matches_the_loop(boxes: Tensor, inside: float) -> None:
 def test_a_wheel_and_a_street_go_and_a_second_car_stays() -> None:
     car, wheel, street, other = [10.0, 10, 50, 30], [14.0, 24, 20, 30], [0.0, 0, 200, 60], [120.0, 10, 160, 30]
     boxes = torch.tensor([car, wheel, street, other])
-    assert iou(boxes[:1], boxes[1:3]).max() < 0.1  # nothing that NMS would see
+    assert iou(boxes[:1], boxes[1:3]).max() < 0.1  # nothing that NMS would suppress
     assert drop_parts(boxes, 0.5).tolist() == [0, 3]

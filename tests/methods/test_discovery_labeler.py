@@ -23,7 +23,7 @@ CRITERIA: tuple[Criterion, ...] = ("similarity", "score_fixed", "score_adaptive"
 
 
 def with_exemplars(inputs: LabelerInput, seed: int = 0, each: int = 3) -> LabelerInput:
-    """The scene with ``each`` random exemplars of every class, leaning to the middle of the embeddings."""
+    """The inputs with ``each`` random exemplars of every class, leaning to the middle of the embeddings."""
     generator = torch.Generator().manual_seed(seed + 1)
     classes, dim = inputs.tags.shape[1], inputs.embed.shape[1]
     total = classes * each
@@ -36,7 +36,7 @@ def with_exemplars(inputs: LabelerInput, seed: int = 0, each: int = 3) -> Labele
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> LabelerInput:
+def labeler_inputs(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, 8)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
@@ -91,8 +91,8 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize("criterion", CRITERIA)
 @settings(max_examples=40)
-@given(inputs=scenes(), nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-def test_seeds_and_thresholds_match_the_loop(
+@given(inputs=labeler_inputs(), nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_pseudo_boxes_and_thresholds_match_the_loop(
     criterion: Criterion, exclusive: bool, inputs: LabelerInput, nms_iou: float
 ) -> None:
     labeler = Discovery(criterion=criterion, exclusive=exclusive, nms_iou=nms_iou)
@@ -109,8 +109,8 @@ def test_seeds_and_thresholds_match_the_loop(
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-@given(inputs=scenes())
-def test_the_top_proposal_is_always_a_seed(criterion: Criterion, inputs: LabelerInput) -> None:
+@given(inputs=labeler_inputs())
+def test_the_top_proposal_is_always_a_pseudo_box(criterion: Criterion, inputs: LabelerInput) -> None:
     labeler = Discovery(criterion=criterion)
     for stage in range(len(inputs.probs)):
         tops = argmax_pseudo_boxes(inputs, stage)
@@ -120,7 +120,7 @@ def test_the_top_proposal_is_always_a_seed(criterion: Criterion, inputs: Labeler
         assert len(tau) == len(tops)
 
 
-@given(scenes(), st.sampled_from([0.0, 0.1, 0.5]))
+@given(labeler_inputs(), st.sampled_from([0.0, 0.1, 0.5]))
 def test_pseudo_boxes_of_a_class_keep_apart(inputs: LabelerInput, nms_iou: float) -> None:
     images = inputs.proposals.image_ids()
     pseudo_boxes, _ = Discovery(nms_iou=nms_iou, exclusive=False).find(inputs, 0)
@@ -133,7 +133,7 @@ def test_pseudo_boxes_of_a_class_keep_apart(inputs: LabelerInput, nms_iou: float
     assert (overlap[same] <= nms_iou).all()
 
 
-@given(scenes(), st.sampled_from([0.0, 0.3, 0.5]))
+@given(labeler_inputs(), st.sampled_from([0.0, 0.3, 0.5]))
 def test_no_pseudo_box_of_a_class_is_a_part_of_another(inputs: LabelerInput, inside: float) -> None:
     images, labeler = inputs.proposals.image_ids(), Discovery(nms_iou=1.0, inside=inside)
     pseudo_boxes, _ = labeler.find(inputs, 0)
@@ -150,8 +150,8 @@ def pairs_of(pseudo_boxes: PseudoBoxes) -> set[tuple[int, int]]:
     return set(zip(pseudo_boxes.rows.tolist(), pseudo_boxes.cls.tolist(), strict=True))
 
 
-@given(scenes(), st.floats(0, 1), st.floats(0, 1))
-def test_raising_a_fixed_threshold_never_adds_seeds(inputs: LabelerInput, a: float, b: float) -> None:
+@given(labeler_inputs(), st.floats(0, 1), st.floats(0, 1))
+def test_raising_a_fixed_threshold_never_adds_pseudo_boxes(inputs: LabelerInput, a: float, b: float) -> None:
     low, high = sorted((a, b))
     loose, _ = Discovery(criterion="score_fixed", score_threshold=low, nms_iou=1.0).find(inputs, 0)
     strict, _ = Discovery(criterion="score_fixed", score_threshold=high, nms_iou=1.0).find(inputs, 0)
@@ -180,7 +180,7 @@ def test_equal_embeddings_are_all_found_when_nms_lets_them_and_only_strictly_abo
     assert Discovery(nms_iou=1.0).find(at, 0)[0].rows.tolist() == [int(at.probs[0].argmax())]
 
 
-def two_class_scene() -> LabelerInput:
+def two_class_inputs() -> LabelerInput:
     """One image, four far boxes; 0 is the top of class 0, 1 of class 1, 2 lies between them, 3 is near class 0."""
     angles = torch.tensor([0.0, 60.0, 40.0, 10.0]).deg2rad()
     embed = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -195,7 +195,7 @@ def two_class_scene() -> LabelerInput:
 
 def test_exclusive_gives_what_lies_between_to_the_nearer_class_alone() -> None:
     def pairs(labeler: Discovery) -> set[tuple[int, int]]:
-        pseudo_boxes, _ = labeler.find(two_class_scene(), 0)
+        pseudo_boxes, _ = labeler.find(two_class_inputs(), 0)
         return set(zip(pseudo_boxes.rows.tolist(), pseudo_boxes.cls.tolist(), strict=True))
 
     assert pairs(Discovery(exclusive=True)) == {(0, 0), (3, 0), (1, 1), (2, 1)}
@@ -259,7 +259,7 @@ def test_a_fixed_threshold_reads_no_exemplars_at_all() -> None:
     assert torch.equal(ours(inputs).stages[0].cls, again.stages[0].cls)
 
 
-@given(scenes())
+@given(labeler_inputs())
 def test_a_higher_foreground_iou_never_adds_foreground(inputs: LabelerInput) -> None:
     background = inputs.tags.shape[1]
     loose = Discovery(foreground_iou=0.2)(inputs).stages[0].cls < background

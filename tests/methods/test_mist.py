@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from random_scenes import WORLDS, scenes
+from random_inputs import WORLDS, random_inputs
 
 from conftest import background_last, golden_names, load_golden
 from strategies import make_labeler_input
@@ -18,8 +18,8 @@ from tag2box.types import LabelerInput, Proposals, Requirements
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 
 
-def loop_seeds(labeler: Mist, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
-    """(row, class) of all seeds, one rank at a time."""
+def loop_pseudo_boxes(labeler: Mist, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
+    """(row, class) of all pseudo boxes, one rank at a time."""
     found, boxes = [], inputs.proposals.boxes
     for span, tags in zip(inputs.proposals.spans(), inputs.tags.tolist(), strict=True):
         for c in [c for c, present in enumerate(tags) if present]:
@@ -34,7 +34,7 @@ def loop_seeds(labeler: Mist, inputs: LabelerInput, stage: int) -> list[tuple[in
 def loop_labels(
     labeler: Mist, inputs: LabelerInput, pseudo_boxes: list[tuple[int, int]], stage: int
 ) -> list[tuple[int, float]]:
-    """(class, weight) of every proposal: those of the nearest seed in its image, the first of equally near ones."""
+    """(class, weight) of every proposal: those of the nearest pseudo box in its image, the first if equally near."""
     labels, boxes, background = [], inputs.proposals.boxes, inputs.tags.shape[1]
     for span in inputs.proposals.spans():
         own = [s for s in pseudo_boxes if s[0] in span]
@@ -47,11 +47,13 @@ def loop_labels(
     return labels
 
 
-@given(scenes(), st.sampled_from([0.15, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.6]), st.sampled_from([0.3, 0.5]))
+@given(
+    random_inputs(), st.sampled_from([0.15, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.6]), st.sampled_from([0.3, 0.5])
+)
 def test_labels_match_the_loop(inputs: LabelerInput, share: float, apart: float, foreground_iou: float) -> None:
     labeler = Mist(share=share, apart=apart, foreground_iou=foreground_iou)
     for stage, labels in enumerate(labeler(inputs).stages):
-        pseudo_boxes = loop_seeds(labeler, inputs, stage)
+        pseudo_boxes = loop_pseudo_boxes(labeler, inputs, stage)
         assert (
             list(zip(labels.pseudo_boxes.rows.tolist(), labels.pseudo_boxes.cls.tolist(), strict=True)) == pseudo_boxes
         )
@@ -69,9 +71,9 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
         assert labels.pseudo_boxes.rows.dtype == torch.long
 
 
-@given(scenes())
-def test_the_best_proposal_of_a_class_is_always_a_seed(inputs: LabelerInput) -> None:
-    """But the best is the best of all: unlike argmax, one proposal may be a seed of two classes."""
+@given(random_inputs())
+def test_the_best_proposal_of_a_class_is_always_a_pseudo_box(inputs: LabelerInput) -> None:
+    """Unlike with argmax, one proposal may be a pseudo box of two classes."""
     for stage, labels in enumerate(Mist(share=0.5)(inputs).stages):
         pairs = set(zip(labels.pseudo_boxes.rows.tolist(), labels.pseudo_boxes.cls.tolist(), strict=True))
         for span, tags in zip(inputs.proposals.spans(), inputs.tags, strict=True):
@@ -104,6 +106,6 @@ def test_labels_weights_and_targets_are_those_of_the_reference(name: str) -> Non
         torch.testing.assert_close(encode(labels.boxes, boxes), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_it_is_known_by_name_and_needs_nothing_more() -> None:
+def test_it_is_registered_and_requires_nothing_more() -> None:
     assert extend.find_part("labeler", "mist") is Mist
     assert Mist().requirements == Requirements()

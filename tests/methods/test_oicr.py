@@ -14,14 +14,14 @@ from tag2box.types import LabelerInput, Labeling, Proposals, PseudoLabels, Requi
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> LabelerInput:
+def labeler_inputs(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     sizes = tuple(draw(st.integers(0, 6)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
     return make_labeler_input(sizes, tags, seed=draw(st.integers(0, 10_000)))
 
 
-def loop_seeds(inputs: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
+def loop_pseudo_boxes(inputs: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
     """(row, class, score) of every present class of every image, best free proposal each."""
     found = []
     for span, tags in zip(inputs.proposals.spans(), inputs.tags.tolist(), strict=True):
@@ -39,7 +39,7 @@ def loop_seeds(inputs: LabelerInput, stage: int) -> list[tuple[int, int, float]]
 def loop_labels(
     inputs: LabelerInput, pseudo_boxes: list[tuple[int, int, float]], foreground_iou: float
 ) -> list[tuple[int, float, list[float]]]:
-    """(class, weight, box to regress to) of every proposal: those of the nearest seed in its image."""
+    """(class, weight, box to regress to) of every proposal: those of the nearest pseudo box in its image."""
     boxes, background = inputs.proposals.boxes, inputs.tags.shape[1]
     labels = []
     for span in inputs.proposals.spans():
@@ -47,11 +47,11 @@ def loop_labels(
         for row in span:
             label = (background, 0.0, boxes[row].tolist())
             best = -1.0
-            for seed_row, c, score in own:
-                overlap = iou(boxes[row][None], boxes[seed_row][None]).item()
+            for pseudo_row, c, score in own:
+                overlap = iou(boxes[row][None], boxes[pseudo_row][None]).item()
                 if overlap > best:
                     best = overlap
-                    label = (c if overlap > foreground_iou else background, score, boxes[seed_row].tolist())
+                    label = (c if overlap > foreground_iou else background, score, boxes[pseudo_row].tolist())
             labels.append(label)
     return labels
 
@@ -60,7 +60,7 @@ def as_rows(stage: PseudoLabels) -> list[tuple[int, float, list[float]]]:
     return list(zip(stage.cls.tolist(), stage.weight.tolist(), stage.boxes.tolist(), strict=True))
 
 
-def as_seeds(stage: PseudoLabels) -> list[tuple[int, int, float]]:
+def as_pseudo_boxes(stage: PseudoLabels) -> list[tuple[int, int, float]]:
     return list(
         zip(
             stage.pseudo_boxes.rows.tolist(),
@@ -72,7 +72,7 @@ def as_seeds(stage: PseudoLabels) -> list[tuple[int, int, float]]:
 
 
 def permuted(inputs: LabelerInput, order: list[int]) -> tuple[LabelerInput, torch.Tensor]:
-    """The scene with its images in another order, and the old row of each new one."""
+    """The inputs with their images in another order, and the old row of each new one."""
     spans = inputs.proposals.spans()
     rows = torch.tensor([row for image in order for row in spans[image]], dtype=torch.long)
     sizes = tuple(inputs.proposals.sizes[image] for image in order)
@@ -86,18 +86,18 @@ def permuted(inputs: LabelerInput, order: list[int]) -> tuple[LabelerInput, torc
     return moved, rows
 
 
-@given(scenes(), st.sampled_from([0.3, 0.5, 0.9]))
+@given(labeler_inputs(), st.sampled_from([0.3, 0.5, 0.9]))
 def test_labels_match_the_loop(inputs: LabelerInput, foreground_iou: float) -> None:
     labeling = Oicr(foreground_iou=foreground_iou)(inputs)
     assert len(labeling.stages) == len(inputs.probs)
     assert labeling.thresholds == ()
     for stage, labels in enumerate(labeling.stages):
-        pseudo_boxes = loop_seeds(inputs, stage)
-        assert as_seeds(labels) == pseudo_boxes
+        pseudo_boxes = loop_pseudo_boxes(inputs, stage)
+        assert as_pseudo_boxes(labels) == pseudo_boxes
         assert as_rows(labels) == loop_labels(inputs, pseudo_boxes, foreground_iou)
 
 
-@given(scenes(), st.randoms(use_true_random=False))
+@given(labeler_inputs(), st.randoms(use_true_random=False))
 def test_the_order_of_images_does_not_matter(inputs: LabelerInput, random: object) -> None:
     order = list(range(len(inputs.tags)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -110,8 +110,8 @@ def test_the_order_of_images_does_not_matter(inputs: LabelerInput, random: objec
         assert back == sorted(zip(before.pseudo_boxes.rows.tolist(), before.pseudo_boxes.cls.tolist(), strict=True))
 
 
-@given(scenes())
-def test_every_seed_is_a_present_class_and_its_own_foreground(inputs: LabelerInput) -> None:
+@given(labeler_inputs())
+def test_every_pseudo_box_has_a_present_class_and_is_its_own_foreground(inputs: LabelerInput) -> None:
     images = inputs.proposals.image_ids()
     for labels in Oicr()(inputs).stages:
         pseudo_boxes = labels.pseudo_boxes
@@ -141,7 +141,7 @@ def test_one_proposal_serves_all_classes() -> None:
     inputs = make_labeler_input((1,), [[1, 0, 1]])
     pseudo_boxes = argmax_pseudo_boxes(inputs, 0)
     assert (pseudo_boxes.rows.tolist(), pseudo_boxes.cls.tolist()) == ([0, 0], [0, 2])
-    assert Oicr()(inputs).stages[0].cls.tolist() == [0]  # the first of equally near seeds
+    assert Oicr()(inputs).stages[0].cls.tolist() == [0]  # the first of equally near pseudo boxes
 
 
 def test_many_classes() -> None:
@@ -150,7 +150,7 @@ def test_many_classes() -> None:
     assert len(set(rows)) == 25
 
 
-def test_it_is_known_by_name_and_needs_no_exemplars() -> None:
+def test_it_is_registered_and_requires_no_exemplars() -> None:
     assert extend.find_part("labeler", "oicr") is Oicr
     assert Oicr().requirements == Requirements()
     assert isinstance(Oicr()(make_labeler_input((2,), [[1]])), Labeling)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from random_scenes import WORLDS, scenes as random_scenes
+from random_inputs import WORLDS, random_inputs
 
 from strategies import make_labeler_input, no_exemplars
 from tag2box import extend
@@ -18,17 +18,17 @@ from tag2box.types import LabelerInput, Proposals, PseudoBoxes, Requirements
 
 
 def with_vectors(inputs: LabelerInput, dim: int = 3) -> LabelerInput:
-    """Feature vectors that follow places a little, so that neighbours look alike."""
+    """Feature vectors that correlate with the position, so that neighbours are similar."""
     noise = torch.randn(len(inputs.embed), dim, generator=torch.Generator().manual_seed(1))
     return replace(inputs, vectors=noise + inputs.proposals.boxes[:, :dim] / 50)
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> LabelerInput:
-    return with_vectors(replace(draw(random_scenes()), fraction=draw(st.sampled_from([0.0, 0.5, 1.0]))))
+def labeler_inputs(draw: st.DrawFn) -> LabelerInput:
+    return with_vectors(replace(draw(random_inputs()), fraction=draw(st.sampled_from([0.0, 0.5, 1.0]))))
 
 
-def loop_seeds(labeler: Oim, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
+def loop_pseudo_boxes(labeler: Oim, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
     """(row, class): all cores, then what each of them mines, one proposal at a time."""
     cores = argmax_pseudo_boxes(inputs, stage)
     found = list(zip(cores.rows.tolist(), cores.cls.tolist(), strict=True))
@@ -52,18 +52,18 @@ def loop_seeds(labeler: Oim, inputs: LabelerInput, stage: int) -> list[tuple[int
 
 
 @settings(max_examples=40)
-@given(scenes(), st.sampled_from([1.0, 5.0]), st.sampled_from([1e-6, 0.3]))
-def test_seeds_match_the_loop(inputs: LabelerInput, reach: float, apart_iou: float) -> None:
+@given(labeler_inputs(), st.sampled_from([1.0, 5.0]), st.sampled_from([1e-6, 0.3]))
+def test_pseudo_boxes_match_the_loop(inputs: LabelerInput, reach: float, apart_iou: float) -> None:
     labeler = Oim(reach=reach, late_reach=0.7, late_from=0.5, apart_iou=apart_iou)
     for stage, labels in enumerate(labeler(inputs).stages):
         pseudo_boxes = labels.pseudo_boxes
         found = list(zip(pseudo_boxes.rows.tolist(), pseudo_boxes.cls.tolist(), strict=True))
-        assert found == loop_seeds(labeler, inputs, stage)
+        assert found == loop_pseudo_boxes(labeler, inputs, stage)
         assert torch.equal(pseudo_boxes.score, inputs.probs[stage][pseudo_boxes.rows, pseudo_boxes.cls])
 
 
 @settings(max_examples=40)
-@given(scenes())
+@given(labeler_inputs())
 def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(inputs: LabelerInput) -> None:
     images, background = inputs.proposals.image_ids(), inputs.tags.shape[1]
     for stage, labels in enumerate(Oim()(inputs).stages):
@@ -79,7 +79,7 @@ def test_mined_boxes_are_positive_alone_and_no_proposal_is_mined_twice(inputs: L
 
 
 @settings(max_examples=40)
-@given(scenes())
+@given(labeler_inputs())
 def test_without_reach_it_is_argmax(inputs: LabelerInput) -> None:
     mine, theirs = Oim(reach=0, late_reach=0)(inputs), Oicr()(inputs)
     for ours, plain in zip(mine.stages, theirs.stages, strict=True):
@@ -124,13 +124,13 @@ def test_nothing_is_differentiated() -> None:
     assert not run_labeler(Oim(), inputs).stages[0].weight.requires_grad
 
 
-def test_it_is_known_by_name_and_asks_for_vectors() -> None:
+def test_it_is_registered_and_requires_vectors() -> None:
     assert extend.find_part("labeler", "oim") is Oim
     assert Oim().requirements == Requirements(vectors=True)
     with pytest.raises(UserError, match="feature vectors"):
         Oim()(make_labeler_input((2,), [[1]]))
 
 
-def test_seeds_are_proposals() -> None:
+def test_pseudo_boxes_are_proposals() -> None:
     pseudo_boxes = Oim()(twins()).stages[0].pseudo_boxes
     assert isinstance(pseudo_boxes, PseudoBoxes) and pseudo_boxes.boxes is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from random_scenes import WORLDS, scenes
+from random_inputs import WORLDS, random_inputs
 
 from conftest import golden_names, load_golden
 from strategies import make_labeler_input
@@ -17,7 +17,7 @@ from tag2box.types import LabelerInput, Proposals, Requirements
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
 
 
-def loop_seeds(labeler: Pcl, inputs: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
+def loop_pseudo_boxes(labeler: Pcl, inputs: LabelerInput, stage: int) -> list[tuple[int, int, float]]:
     """(row, class, score) of all centres, one class of one image at a time."""
     pseudo_boxes: list[tuple[int, int, float]] = []
     probs, overlap = inputs.probs[stage], iou(inputs.proposals.boxes, inputs.proposals.boxes)
@@ -58,11 +58,17 @@ def loop_labels(
     return labels
 
 
-@given(scenes(high=14), st.sampled_from([2, 3]), st.integers(0, 5), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.3]))
+@given(
+    random_inputs(high=14),
+    st.sampled_from([2, 3]),
+    st.integers(0, 5),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.1, 0.3]),
+)
 def test_labels_match_the_loop(inputs: LabelerInput, groups: int, leave: int, most: int, ignore_below: float) -> None:
     labeler = Pcl(groups=groups, graph_iou=0.2, leave=leave, max_centres=most, ignore_below=ignore_below)
     for stage, labels in enumerate(labeler(inputs).stages):
-        pseudo_boxes = loop_seeds(labeler, inputs, stage)
+        pseudo_boxes = loop_pseudo_boxes(labeler, inputs, stage)
         got = zip(
             labels.pseudo_boxes.rows.tolist(),
             labels.pseudo_boxes.cls.tolist(),
@@ -83,10 +89,10 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
         assert labels.cls.shape == labels.weight.shape == (sum(sizes),)
         assert labels.pseudo_boxes.rows.dtype == torch.long
         found = set(zip(images[labels.pseudo_boxes.rows].tolist(), labels.pseudo_boxes.cls.tolist(), strict=True))
-        assert found == pairs  # every tag has a centre where there is any proposal
+        assert found == pairs  # every tag has a centre if there is any proposal
 
 
-@given(scenes(high=14))
+@given(random_inputs(high=14))
 def test_no_more_centres_than_wanted_and_none_for_two_classes(inputs: LabelerInput) -> None:
     images, classes = inputs.proposals.image_ids(), inputs.tags.shape[1]
     for labels in Pcl(graph_iou=0.1, leave=0, max_centres=2)(inputs).stages:
@@ -131,6 +137,6 @@ def test_labels_weights_and_clusters_are_those_of_the_reference(name: str) -> No
     assert torch.equal(owner, torch.as_tensor(g["out_gt_assignment"]).flatten().long())
 
 
-def test_it_is_known_by_name_and_needs_nothing_more() -> None:
+def test_it_is_registered_and_requires_nothing_more() -> None:
     assert extend.find_part("labeler", "pcl") is Pcl
     assert Pcl().requirements == Requirements()

@@ -1,4 +1,4 @@
-"""The losses of refinement, and who teaches its last stage."""
+"""The refinement losses, and the teacher of the last stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies import OBJECTIVE_WORLDS, make_labeler_input, plain_views
+from strategies import CRITERION_CASES, make_labeler_input, plain_views
 from tag2box.methods.c_wsl import CWsl
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.mist import Mist
@@ -46,7 +46,7 @@ def crowded(sizes: tuple[int, ...], tags: list[list[int]]) -> tuple[LabelerInput
 
 @pytest.mark.parametrize("labeler", [Oicr(), Pcl(), Mist(), CWsl()], ids=lambda x: x.kind)
 @pytest.mark.parametrize("refine", REFINES.values(), ids=REFINES.keys())
-@pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
+@pytest.mark.parametrize(("sizes", "tags"), CRITERION_CASES)
 def test_every_mixture_survives_and_back_propagates(labeler: Oicr, refine: Refine, sizes: tuple, tags: list) -> None:
     inputs, scores = make_labeler_input(sizes, tags), random_scores(sum(sizes), len(tags[0]))
     criterion = Criterion(labeler=labeler, refine=refine, contrast=Contrast(enabled=False))
@@ -97,7 +97,7 @@ def test_the_last_teacher_is_the_mean_of_all_stages_before_it(stages: int) -> No
     scores, mil = random_scores(6, 2, stages=stages), torch.rand(6, 3)
     previous, mean = teachers(mil, scores, 2), teachers(mil, scores, 2, "mean")
     assert len(previous) == len(mean) == max(stages, 1)
-    assert torch.equal(mean[0], mil[:, :2])  # with one stage its teacher is the MIL head, whatever is asked for
+    assert torch.equal(mean[0], mil[:, :2])  # with one stage its teacher is the MIL head, whatever the setting
     assert all(torch.equal(a, b) for a, b in zip(previous[:-1], mean[:-1], strict=True))
     if stages > 1:
         softmaxes = [logits.softmax(dim=1)[:, :2] for logits in scores.refine[:-1]]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from random_scenes import WORLDS
+from random_inputs import WORLDS
 
 from strategies import make_labeler_input, no_exemplars
 from tag2box import extend
@@ -16,7 +16,7 @@ from tag2box.types import LabelerInput, Proposals, Requirements
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> LabelerInput:
+def labeler_inputs(draw: st.DrawFn) -> LabelerInput:
     images, classes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, 9)) for _ in range(images))
     tags = [[draw(st.integers(0, 1)) for _ in range(classes)] for _ in range(images)]
@@ -25,7 +25,7 @@ def scenes(draw: st.DrawFn) -> LabelerInput:
 
 
 def loop_last(labeler: Slv, inputs: LabelerInput) -> tuple[list[tuple], list[tuple[int, float, int]]]:
-    """Seeds (row, class, box) and labels (class, weight, owner) of the last stage."""
+    """Pseudo boxes (row, class, box) and labels (class, weight, owner) of the last stage."""
     probs, boxes, background = inputs.probs[-1], inputs.proposals.boxes, inputs.tags.shape[1]
     ramp = min(inputs.fraction / labeler.ramp, 1.0)
     pseudo_boxes: list[tuple] = []
@@ -56,7 +56,9 @@ def loop_last(labeler: Slv, inputs: LabelerInput) -> tuple[list[tuple], list[tup
 
 
 @settings(max_examples=40)
-@given(scenes(), st.sampled_from(["even", "score"]), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([0.3, 1.0]))
+@given(
+    labeler_inputs(), st.sampled_from(["even", "score"]), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([0.3, 1.0])
+)
 def test_the_last_stage_matches_the_loop(inputs: LabelerInput, weights: str, min_score: float, ramp: float) -> None:
     labeler = Slv(weights=weights, min_score=min_score, ramp=ramp, cell=2.0)  # type: ignore[arg-type]
     last = labeler(inputs).stages[-1]
@@ -71,7 +73,7 @@ def test_the_last_stage_matches_the_loop(inputs: LabelerInput, weights: str, min
 
 
 @settings(max_examples=40)
-@given(scenes())
+@given(labeler_inputs())
 def test_the_stages_before_are_argmax(inputs: LabelerInput) -> None:
     mine, theirs = Slv()(inputs).stages, Oicr()(inputs).stages
     assert len(mine) == len(theirs)
@@ -81,7 +83,7 @@ def test_the_stages_before_are_argmax(inputs: LabelerInput) -> None:
 
 
 @settings(max_examples=40)
-@given(scenes())
+@given(labeler_inputs())
 def test_every_tag_of_a_photo_with_proposals_gets_a_box(inputs: LabelerInput) -> None:
     pseudo_boxes = Slv()(inputs).stages[-1].pseudo_boxes
     images = inputs.proposals.image_ids()
@@ -136,6 +138,6 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
     assert last.cls.shape == last.weight.shape == (sum(sizes),)
 
 
-def test_it_is_known_by_name_and_needs_scores_alone() -> None:
+def test_it_is_registered_and_requires_only_scores() -> None:
     assert extend.find_part("labeler", "slv") is Slv
     assert Slv().requirements == Requirements()

@@ -14,7 +14,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_functions_of_a_system_are_where_its_page_says(row: str) -> None:
+def test_the_functions_of_a_system_are_in_the_file_of_its_page(row: str) -> None:
     functions, files = (re.findall(r"`(.+?)`", cell) for cell in row.rstrip("|").rsplit("|", 2)[1:])
     sources = [(ROOT / "src" / "tag2box" / file).read_text(encoding="utf-8") for file in files]
     for part in (part for function in functions for part in function.split(".")):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from random_scenes import WORLDS, scenes as random_scenes
+from random_inputs import WORLDS, random_inputs
 
 from strategies import make_labeler_input
 from tag2box import extend
@@ -21,11 +21,11 @@ def with_evidence(inputs: LabelerInput) -> LabelerInput:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> LabelerInput:
-    return with_evidence(replace(draw(random_scenes()), fraction=draw(st.sampled_from([0.0, 0.3, 1.0]))))
+def labeler_inputs(draw: st.DrawFn) -> LabelerInput:
+    return with_evidence(replace(draw(random_inputs()), fraction=draw(st.sampled_from([0.0, 0.3, 1.0]))))
 
 
-def loop_seeds(labeler: Wsod2, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
+def loop_pseudo_boxes(labeler: Wsod2, inputs: LabelerInput, stage: int) -> list[tuple[int, int]]:
     """(row, class), image after image, best first: a candidate falls to a better kept one of any class."""
     probs, boxes, found = inputs.probs[stage], inputs.proposals.boxes, []
     for image, span in enumerate(inputs.proposals.spans()):
@@ -66,11 +66,15 @@ def loop_labels(
 
 
 @settings(max_examples=40)
-@given(scenes(), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from(["one", "score"]), st.sampled_from([0.5, 1.0]))
-def test_seeds_and_labels_match_the_loop(inputs: LabelerInput, near_best: float, belief: str, fade: float) -> None:
+@given(
+    labeler_inputs(), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from(["one", "score"]), st.sampled_from([0.5, 1.0])
+)
+def test_pseudo_boxes_and_labels_match_the_loop(
+    inputs: LabelerInput, near_best: float, belief: str, fade: float
+) -> None:
     labeler = Wsod2(near_best=near_best, belief=belief, fade=fade)  # type: ignore[arg-type]
     for stage, labels in enumerate(labeler(inputs).stages):
-        pseudo_boxes = loop_seeds(labeler, inputs, stage)
+        pseudo_boxes = loop_pseudo_boxes(labeler, inputs, stage)
         assert (
             list(zip(labels.pseudo_boxes.rows.tolist(), labels.pseudo_boxes.cls.tolist(), strict=True)) == pseudo_boxes
         )
@@ -83,8 +87,8 @@ def test_seeds_and_labels_match_the_loop(inputs: LabelerInput, near_best: float,
 
 
 @settings(max_examples=40)
-@given(scenes())
-def test_the_best_of_all_is_a_seed_and_seeds_lie_apart(inputs: LabelerInput) -> None:
+@given(labeler_inputs())
+def test_the_best_of_all_is_a_pseudo_box_and_pseudo_boxes_lie_apart(inputs: LabelerInput) -> None:
     labeler = Wsod2()
     for stage, labels in enumerate(labeler(inputs).stages):
         rows = set(labels.pseudo_boxes.rows.tolist())
@@ -101,7 +105,7 @@ def test_the_best_of_all_is_a_seed_and_seeds_lie_apart(inputs: LabelerInput) -> 
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_evidence_rules_at_first_and_says_nothing_at_last(fraction: float) -> None:
+def test_evidence_decides_at_first_and_has_no_weight_at_the_end(fraction: float) -> None:
     inputs = with_evidence(replace(make_labeler_input((12,), [[1, 1]], stages=1), fraction=fraction))
     labels = Wsod2()(inputs).stages[0]
     is_foreground = labels.cls < 2
@@ -120,7 +124,7 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
         assert labels.weight.isfinite().all()
 
 
-def test_it_is_known_by_name_and_asks_for_evidence() -> None:
+def test_it_is_registered_and_requires_evidence() -> None:
     assert extend.find_part("labeler", "wsod2") is Wsod2
     assert Wsod2().requirements == Requirements(evidence=True)
     with pytest.raises(UserError, match="superpixels"):

@@ -34,7 +34,7 @@ def test_every_metric_has_its_json():
     json.dumps(content, allow_nan=False)
 
 
-def test_only_what_was_asked_for_in_its_order():
+def test_only_the_given_metrics_in_their_order():
     assert list(evaluate_detections(truth_of([]), {}, ["corloc", "voc07"]).to_json()) == ["corloc", "voc07"]
     assert evaluate_detections(truth_of([]), {}, []).to_json() == {}
 

@@ -121,7 +121,7 @@ def test_wrapping_modules_and_a_gpu_leave_no_trace(tmp_path):
     assert same(converted(path).weights.tensors, ours)
 
 
-def test_classifiers_momenta_and_words_are_left_out_and_told(tmp_path):
+def test_classifiers_momenta_and_words_are_skipped_and_reported(tmp_path):
     ours = random_weights("vgg16")
     more = {"fc8_w": torch.ones(2), "fc6_w_momentum": torch.ones(1), "weight_order": "conv1_1", "lr": 0.1}
     found = converted(save(tmp_path / "w.pkl", foreign("caffe2", ours) | more))
@@ -188,10 +188,10 @@ def test_a_bias_before_a_norm_moves_into_it_and_changes_nothing(tmp_path, statis
     torch.testing.assert_close(conv_norm(image, found, "res2.0.shortcut"), conv_norm(image, biased, "res2.0.shortcut"))
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- options
 
 
-def test_preprocessing_is_asked_for_where_names_do_not_tell(tmp_path):
+def test_preprocessing_is_required_if_names_do_not_determine_it(tmp_path):
     for scheme in ("torchvision", "detectron2"):
         path = save(tmp_path / f"{scheme}.pth", foreign(scheme, random_weights("vgg16")))
         with pytest.raises(UserError, match=rf"{scheme}\.pth.*--preprocess=torchvision .* or caffe") as raised:
@@ -199,7 +199,7 @@ def test_preprocessing_is_asked_for_where_names_do_not_tell(tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_a_known_file_or_author_settles_it(tmp_path, monkeypatch):
+def test_a_known_file_or_author_determines_it(tmp_path, monkeypatch):
     path = save(tmp_path / "w.pth", random_weights("vgg16"))
     known = KnownFile("a published file", "caffe", "a licence")
     monkeypatch.setitem(KNOWN_FILES, digest(path)[:8], known)
@@ -220,14 +220,14 @@ def test_a_known_file_or_author_settles_it(tmp_path, monkeypatch):
         ("caffe2", "vgg16-conv", {"architecture": "vgg16"}, ["--as vgg16", "it is vgg16-conv", "leave out --as"]),
     ],
 )
-def test_what_a_user_says_may_not_disagree_with_the_file(tmp_path, scheme, architecture, say, words):
+def test_options_may_not_contradict_the_file(tmp_path, scheme, architecture, say, words):
     path = save(tmp_path / "w.pkl", foreign(scheme, random_weights(architecture)))
     with pytest.raises(UserError) as raised:
         converted(path, **say)
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_the_convolutions_of_a_whole_vgg16_can_be_asked_for(tmp_path):
+def test_the_convolutions_of_a_whole_vgg16_can_be_selected(tmp_path):
     ours = random_weights("vgg16")
     found = converted(save(tmp_path / "w.pkl", foreign("caffe2", ours)), architecture="vgg16-conv")
     assert same(found.weights.tensors, {n: v for n, v in ours.items() if n.startswith("features.")})

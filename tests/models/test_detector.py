@@ -69,7 +69,7 @@ def test_stages_have_weights_of_their_own() -> None:
     assert not torch.equal(scores.deltas[0], scores.deltas[1])
 
 
-def test_kept_maps_are_taken_as_they_are() -> None:
+def test_cached_maps_are_used_as_they_are() -> None:
     detector, batch = tiny_detector(3), batch_of((3,))
     maps = torch.rand(3, TinyBackbone.channels, 3, 3)
     kept = Batch(batch.ids, batch.tags, batch.proposals, maps=maps)

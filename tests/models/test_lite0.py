@@ -156,7 +156,7 @@ def test_folding_names_every_parameter_of_the_network(raw):
     assert {k: v.shape for k, v in folded.items()} == {k: v.shape for k, v in own.items()}
 
 
-def test_preprocessing_orders_scales_and_shifts_and_knows_its_zero():
+def test_preprocessing_orders_scales_and_shifts_and_has_a_neutral_colour():
     image = torch.tensor([10.0, 20.0, 30.0]).view(1, 3, 1, 1)
     bgr = Preprocess(order="bgr", scale=0.5, mean=(1.0, 2.0, 3.0), std=(1.0, 2.0, 4.0))
     assert bgr(image).flatten().tolist() == [14.0, 4.0, 0.5]

@@ -87,7 +87,6 @@ def narrow(tmp_path, monkeypatch) -> Path:
     blocks = ((4, 2), (5, 2), (6, 3), (7, 3), (8, 3))
     monkeypatch.setattr(state_dict, "VGG_BLOCKS", blocks)
     monkeypatch.setattr(state_dict, "VGG_NECK", 16)
-    monkeypatch.setattr(vgg16, "VGG_BLOCKS", blocks)
     monkeypatch.setattr(Vgg16Backbone, "channels", 8)
     monkeypatch.setattr(vgg16, "Vgg16Backbone", functools.partial(Vgg16Backbone, vector_size=16))
     monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path / "home"))
@@ -150,7 +149,7 @@ def test_weights_of_another_architecture_are_refused(narrow, donor):
         load_vgg16(donor, weights, "mine")
 
 
-def test_weights_must_be_named_and_files_must_tell_their_pixels(narrow, donor):
+def test_weights_must_be_named_and_files_must_state_their_preprocessing(narrow, donor):
     with pytest.raises(UserError, match=r"backbone\.weights.*weights get vgg16"):
         Vgg16().build()
     with pytest.raises(UserError, match="nowhere: no weights of this name"):

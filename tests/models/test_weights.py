@@ -226,7 +226,7 @@ def test_files_become_absolute_and_names_stay(given, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("beside", [None, "{", "[]", '{"architectures": ["x"]}'])
-def test_a_file_that_does_not_tell_its_pixels_needs_the_setting(home, tmp_path, beside):
+def test_a_file_without_its_preprocessing_needs_the_setting(home, tmp_path, beside):
     path = save(tmp_path / "raw.safetensors", random_weights("vgg16-conv"))
     if beside is not None:
         path.with_suffix(".json").write_text(beside)
@@ -235,7 +235,7 @@ def test_a_file_that_does_not_tell_its_pixels_needs_the_setting(home, tmp_path, 
     assert find_weights(str(path), "caffe").preprocess == PREPROCESS["caffe"]
 
 
-def test_a_file_that_tells_needs_none(home, tmp_path):
+def test_a_file_with_its_preprocessing_needs_no_setting(home, tmp_path):
     path = save(tmp_path / "raw.pkl", foreign("caffe2", random_weights("vgg16")))
     assert find_weights(str(path), None).preprocess == PREPROCESS["caffe"]
     with pytest.raises(UserError, match=r"backbone\.preprocess torchvision.*leave out"):
@@ -258,7 +258,7 @@ def test_what_is_not_there_is_explained(home, given, words):
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_pixels_without_a_name_are_told_by_their_numbers():
+def test_preprocessing_without_a_name_is_printed_as_numbers():
     assert [pixels_name(known) for known in PREPROCESS.values()] == list(PREPROCESS)
     assert "0.25" in pixels_name(replace(PREPROCESS["caffe"], scale=0.25))
 

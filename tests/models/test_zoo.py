@@ -48,7 +48,7 @@ def files(home):
 # ---------------------------------------------------------------- the list
 
 
-def test_every_entry_is_of_an_architecture_and_tells_its_size():
+def test_every_entry_has_an_architecture_and_a_size():
     for name, entry in ZOO.items():
         assert entry.name == name and entry.architecture in ARCHITECTURES
         numbers = sum(torch.Size(shape).numel() for shape in shapes_of(entry.architecture, ()).values())
@@ -76,7 +76,7 @@ def test_what_cannot_be_had_is_explained(home, name, words):
 # ---------------------------------------------------------------- lite0
 
 
-def test_lite0_is_kept_from_its_package_once(home):
+def test_lite0_is_copied_from_its_package_once(home):
     first = get("lite0")
     assert first.fresh and first.provenance.licence == "Apache-2.0"
     assert first.provenance.original_sha256 == digest(packages.lite0_file())
@@ -133,7 +133,7 @@ def test_the_convolutions_come_out_of_the_sdist_alone(home, package):
     assert files(home) == ["vgg16-conv.json", "vgg16-conv.safetensors"]
 
 
-def test_pip_is_asked_with_a_pinned_sum_and_short_patience(home, package, monkeypatch):
+def test_pip_is_called_with_a_pinned_checksum_and_a_short_timeout(home, package, monkeypatch):
     asked = []
 
     def pip(command, **more):
@@ -158,7 +158,7 @@ def test_pip_is_asked_with_a_pinned_sum_and_short_patience(home, package, monkey
         (0, "", "no output"),
     ],
 )
-def test_where_pip_fails_its_reason_and_a_way_out_are_told(home, monkeypatch, code, said, words):
+def test_if_pip_fails_its_reason_and_a_workaround_are_reported(home, monkeypatch, code, said, words):
     done = subprocess.CompletedProcess([], code, "", said)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     with pytest.raises(UserError, match=rf"{words}.*get vgg16-conv --file") as raised:
@@ -225,7 +225,7 @@ def published(tmp_path, home, monkeypatch) -> Path:
     return path
 
 
-def test_without_a_file_and_a_network_one_line_says_what_to_do(home):
+def test_without_a_file_and_a_network_the_error_is_one_line_with_a_remedy(home):
     with pytest.raises(UserError, match=r"no network here.*weights convert vgg16-397923af\.pth") as raised:
         get("vgg16")
     assert zoo.VGG16_ADDRESS in str(raised.value) and "\n" not in str(raised.value)

@@ -7,7 +7,7 @@ from numba.core.caching import FunctionCache
 from tag2box.ops.kernels import compiled
 
 
-def test_kernels_work_where_nothing_can_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_work_without_a_writable_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])  # no folder that numba could write to
     out = torch.zeros(1).numpy()
 

@@ -23,15 +23,15 @@ def seeds_of(rows: list[int], cls: list[int], score: list[float]) -> PseudoBoxes
 def assign_with_loops(
     proposals: Proposals, pseudo_boxes: PseudoBoxes, classes: int, threshold: float
 ) -> list[tuple[int, float, int]]:
-    """Class, weight and seed row of every proposal, by the definition."""
+    """Class, weight and pseudo-box row of every proposal, by the definition."""
     out = []
     image = proposals.image_ids().tolist()
     for r in range(len(proposals.boxes)):
         best, chosen = -1.0, -1
         for s in range(len(pseudo_boxes)):
-            seed_row = int(pseudo_boxes.rows[s])
-            if image[seed_row] == image[r]:
-                overlap = iou(proposals.boxes[r : r + 1], proposals.boxes[seed_row : seed_row + 1]).item()
+            pseudo_row = int(pseudo_boxes.rows[s])
+            if image[pseudo_row] == image[r]:
+                overlap = iou(proposals.boxes[r : r + 1], proposals.boxes[pseudo_row : pseudo_row + 1]).item()
                 if overlap > best:
                     best, chosen = overlap, s
         if chosen < 0:
@@ -84,7 +84,7 @@ def test_losses_match_the_definitions_written_with_loops(sizes: tuple[int, ...],
     assert box_loss(deltas, proposals, labels, divisor).item() == pytest.approx(reg_loss, rel=1e-4)
 
 
-def test_an_image_without_seeds_contributes_zero_and_a_zero_gradient() -> None:
+def test_an_image_without_pseudo_boxes_contributes_zero_and_a_zero_gradient() -> None:
     proposals = Proposals(random_boxes(4, torch.Generator().manual_seed(0)), (4,))
     labels = assign(proposals, seeds_of([], [], []), num_classes=2)
     logits, deltas = torch.randn(4, 3, requires_grad=True), torch.randn(4, 8, requires_grad=True)
@@ -103,7 +103,7 @@ def test_labels_weights_and_targets_match_the_reference(name: str) -> None:
     present = torch.as_tensor(g["in_labels"])[1:].nonzero().flatten()
     tops = dict(zip(present.tolist(), top_rows(scores[:, :classes], present).tolist(), strict=True))
     found = {c: [top] for c, top in tops.items()}
-    if name.startswith("od_"):  # its pseudo boxes; the top proposal where a present class has none
+    if name.startswith("od_"):  # its pseudo boxes; the top proposal if a present class has none
         pieces = np.split(g["in_pgt_idx"], np.cumsum(g["in_pgt_len"]))[:classes]
         found |= {c: piece.tolist() for c, piece in enumerate(pieces) if len(piece)}
     rows = [row for c in sorted(found) for row in found[c]]
@@ -159,7 +159,7 @@ def test_an_overlap_of_just_the_border_is_foreground() -> None:
     assert got.weight.tolist() == [1, 1, 1, 0]  # just 0.1 counts
 
 
-def test_without_seeds_all_is_background_of_no_weight() -> None:
+def test_without_pseudo_boxes_all_is_background_of_no_weight() -> None:
     proposals = Proposals(torch.tensor([[0.0, 0, 10, 10]]), (1,))
     none = torch.zeros(0, dtype=torch.long)
     labels = assign(proposals, PseudoBoxes(none, none, torch.zeros(0)), 2, or_equal=True, ignore_below=0.1)

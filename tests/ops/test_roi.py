@@ -91,7 +91,7 @@ def test_the_gradient_of_a_tie_goes_to_the_first_cell_in_reading_order():
 
 
 @st.composite
-def scenes(draw):
+def maps_and_boxes(draw):
     """Maps with many ties, and boxes that may be degenerate, reversed, outside or absent."""
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +105,7 @@ def scenes(draw):
 
 
 @settings(deadline=None, max_examples=60)
-@given(scenes(), st.sampled_from([1, 2, 7]), st.sampled_from([0.25, 1 / 3]))
+@given(maps_and_boxes(), st.sampled_from([1, 2, 7]), st.sampled_from([0.25, 1 / 3]))
 def test_pool_equals_its_definition_written_with_loops(inputs, size, scale):
     features, corners, ids = inputs
     expected = pool_with_loops(features, corners, ids, size=size, scale=scale)

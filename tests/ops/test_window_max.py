@@ -99,7 +99,7 @@ def test_half_precision_is_exact_and_stays_half(way: str, dtype: torch.dtype, da
     the_same(found, *find_with_loops(*job))
 
 
-def test_double_precision_tells_apart_what_single_cannot() -> None:
+def test_double_precision_separates_what_single_cannot() -> None:
     features = torch.tensor([1.0, 1.0 + 1e-12, 1.0], dtype=torch.float64).view(1, 1, 1, 3).requires_grad_()
     one = torch.ones(1, 1, dtype=torch.long)
     pooled = window_max(features, Windows(one[0] * 0, one * 0, one * 0, one, one * 3))

@@ -1,4 +1,4 @@
-"""Photos whose colour says how many boxes they have, a method that finds those, and a bar that remembers."""
+"""Photos whose colour encodes their number of boxes, a method that finds those, and a progress bar that records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def paint(folder: Path, name: str, count: int, size: tuple[int, int] = (30, 20))
 
 
 class Seen:
-    """A progress that remembers, and may do something after a photo."""
+    """A progress bar that records its calls and may run a function after a photo."""
 
     def __init__(self, at: int = 0, act: Callable[[], None] = lambda: None) -> None:
         self.opened: list[tuple[int, int]] = []

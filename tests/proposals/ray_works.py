@@ -18,7 +18,7 @@ def lost(photo: Photo, number: int) -> int:
 
 
 def threads(photo: Photo) -> str:
-    """What the process is like."""
+    """Properties of the process."""
     import cv2
     import torch
 
@@ -26,7 +26,7 @@ def threads(photo: Photo) -> str:
 
 
 def die_once(photo: Photo) -> int:
-    """A photo of width 13 ends the first process that meets it."""
+    """A photo of width 13 ends the first process that reads it."""
     mark = photo.path.with_suffix(".met")
     if photo.width == 13 and not mark.exists():
         mark.touch()
@@ -35,7 +35,7 @@ def die_once(photo: Photo) -> int:
 
 
 def die(photo: Photo) -> int:
-    """A photo of width 13 ends every process that meets it."""
+    """A photo of width 13 ends every process that reads it."""
     if photo.width == 13:
         os.kill(os.getpid(), signal.SIGKILL)
     return photo.width

@@ -23,7 +23,7 @@ BLANK = torch.zeros(3, 40, 60, dtype=torch.uint8)  # 60 wide, 40 high
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(ProposalMethod):
-    """A method for tests: it always finds the same boxes, whatever the photo, and remembers what it saw."""
+    """A method for tests: it always finds the same boxes, whatever the photo, and records the photos."""
 
     kind: Literal["fixed"] = "fixed"
     min_side: int = 0
@@ -174,7 +174,7 @@ def test_a_record_that_fits_no_method_is_refused_in_one_line(change: dict[str, o
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_with_a_file_asks_for_the_file(tmp_path: Path) -> None:
+def test_a_method_with_a_file_requires_the_file(tmp_path: Path) -> None:
     (tmp_path / "m.yml").write_text("same")
     with pytest.raises(
         UserError, match=r"^made with m\.yml sha256:0967115f.+; name this file with --set proposals\.model"

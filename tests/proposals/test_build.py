@@ -63,7 +63,7 @@ def test_a_store_that_may_only_be_read_serves(photos: list[Photo], out: Path, mo
     assert len(make(photos, out)) == 6
 
 
-def test_a_working_resolution_asks_for_a_reduced_copy(tmp_path: Path, out: Path) -> None:
+def test_a_working_resolution_reads_a_reduced_copy(tmp_path: Path, out: Path) -> None:
     photo = paint(tmp_path, "large", 3, (1200, 900))
     asked = []
 
@@ -122,7 +122,7 @@ def test_a_folder_of_something_else_is_refused(photos: list[Photo]) -> None:
     assert content(folder) == before
 
 
-def test_a_damaged_store_says_so(photos: list[Photo], out: Path) -> None:
+def test_a_damaged_store_is_reported(photos: list[Photo], out: Path) -> None:
     make(photos, out)
     (out / "boxes.npy").unlink()
     with pytest.raises(UserError, match=r"boxes\.npy: not readable as proposals"):
@@ -133,7 +133,7 @@ def test_a_damaged_store_says_so(photos: list[Photo], out: Path) -> None:
 
 
 def _trouble(photos: list[Photo]) -> dict[str, str]:
-    """Spoil some photos; gives what is to be said of them."""
+    """Spoil some photos; return the expected messages."""
     photos[0].path.unlink()
     photos[2].path.write_bytes(photos[2].path.read_bytes()[:60])
     photos[3] = replace(photos[3], width=31)
@@ -194,7 +194,7 @@ def test_workers_that_cannot_start_are_no_fault_of_the_photos(photos: list[Photo
     assert content(out) == {}
 
 
-def test_the_index_says_what_was_left_out(photos: list[Photo], out: Path) -> None:
+def test_the_index_lists_what_was_skipped(photos: list[Photo], out: Path) -> None:
     photos[0].path.unlink()
     make(photos, out)
     index = json.loads((out / "index.json").read_text())

@@ -70,7 +70,7 @@ def _killed(step: int, act: Callable[[], object]) -> bool:
 @pytest.mark.usefixtures("small_parts")
 def test_a_kill_before_any_change_of_a_file_changes_nothing_in_the_end(many: list[Photo], tmp_path: Path) -> None:
     """First a store of some photos, then one with all; killed before the n-th change, for every n there is."""
-    for name, before in (("new", 0), ("grown", 4)):
+    for name, before in (("new", 0), ("extended", 4)):
         make(many[:before], tmp_path / name) if before else None
         fresh = tmp_path / f"{name}-fresh"
         if before:
@@ -103,7 +103,7 @@ def test_what_was_done_is_not_done_again(many: list[Photo], out: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_broken_off_work_goes_on_with_other_photos_but_not_with_other_settings(many: list[Photo], out: Path) -> None:
+def test_interrupted_work_resumes_with_other_photos_but_not_with_other_settings(many: list[Photo], out: Path) -> None:
     with pytest.raises(Interrupted):
         make(many, out, progress=Seen(6, lambda: signal.raise_signal(signal.SIGINT)))
     with pytest.raises(UserError, match=r"store: unfinished, and made with side 5\.0, not 6\.0; remove it to start"):
@@ -163,7 +163,7 @@ def test_a_second_writer_waits_and_finds_the_work_done(
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_in_a_line(
+def test_a_full_disk_is_reported_in_one_line(
     photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     def full(*_: object) -> None:

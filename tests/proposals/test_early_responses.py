@@ -25,7 +25,7 @@ def written_out(means: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:
 
 
 @given(st.integers(0, 99), st.integers(1, 3))
-def test_a_map_is_the_mean_of_what_layers_say_above_their_medians(seed: int, layers: int) -> None:
+def test_a_map_is_the_mean_of_layer_responses_above_their_medians(seed: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     means = [rng.random((12 >> i, 16 >> i)).astype(np.float32) for i in range(layers)]
     edges = response_edges(means, (19, 13))
@@ -35,7 +35,7 @@ def test_a_map_is_the_mean_of_what_layers_say_above_their_medians(seed: int, lay
 
 
 @pytest.mark.parametrize("side", [1, 2, 9])
-def test_layers_that_say_the_same_everywhere_show_no_edge(side: int) -> None:
+def test_constant_layers_show_no_edge(side: int) -> None:
     assert not response_edges([np.full((side, side), 3.0, np.float32)], (8, 6)).any()
 
 

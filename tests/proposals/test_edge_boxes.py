@@ -42,7 +42,7 @@ def test_boxes_are_ranked_distinct_inside_and_the_same_every_time() -> None:
     assert torch.equal(found.boxes, again.boxes) and torch.equal(found.scores, again.scores)
 
 
-def test_the_best_box_is_the_only_thing_there_is() -> None:
+def test_the_best_box_is_that_of_the_only_object() -> None:
     image = torch.full((3, 100, 160), 30, dtype=torch.uint8)
     image[:, 30:80, 40:120] = 220
     best = EdgeBoxes(short_side=None, smoothing=1.0)(image).boxes[0]
@@ -54,7 +54,7 @@ OTHER = {
 }  # fmt: skip
 
 
-def test_every_setting_is_heard() -> None:
+def test_every_setting_has_an_effect() -> None:
     assert {f.name for f in fields(EdgeBoxes)} == {*OTHER, "kind", "model"}  # the model has a test of its own
     image = _scene(3)
     before = SMALL(image).boxes
@@ -62,7 +62,7 @@ def test_every_setting_is_heard() -> None:
         assert not torch.equal(before, replace(SMALL, **{name: value})(image).boxes), name
 
 
-def test_it_finds_the_things_of_generated_scenes() -> None:
+def test_it_finds_the_objects_of_generated_scenes() -> None:
     scenes = [Scenes().draw("test", i) for i in range(6)]
     method = EdgeBoxes(short_side=96, min_side=16, max_boxes=400)
     boxes = [method(torch.from_numpy(s.image).permute(2, 0, 1)).boxes for s in scenes]
@@ -161,7 +161,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_broken_model_is_told_in_a_line(tmp_path: Path, content: bytes | None, capfd) -> None:
+def test_a_broken_model_is_reported_in_one_line(tmp_path: Path, content: bytes | None, capfd) -> None:
     model = tmp_path / "model.yml"
     if content is not None:
         model.write_bytes(content)

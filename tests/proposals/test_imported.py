@@ -10,7 +10,7 @@ from tag2box.recipes import Config
 
 
 @pytest.mark.parametrize("method", ["mcg", "cob"])
-def test_it_cannot_search_and_says_what_to_do(method: str) -> None:
+def test_it_cannot_search_and_the_error_names_a_remedy(method: str) -> None:
     proposals = Imported(method=method)  # type: ignore[arg-type]
     with pytest.raises(UserError) as ready:
         proposals.ready()

@@ -1,4 +1,4 @@
-"""Work spread over a Ray cluster: every photo answered once, whoever dies on the way, as on this machine."""
+"""Work spread over a Ray cluster: every photo answered once, whichever process dies, as on this machine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_store_made_there_is_equal_to_the_byte(photos: list[Photo], tmp_path: 
     assert seen.opened == [(6, 0)] and seen.done == 6
 
 
-def test_photos_that_fail_are_told_of_in_the_same_words_even_by_relative_names(
+def test_photos_that_fail_are_reported_in_the_same_words_even_by_relative_names(
     photos: list[Photo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos[0].path.unlink()
@@ -117,9 +117,7 @@ def test_a_photo_that_ends_every_process_costs_only_itself_and_is_named(
     assert "p3.png: the process that searched it died on every attempt; perhaps out" in store.failed["p3"]
 
 
-def test_where_every_process_dies_it_is_the_cluster_that_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_every_process_dies_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_pool, "RETRIES", 0)
     pool = RayPool(chunk=1, workers=1)
     with pytest.raises(UserError, match=r"^ray cluster .+: 3 photos in a row .+ rerun the same command to resume$"):
@@ -129,7 +127,7 @@ def test_where_every_process_dies_it_is_the_cluster_that_is_told_of(
 # ---------------------------------------------------------------- nodes that are unfit
 
 
-def test_a_file_that_only_this_process_can_read_is_told_of(tmp_path: Path) -> None:
+def test_a_file_that_only_this_process_can_read_is_reported(tmp_path: Path) -> None:
     handle = os.open(paint(tmp_path, "p", 1).path, os.O_RDONLY)
     os.dup2(handle, 900)
     near = Photo("p", Path("/proc/self/fd/900"), 30, 20)
@@ -148,7 +146,7 @@ def test_other_versions_there_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         answers(RayPool(), ray_works.width, some(tmp_path, [9]))
 
 
-def test_work_that_cannot_be_imported_there_is_told_of_in_a_line(tmp_path: Path) -> None:
+def test_work_that_cannot_be_imported_there_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^ray node .+: cannot load the work \(.*no_such_module_anywhere.*\); install"):
         answers(RayPool(), ray_works.Unimportable(), some(tmp_path, [9]))
 
@@ -169,7 +167,7 @@ def test_work_that_is_given_up_can_be_taken_up_again(tmp_path: Path) -> None:
     assert len(answers(RayPool(), ray_works.width, photos)) == 12
 
 
-def test_after_ctrl_c_the_same_call_goes_on(photos: list[Photo], tmp_path: Path) -> None:
+def test_after_ctrl_c_the_same_call_resumes(photos: list[Photo], tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 

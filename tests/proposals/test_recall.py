@@ -1,4 +1,4 @@
-"""Recall of proposals: by hand, against loops, by score and by stored order, and where there is nothing."""
+"""Recall of proposals: by hand, against loops, by score and by stored order, and of nothing."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_more_boxes_never_reach_less_and_parts_add_up(given_photos: list[tuple[C
     assert float(found.best_overlap()[-1]) == pytest.approx(simple.mean_best_overlap, nan_ok=True, abs=1e-6)
 
 
-def test_results_do_not_change_when_the_meter_goes_on() -> None:
+def test_results_do_not_change_when_the_meter_continues() -> None:
     meter = RecallMeter(1, EDGES)
     photo = Candidates.unranked(torch.tensor([[0.0, 0, 5, 5]])), Objects.of([[0, 0, 5, 5]], [0])
     meter.add(*photo, (20, 20))

@@ -55,7 +55,7 @@ def test_the_cap_takes_the_first_of_a_longer_list(image: torch.Tensor) -> None:
 OTHER = {"mode": "quality", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1}
 
 
-def test_every_setting_is_heard(image: torch.Tensor) -> None:
+def test_every_setting_has_an_effect(image: torch.Tensor) -> None:
     assert {f.name for f in fields(SelectiveSearch)} == {*OTHER, "kind"}
     small = torch.nn.functional.interpolate(image[None].float(), (64, 75))[0].to(torch.uint8)
     base = SelectiveSearch(short_side=64, min_side=8, max_boxes=40)
@@ -70,7 +70,7 @@ def test_a_working_resolution_still_gives_boxes_of_the_original(image: torch.Ten
     assert (boxes == whole).all(1).any()
 
 
-def test_what_is_kept_is_a_shuffle_of_what_opencv_finds(image: torch.Tensor) -> None:
+def test_the_result_is_a_shuffle_of_what_opencv_finds(image: torch.Tensor) -> None:
     """The steps written out once more: runs of before and after a change of this code must compare."""
     bgr = np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1])
     small = cv2.resize(bgr, (131, 112), interpolation=cv2.INTER_AREA)
@@ -88,7 +88,7 @@ def test_what_is_kept_is_a_shuffle_of_what_opencv_finds(image: torch.Tensor) -> 
     assert [tuple(box) for box in found.tolist()] == expected
 
 
-def test_it_finds_the_things_of_generated_scenes() -> None:
+def test_it_finds_the_objects_of_generated_scenes() -> None:
     scenes = [Scenes().draw("test", i) for i in range(8)]
     boxes = [replace(SEARCH, max_boxes=200)(torch.from_numpy(s.image).permute(2, 0, 1)).boxes for s in scenes]
     truth = Truth(Scenes().classes, tuple("abcdefgh"), ((224, 192),) * 8, tuple(s.objects for s in scenes))

@@ -115,7 +115,7 @@ def test_the_files_are_plain_npy(tmp_path: Path) -> None:
     assert np.load(tmp_path / "scores.npy").tolist() == [1, 0, 1]
 
 
-def test_unknown_photos_and_other_sizes_are_told(tmp_path: Path) -> None:
+def test_unknown_photos_and_other_sizes_are_reported(tmp_path: Path) -> None:
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(1)])
     store = ProposalStore.open(tmp_path)
     for ask in (store.boxes, store.scores, lambda name: store.check([_photo(name)])):
@@ -151,7 +151,7 @@ def test_boxes_that_cannot_be_are_refused_and_change_nothing(
     assert _content(tmp_path) == before
 
 
-def test_a_store_is_replaced_whole_and_readers_of_the_old_one_go_on(tmp_path: Path) -> None:
+def test_a_store_is_replaced_atomically_and_readers_of_the_old_one_continue(tmp_path: Path) -> None:
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(2)])
     old = ProposalStore.open(tmp_path)
     for generation in (2, 3):
@@ -180,7 +180,7 @@ def test_two_do_not_write_at_once(tmp_path: Path) -> None:
     assert ".lock" not in _content(tmp_path)
 
 
-def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises(UserError, match="s: is a file"):
         write_store(tmp_path / "s", SOURCE, [], [])
@@ -209,7 +209,7 @@ DAMAGED_INDEX = {
 
 
 @pytest.mark.parametrize("change", DAMAGED_INDEX.values(), ids=DAMAGED_INDEX)
-def test_a_damaged_index_is_told_in_a_line(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_damaged_index_is_reported_in_one_line(tmp_path: Path, change: dict[str, object]) -> None:
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, **change}))
@@ -219,13 +219,13 @@ def test_a_damaged_index_is_told_in_a_line(tmp_path: Path, change: dict[str, obj
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 2}'])
-def test_what_is_no_index_is_told(tmp_path: Path, text: str) -> None:
+def test_what_is_no_index_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(UserError, match="not an index"):
         ProposalStore.open(tmp_path)
 
 
-def test_a_store_of_the_format_before_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_of_an_older_store_format_names_a_remedy(tmp_path: Path) -> None:
     index = {"format": 1, "source": {}, "ids": ["a"], "counts": [0], "sizes": [[4, 4]]}
     (tmp_path / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="format 1, expected 2; remove the folder and make the proposals again"):
@@ -247,7 +247,7 @@ def test_a_store_of_the_format_before_says_what_to_do(tmp_path: Path) -> None:
         lambda rows: rows.replace(b"'<f4'", b"'|O4'"),
     ],
 )
-def test_damaged_rows_are_told_in_a_line(tmp_path: Path, file: str, damage) -> None:
+def test_damaged_rows_are_reported_in_one_line(tmp_path: Path, file: str, damage) -> None:
     write_store(tmp_path, SOURCE, [_photo("a")], [_found(3)])
     rows = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(damage(rows))

@@ -1,4 +1,4 @@
-"""The adversary of Concrete DropBlock: opposite gradients however a batch is run, and a run that can be broken off."""
+"""The adversary of Concrete DropBlock: opposite gradients however a batch is run, and a run that can be interrupted."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def test_the_mask_net_receives_the_opposite_gradient(memory: str):
     stepped = step(make_batch(), RNG)
     assert_same(gradients(step.detector), of_detector)
     assert step.adversary is not None and gradients(step.adversary) == {}  # the first pass is the detector's alone
-    opposed = step.adversarial_step(make_batch(), RNG)
+    adversarial = step.adversarial_step(make_batch(), RNG)
     assert_same(gradients(step.adversary), of_net, -SETTINGS.weight)
     assert_same(gradients(step.detector), of_detector)  # untouched by the second
-    assert opposed.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
+    assert adversarial.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
@@ -130,11 +130,11 @@ def test_few_proposals(sizes: tuple[int, ...]):
     assert step.adversarial_step(make_batch(sizes), RNG).total.isfinite()
 
 
-def test_plain_drop_block_has_no_rival():
+def test_plain_drop_block_has_no_adversary():
     assert replace(make_step(), regularizer=DropBlock()).adversary is None
 
 
-def test_the_rival_learns_uphill_and_faster_where_the_detector_slows_down():
+def test_the_adversary_learns_uphill_and_faster_where_the_detector_slows_down():
     step = make_step()
     assert step.adversary is not None
     adversary = AdversaryOptimizer.of(step.adversary)
@@ -230,7 +230,7 @@ def test_a_checkpoint_without_its_mask_net_is_named(tmp_path: Path):
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_config_file_of_before_means_plain_drop_block(tmp_path: Path):
+def test_a_config_file_without_a_kind_means_plain_drop_block(tmp_path: Path):
     (tmp_path / "old.toml").write_text("[drop_block]\nblock = 5\ndrop = 0.2\n")
     assert settings.load(Config, [tmp_path / "old.toml"]).drop_block == DropBlock(block=5, drop=0.2)
     concrete = settings.load(Config, [tmp_path / "old.toml"], ["drop_block.kind=concrete"]).drop_block

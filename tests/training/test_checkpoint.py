@@ -48,7 +48,7 @@ def one_line(error: pytest.ExceptionInfo[UserError], *words: str) -> bool:
 
 
 @pytest.mark.parametrize("settings", [Sgd(), Sgd(momentum=0.0), Adam()])
-def test_a_resumed_run_goes_on_as_the_unbroken_one(tmp_path: Path, settings: Sgd | Adam) -> None:
+def test_a_resumed_run_continues_as_the_unbroken_one(tmp_path: Path, settings: Sgd | Adam) -> None:
     unbroken = tiny_detector(2)
     optimizer = settings.build(unbroken)
     learn(unbroken, optimizer, range(3))
@@ -73,7 +73,7 @@ def test_momentum_matters_to_that(tmp_path: Path) -> None:
     assert all(name.endswith(".momentum_buffer") for name in stored)
 
 
-def test_the_state_file_says_what_the_model_is(tmp_path: Path) -> None:
+def test_the_state_file_describes_the_model(tmp_path: Path) -> None:
     assert not checkpoint.has_checkpoint(tmp_path)
     saved_run(tmp_path)
     assert checkpoint.has_checkpoint(tmp_path)
@@ -84,7 +84,7 @@ def test_the_state_file_says_what_the_model_is(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["classes"]) == list(CLASSES)
 
 
-def test_before_the_first_step_there_is_no_optimiser_state(tmp_path: Path) -> None:
+def test_before_the_first_step_there_is_no_optimizer_state(tmp_path: Path) -> None:
     detector = tiny_detector(2)
     save(tmp_path, detector, Sgd().build(detector), 0)
     fresh = Sgd().build(tiny_detector(2))
@@ -115,7 +115,7 @@ def test_the_old_checkpoint_stands_until_the_new_one_is_named(tmp_path: Path, mo
         seen.append({p.name for p in tmp_path.glob("checkpoint-*")})
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint, "write_json", broken)
+    monkeypatch.setattr(checkpoint.io, "write_json", broken)
     with pytest.raises(OSError, match="disk full"):
         saved_run(tmp_path, iteration=2)
     assert seen == [{"checkpoint-000001", "checkpoint-000002"}]
@@ -186,7 +186,7 @@ def test_a_model_of_another_shape(tmp_path: Path, num_classes: int, heads: Heads
         {"x.momentum_buffer": torch.zeros(1)},
     ],
 )
-def test_a_foreign_optimiser_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_a_foreign_optimizer_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     state = checkpoint.read_state(saved_run(tmp_path))
     save_file(tensors, tmp_path / state.folder / checkpoint.OPTIMIZER)
     with pytest.raises(UserError) as error:

@@ -16,7 +16,7 @@ from tiny_world import small_config, small_data, small_network, story, weights
     ("asked", "has_cached_maps", "memory"),
     [(None, True, "plain"), (None, False, "exact"), ("plain", False, "plain"), ("exact", True, "exact")],
 )
-def test_memory_is_as_asked_or_by_the_rule(asked: str | None, has_cached_maps: bool, memory: str) -> None:
+def test_memory_is_as_set_or_by_the_rule(asked: str | None, has_cached_maps: bool, memory: str) -> None:
     assert Compute(memory=asked).memory_for(has_cached_maps=has_cached_maps) == memory  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The whole objective against independent reference runs, loop-written twins, and the empty cases."""
+"""The whole criterion against independent reference runs, loop-written twins, and the empty cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from conftest import background_last, golden_names, load_golden
-from strategies import OBJECTIVE_WORLDS, make_labeler_input, plain_views
+from strategies import CRITERION_CASES, make_labeler_input, plain_views
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast, Sampling, first_occurrence, instance_difficulty, with_discovered
@@ -145,7 +145,7 @@ def test_sampled_exemplars_and_their_weights_match_the_reference(name: str) -> N
 
 @pytest.mark.parametrize("name", CASES)
 def test_thresholds_and_pseudo_boxes_match_the_reference(name: str) -> None:
-    """tau to 1e-5 everywhere; pseudo boxes exactly on images with one class (the reference's rival rule is flawed).
+    """tau to 1e-5 everywhere; pseudo boxes exactly on images with one class (the reference's rule is flawed).
 
     The reference's NMS, unlike its IoU, does not add one pixel: hence the raw boxes here.
     """
@@ -212,7 +212,7 @@ def _roi_ends(golden: Golden) -> np.ndarray:
     return np.cumsum([golden.sizes[int(n)] for n, _ in golden.g["roi_ids"]])
 
 
-OBJECTIVES = {
+CRITERIA = {
     "oicr+": Criterion(labeler=Oicr(), contrast=Contrast(enabled=False)),
     "+od": Criterion(contrast=Contrast(enabled=False)),
     "+wscl": Criterion(labeler=Oicr()),
@@ -224,9 +224,9 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("criterion", OBJECTIVES.values(), ids=OBJECTIVES.keys())
-@pytest.mark.parametrize(("sizes", "tags"), OBJECTIVE_WORLDS)
-def test_every_objective_survives_and_back_propagates(criterion: Criterion, sizes: tuple, tags: list) -> None:
+@pytest.mark.parametrize("criterion", CRITERIA.values(), ids=CRITERIA.keys())
+@pytest.mark.parametrize(("sizes", "tags"), CRITERION_CASES)
+def test_every_criterion_survives_and_back_propagates(criterion: Criterion, sizes: tuple, tags: list) -> None:
     inputs = make_labeler_input(sizes, tags)
     total, classes = sum(sizes), len(tags[0])
     leaves = [
@@ -263,7 +263,7 @@ def test_oicr_plus_and_the_rows_of_table_3a_are_only_settings() -> None:
     views: AugmentRois = plain_views(inputs)  # type: ignore[assignment]
 
     def run(name: str) -> object:
-        return OBJECTIVES[name](outputs(scores, inputs.embed), BatchMeta(inputs.proposals, inputs.tags), views)
+        return CRITERIA[name](outputs(scores, inputs.embed), BatchMeta(inputs.proposals, inputs.tags), views)
 
     base, od, wscl, both = (run(name) for name in ("oicr+", "+od", "+wscl", "+both"))
     assert torch.equal(base.labeling.stages[0].cls, wscl.labeling.stages[0].cls)
@@ -303,7 +303,7 @@ def test_instance_difficulty_is_a_share_of_the_image() -> None:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark of the objective, with its batches of any size and its loop-written twin."""
+    """The benchmark of the criterion, with its batches of any size and its loop-written twin."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     return importlib.import_module("criterion")
 

@@ -28,17 +28,17 @@ def test_alone_nothing_is_exchanged() -> None:
         pass
 
 
-def test_rows_are_gathered_in_order_whoever_has_none() -> None:
+def test_rows_are_gathered_in_order_if_a_rank_has_none() -> None:
     def work(dist: DistContext) -> torch.Tensor:
         count = (0, 3, 0, 1)[dist.rank]
-        width = 2 if count else 0  # one that has no rows need not know how wide they are
+        width = 2 if count else 0  # the width does not matter on ranks without rows
         return dist.all_gather(torch.full((count, width), float(dist.rank)))
 
     for gathered in together(4, work):
         assert gathered.tolist() == [[1, 1], [1, 1], [1, 1], [3, 3]]
 
 
-def test_nobody_has_rows() -> None:
+def test_no_rank_has_rows() -> None:
     assert [tuple(x.shape) for x in together(2, lambda dist: dist.all_gather(torch.zeros(0, 5)))] == [(0, 5)] * 2
 
 

@@ -44,7 +44,7 @@ def outcome_of(labeling: Labeling, tags: torch.Tensor) -> LossOutput:
 
 
 def stage(classes: list[int]) -> PseudoLabels:
-    """A stage of which only the classes of its seeds matter."""
+    """A stage of which only the classes of its pseudo boxes matter."""
     rows = torch.arange(len(classes))
     pseudo_boxes = PseudoBoxes(rows, torch.tensor(classes, dtype=torch.long), torch.ones(len(classes)))
     return PseudoLabels(rows, torch.ones(len(classes)), torch.zeros(len(classes), 4), pseudo_boxes, rows)
@@ -160,7 +160,7 @@ def test_looking_leaves_no_gradient_and_no_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 99])
-def test_the_gallery_has_as_many_photos_as_asked_and_there_are(tmp_path: Path, count: int) -> None:
+def test_the_gallery_has_as_many_photos_as_set_if_there_are_enough(tmp_path: Path, count: int) -> None:
     step, source = world(tmp_path)
     photos = gallery_event(1, step, source, RNG, count)["photos"]
     assert isinstance(photos, list)

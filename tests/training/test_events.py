@@ -36,7 +36,7 @@ def test_each_event_is_on_disk_before_the_next(tmp_path: Path) -> None:
         assert len(list(read_events(tmp_path))) == count
 
 
-def test_a_log_opened_again_goes_on(tmp_path: Path) -> None:
+def test_a_log_opened_again_is_continued(tmp_path: Path) -> None:
     EventLog(tmp_path).write("step", {"iteration": 1})
     EventLog(tmp_path).write("resume", {"iteration": 1})
     assert [event["event"] for event in read_events(tmp_path)] == ["step", "resume"]

@@ -1,4 +1,4 @@
-"""Several looks at a photo: as sources make them, and through the network at once, photo by photo, over processes."""
+"""Several views per photo: as sources make them, and through the network at once, photo by photo, over processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASD = Criterion(
 
 
 class TwoLayers(TinyBackbone):
-    """The tiny network, with a second layer that learns: a 1 x 1 convolution by one channel."""
+    """The tiny network with a second trained layer: a 1 x 1 convolution by one channel."""
 
     layers = 2
 
@@ -65,7 +65,7 @@ def sources(folder: Path, loader: Loader, dist: DistContext) -> dict[str, BatchS
 
 @pytest.mark.parametrize("kind", ["photos", "maps", "trunks"])
 @pytest.mark.parametrize("views_per_image", [1, 2, 4])
-def test_looks_are_different_views_of_the_same_proposals(tmp_path: Path, kind: str, views_per_image: int) -> None:
+def test_views_of_a_photo_differ_and_have_the_same_proposals(tmp_path: Path, kind: str, views_per_image: int) -> None:
     loader = Loader(batch_size=3, views_per_image=views_per_image, resize=RESIZE, max_proposals=4, workers=0)
     source = sources(tmp_path, loader, DistContext())[kind]
     for iteration in range(4):
@@ -84,7 +84,7 @@ def test_looks_are_different_views_of_the_same_proposals(tmp_path: Path, kind: s
 
 
 def check_same_boxes(batch: Batch, first: int, views_per_image: int) -> None:
-    """Every look shows the same boxes: the ratio of their sides is that of the view and of the box."""
+    """Every view has the same boxes: equal aspect ratios."""
     spans = batch.proposals.spans()
     shapes = []
     for i in range(first, first + views_per_image):
@@ -94,7 +94,7 @@ def check_same_boxes(batch: Batch, first: int, views_per_image: int) -> None:
         torch.testing.assert_close(shape, shapes[0], rtol=0.05, atol=0)
 
 
-def test_one_look_is_the_view_that_was_always_drawn(tmp_path: Path) -> None:
+def test_one_view_is_the_first_of_several(tmp_path: Path) -> None:
     one, four = (
         sources(tmp_path, Loader(batch_size=2, views_per_image=n, resize=RESIZE), DistContext())["photos"]
         for n in (1, 4)
@@ -105,7 +105,7 @@ def test_one_look_is_the_view_that_was_always_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["photos", "maps", "trunks"])
-def test_processes_share_photos_not_looks(tmp_path: Path, kind: str) -> None:
+def test_processes_share_photos_not_views(tmp_path: Path, kind: str) -> None:
     loader = Loader(batch_size=3, views_per_image=2, resize=RESIZE, workers=0)
     whole = sources(tmp_path, loader, DistContext())[kind].batch(1)  # type: ignore[attr-defined]
     parts = [sources(tmp_path, loader, DistContext(rank, 4))[kind].batch(1) for rank in range(4)]  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ def test_processes_share_photos_not_looks(tmp_path: Path, kind: str) -> None:
         (["loader.views_per_image=0"], "views_per_image"),
     ],
 )
-def test_more_looks_than_views_are_refused_in_a_line(overrides: list[str], word: str) -> None:
+def test_more_views_per_image_than_views_are_refused_in_a_line(overrides: list[str], word: str) -> None:
     one_view = ["loader.resize.scales=[480]", "loader.resize.flip=0"]
     with pytest.raises(UserError, match="views_per_image") as error:
         settings.load(Config, [], [*one_view, *overrides])
@@ -145,8 +145,8 @@ def make_step(**how: object) -> Step:
     return Step(detector, CASD, DropBlock(block=2), Augment(), **how)  # type: ignore[arg-type]
 
 
-def looks_of(sizes: tuple[int, ...], views_per_image: int) -> Batch:
-    """Photos, each twice or more: at random pixels, so that looks disagree."""
+def views_of(sizes: tuple[int, ...], views_per_image: int) -> Batch:
+    """Photos, each twice or more: at random pixels, so that views disagree."""
     g = torch.Generator().manual_seed(2)
     boxes = []
     for size in sizes:
@@ -184,7 +184,7 @@ def by_finite_differences(loss: Callable[[], float], weights: Tensor, index: int
 @pytest.mark.parametrize(("sizes", "views_per_image"), [((0,), 2), ((1,), 1), ((5, 0, 7), 2)])
 def test_photo_by_photo_and_at_once_are_the_same(sizes: tuple[int, ...], views_per_image: int) -> None:
     plain, exact = make_step(), make_step(memory="exact")
-    first, second = (step(looks_of(sizes, views_per_image), RNG) for step in (plain, exact))
+    first, second = (step(views_of(sizes, views_per_image), RNG) for step in (plain, exact))
     assert "attention" in first.losses and "attention" in second.losses
     assert first.total.item() == pytest.approx(second.total.item(), rel=1e-12)
     assert first.losses["attention"].item() == pytest.approx(second.losses["attention"].item(), rel=1e-12)
@@ -195,16 +195,16 @@ def test_photo_by_photo_and_at_once_are_the_same(sizes: tuple[int, ...], views_p
 
 
 def test_the_gradient_is_that_of_the_loss_and_the_term_reaches_the_layers() -> None:
-    """Heads learn nothing of it, and their gradient is that of the loss."""
+    """The term has no gradient in the heads."""
     step = make_step()
-    batch = looks_of((5, 7), 2)
+    batch = views_of((5, 7), 2)
     term = step(batch, RNG).losses["attention"]
     assert term is not None and term > 0
-    taught = gradients(step)
+    with_term = gradients(step)
     plain = replace(step, criterion=replace(CASD, attention=Attention()))
     plain(batch, RNG)
-    assert not torch.equal(taught["backbone.conv.weight"], gradients(plain)["backbone.conv.weight"])
-    assert torch.equal(taught["refine.0.cls.weight"], gradients(plain)["refine.0.cls.weight"])
+    assert not torch.equal(with_term["backbone.conv.weight"], gradients(plain)["backbone.conv.weight"])
+    assert torch.equal(with_term["refine.0.cls.weight"], gradients(plain)["refine.0.cls.weight"])
     weights = plain.detector.refine[0].cls.weight  # type: ignore[union-attr]
     wanted = gradients(plain)["refine.0.cls.weight"].flatten()[3].item()
 
@@ -216,8 +216,8 @@ def test_the_gradient_is_that_of_the_loss_and_the_term_reaches_the_layers() -> N
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
 def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
-    """Three processes and four looks at two photos: looks at a photo may even be in different hands."""
-    batch, alone = looks_of((5, 7), 2), make_step()
+    """Three processes and four views of two photos: views of a photo may even be on different ranks."""
+    batch, alone = views_of((5, 7), 2), make_step()
     alone(batch, RNG)
     wanted = gradients(alone)
 
@@ -242,7 +242,7 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
             torch.testing.assert_close(grads[name], grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
-# ---------------------------------------------------------------- asked for what is not there
+# ---------------------------------------------------------------- impossible settings
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
         (["criterion.attention.layer_weight=0.1", "backbone.kind=resnet_ws"], ("layer_weight", "resnet_ws", "lite0")),
     ],
 )
-def test_nothing_to_compare_is_said_before_training(overrides: list[str], words: tuple[str, ...]) -> None:
+def test_nothing_to_compare_is_reported_before_training(overrides: list[str], words: tuple[str, ...]) -> None:
     with pytest.raises(UserError) as error:
         check_attention(settings.load(Config, [], overrides))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_what_can_be_compared_is_not_complained_of() -> None:
+def test_what_can_be_compared_is_accepted() -> None:
     layers, views_per_image = (
         ["criterion.attention.layer_weight=0.1"],
         ["criterion.attention.input_weight=1", "loader.views_per_image=2"],

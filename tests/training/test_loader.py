@@ -78,7 +78,7 @@ def test_no_iterations_give_no_batches(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_photo_that_vanished_is_told_in_its_turn_and_in_one_line(tmp_path: Path, way: str) -> None:
+def test_a_missing_photo_is_reported_in_its_turn_and_in_one_line(tmp_path: Path, way: str) -> None:
     source = photo_source(tmp_path)
     lost = source.photos.photos[source.sampled(2)[0].index]
     fine = next(i for i in range(9) if lost.id in source.batch(i).ids)
@@ -216,7 +216,7 @@ with _graceful_stop() as stop, worker_batches(tiny_batch, range(10**6), 2) as ba
         if iteration == 10:
             print("ready", flush=True)
         if stop():
-            next(batches), next(batches)  # the processes did not hear it
+            next(batches), next(batches)  # the processes did not get the signal
             print("saved", flush=True)
             break
 print("end", flush=True)
@@ -235,7 +235,7 @@ def test_ctrl_c_stops_training_not_the_processes_that_feed_it() -> None:
     out, err = child.communicate(timeout=300)
     assert (out, err, child.returncode) == ("saved\nend\n", "", 0)
     with pytest.raises(ProcessLookupError):
-        os.killpg(child.pid, 0)  # nobody of the group is left
+        os.killpg(child.pid, 0)  # no process of the group is left
 
 
 # ---------------------------------------------------------------- how many
@@ -253,7 +253,7 @@ def test_by_default_half_the_cores_work_where_their_batches_fit(
     assert count_workers(None, 100) == expected
 
 
-def test_a_number_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_number_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_workers(0, 10**15) == 0
     monkeypatch.setattr(loader, "_shared_bytes", lambda: 64_000_000)
     assert count_workers(7, 100) == 7
@@ -261,7 +261,7 @@ def test_a_number_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch)
         count_workers(2, 100_000_000)
 
 
-def test_shared_memory_is_asked_for_where_it_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_measured_if_it_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= loader._shared_bytes() < sys.maxsize
     monkeypatch.setattr(loader, "_SHARED", tmp_path / "none")
     assert loader._shared_bytes() == sys.maxsize
@@ -272,7 +272,7 @@ def _children() -> int:
 
 
 @pytest.mark.parametrize(("workers", "children"), [(0, 0), (1, 1), (2, 2)])
-def test_photo_sources_have_the_processes_asked_for(tmp_path: Path, workers: int, children: int) -> None:
+def test_photo_sources_have_the_given_number_of_processes(tmp_path: Path, workers: int, children: int) -> None:
     source: BatchSource = photo_source(tmp_path)
     assert isinstance(source, ImageBatches)
     source = replace(source, loader=replace(source.loader, workers=workers))

@@ -1,4 +1,4 @@
-"""Other MIL strategies, the spatial term, a network without stages: exact batches and processes hold for them too."""
+"""Other MIL strategies, the spatial term, no stages: the exact step and several processes give the same gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYSTEMS: dict[str, tuple[Criterion, Heads]] = {
     ),
     "c_mil": (Criterion(mil=CMil(), labeler=CMilLabeler(), contrast=OFF), Heads(embed_dim=6)),
     "c_midn": (Criterion(mil=CMidn(cell=2.0), labeler=CMidnLabeler(cell=2.0), contrast=OFF), Heads(mil_heads=2)),
-    "sifted": (Criterion(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
+    "rescored": (Criterion(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
     "prior": (Criterion(), Heads(embed_dim=6, box_prior=3.0)),
     "all with WSCL": (
         Criterion(mil=CMidn(), labeler=CMilLabeler(), spatial=Spatial(weight=1.0)),
@@ -76,7 +76,7 @@ def test_photo_by_photo_and_over_processes_gradients_are_those_of_all_at_once(na
     assert any(key.startswith("mil.") and grad.any() for key, grad in wanted.items())
 
 
-def test_without_stages_there_are_labels_to_look_at_and_no_loss_on_them() -> None:
+def test_without_stages_there_are_labels_but_no_loss_on_them() -> None:
     outcome, grads = learn("wsddn", batch())
     assert len(outcome.labeling.stages) == 1 and len(outcome.labeling.stages[0].pseudo_boxes) == 5
     assert list(outcome.losses) == ["mil", "refine", "box", "contrast", "spatial"]

@@ -1,4 +1,4 @@
-"""Clues in batches: of the photos and proposals that were drawn, alike for every source, and only where asked for."""
+"""Side info in batches: of the photos and proposals that were drawn, alike for every source, only where needed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tag2box.training.feature_cache import RoiMaps, TrunkMaps
 from tag2box.types import NO_SIDE_INFO, BatchMeta, SideInfo, SideInfoLoader
 from tiny import tiny_detector, tiny_photos, tiny_store
 
-FEED = Loader(batch_size=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
+LOADER = Loader(batch_size=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
 COUNTS = (6, 0, 9, 1, 6)
 KINDS = ("pixels", "maps", "trunks")
 
 
-def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | FeatureBatches | FeatureBatches:
+def source_of(kind: str, folder: Path, loader: Loader = LOADER) -> ImageBatches | FeatureBatches:
     photos = tiny_photos(folder, len(COUNTS))
     store = tiny_store(folder, photos.photos, counts=COUNTS)
     numbers = torch.arange(photos.tags.numel()).reshape(photos.tags.shape)
 
     def left_edges(photo_id: str) -> Tensor:
-        """Something that tells which proposal it was made of."""
+        """A value that identifies its proposal."""
         return store.boxes(photo_id)[:, 0] / 100
 
     side_info = SideInfoLoader(counts=numbers, evidence=left_edges, objectness=lambda name: left_edges(name) / 2)
@@ -40,7 +40,7 @@ def source_of(kind: str, folder: Path, loader: Loader = FEED) -> ImageBatches | 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clues_are_those_of_the_photos_and_proposals_drawn(tmp_path: Path, kind: str) -> None:
+def test_side_info_is_that_of_the_photos_and_proposals_drawn(tmp_path: Path, kind: str) -> None:
     source = source_of(kind, tmp_path)
     for iteration in range(4):
         batch, side_info = source.batch(iteration), source.batch(iteration).side_info
@@ -53,7 +53,7 @@ def test_clues_are_those_of_the_photos_and_proposals_drawn(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evidence_stays_with_its_proposal(tmp_path: Path, kind: str) -> None:
-    loader = replace(FEED, resize=Resize(scales=(40,), flip=0.0))
+    loader = replace(LOADER, resize=Resize(scales=(40,), flip=0.0))
     source = source_of(kind, tmp_path, loader)
     for iteration in range(4):
         batch = source.batch(iteration)
@@ -75,7 +75,7 @@ def test_all_sources_give_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_still_photos_have_theirs(tmp_path: Path, kind: str) -> None:
+def test_preview_photos_have_side_info(tmp_path: Path, kind: str) -> None:
     preview_batch = source_of(kind, tmp_path).preview_batch(2)  # photos 0 and 2, with all proposals
     assert preview_batch.side_info.counts is not None and preview_batch.side_info.counts.tolist() == [
         [0, 1, 2],
@@ -85,15 +85,15 @@ def test_the_still_photos_have_theirs(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_nothing_asks_for_is_not_there(tmp_path: Path, kind: str) -> None:
+def test_side_info_that_is_not_required_is_absent(tmp_path: Path, kind: str) -> None:
     source = replace(source_of(kind, tmp_path), side_info=NO_SIDE_INFO)
     assert source.batch(0).side_info == SideInfo() and source.preview_batch(2).side_info == SideInfo()
 
 
 @pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shares_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: int) -> None:
-    """Also where processes outnumber photos, and some have none."""
+def test_shards_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: int) -> None:
+    """Also if there are more processes than photos, so that some have none."""
     source = source_of(kind, tmp_path)
     whole = source.batch(1).meta()
     shares = [replace(source, dist=DistContext(rank, size)).batch(1).meta() for rank in range(size)]
@@ -102,8 +102,8 @@ def test_shares_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: 
         assert torch.equal(getattr(joined.side_info, name), getattr(whole.side_info, name))
 
 
-def test_worker_processes_hand_them_over(tmp_path: Path) -> None:
-    source = source_of("pixels", tmp_path, replace(FEED, workers=1))
+def test_worker_processes_return_side_info(tmp_path: Path) -> None:
+    source = source_of("pixels", tmp_path, replace(LOADER, workers=1))
     with source.batches(range(2)) as batches:
         for iteration, batch in enumerate(batches):
             wanted = source.batch(iteration).side_info

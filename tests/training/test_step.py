@@ -187,21 +187,21 @@ def share_of(batch: Batch, dist: DistContext) -> Batch:
     )
 
 
-def test_a_photo_draws_the_same_whoever_runs_it_but_not_in_the_next_iteration() -> None:
+def test_a_photo_draws_the_same_on_any_rank_but_not_in_the_next_iteration() -> None:
     world = WORLDS["many"]
     step = world.step()
     totals = [step(world.batch(), rng).total.item() for rng in (RNG, RNG, StepRng(11, 5))]
     assert totals[0] == totals[1] != totals[2]
 
 
-def test_looking_changes_no_gradient_and_sees_what_the_step_sees() -> None:
+def test_preview_changes_no_gradient_and_returns_the_losses_of_the_step() -> None:
     world = WORLDS["many"]
     step = world.step()
-    looked = step.preview(world.batch(), RNG)
+    preview = step.preview(world.batch(), RNG)
     assert gradients(step.detector) == {}
     stepped = step(world.batch(), RNG)
-    assert looked.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
-    assert torch.equal(looked.labeling.stages[-1].pseudo_boxes.rows, stepped.labeling.stages[-1].pseudo_boxes.rows)
+    assert preview.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
+    assert torch.equal(preview.labeling.stages[-1].pseudo_boxes.rows, stepped.labeling.stages[-1].pseudo_boxes.rows)
 
 
 def test_half_precision_stays_near_and_its_losses_are_single() -> None:

@@ -1,4 +1,4 @@
-"""Evidence kept on disk: right, in the order of the proposals, made once, made anew where anything changed."""
+"""Evidence kept on disk: right, in the order of the proposals, made once, made again if anything changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_values_are_those_of_each_photo_in_the_order_of_its_proposals(tmp_path: 
         assert made(photo.id).shape == (len(boxes),) and made(photo.id).dtype == torch.float32
 
 
-def test_boxes_are_held_against_the_reduced_copy(tmp_path: Path) -> None:
+def test_boxes_are_compared_with_the_reduced_copy(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos  # 48 x 40
     store = tiny_store(tmp_path, photos)
     small = replace(CUT, short_side=32)
@@ -49,7 +49,7 @@ def test_boxes_are_held_against_the_reduced_copy(tmp_path: Path) -> None:
     assert build_superpixel_cache(photos, store, small, tmp_path / "maps")("photo0").tolist() == wanted.tolist()
 
 
-def test_it_is_made_once_and_again_where_anything_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_built_once_and_again_if_anything_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos, maps = tiny_photos(tmp_path, 2).photos, tmp_path / "maps"
     store = tiny_store(tmp_path, photos)
     seen: list[str] = []
@@ -88,7 +88,7 @@ def test_a_photo_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> No
         build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
 
 
-def test_what_crosses_to_other_processes_survives(tmp_path: Path) -> None:
+def test_jobs_and_caches_can_be_pickled(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     store = tiny_store(tmp_path, photos)
     made = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")

@@ -132,7 +132,8 @@ class Discovery:
             others = [row for j, row in enumerate(tops.rows.tolist()) if images[j] == image and j != i]
             closeness = self._closeness(inputs, stage, top, c, inside)
             tau = self._threshold(inputs, stage, top, exemplars[c])
-            to_others = inputs.embed[inside] @ inputs.embed[others if self._is_exclusive else []].T
+            is_exclusive = self.exclusive and self.criterion == "similarity"
+            to_others = inputs.embed[inside] @ inputs.embed[others if is_exclusive else []].T
             candidate = is_candidate(closeness, tau, to_others)
             boxes = inputs.proposals.boxes[inside]
             rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou)
@@ -141,10 +142,6 @@ class Discovery:
             thresholds.append(tau.reshape(1))
         row, cls = torch.cat(pseudo_boxes).unbind(dim=1)
         return PseudoBoxes(row, cls, probs[row, cls]), torch.cat(thresholds)
-
-    @property
-    def _is_exclusive(self) -> bool:
-        return self.exclusive and self.criterion == "similarity"
 
     def _closeness(self, inputs: LabelerInput, stage: int, top: int, c: int, inside: slice) -> Float[Tensor, " P"]:
         """Similarity, or classification score, of every proposal of an image for class c."""

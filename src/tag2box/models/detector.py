@@ -122,7 +122,8 @@ class Detector(nn.Module):
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map per proposal; read from the batch if it comes from the feature cache."""
-        return self.weight_by_objectness(self._plain_maps(batch), batch.side_info.objectness)
+        maps = self._compute_maps(batch) if batch.maps is None else batch.maps
+        return self.weight_by_objectness(maps, batch.side_info.objectness) if self.box_prior else maps
 
     def weight_by_objectness(
         self, maps: Float[Tensor, "R ch h w"], objectness: Float[Tensor, " R"] | None
@@ -133,9 +134,7 @@ class Detector(nn.Module):
         assert objectness is not None  # checked before training starts
         return maps * (self.box_prior * objectness).to(maps)[:, None, None, None]
 
-    def _plain_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
-        if batch.maps is not None:
-            return batch.maps
+    def _compute_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         if batch.images is not None:
             return self.backbone.roi_maps(self.backbone.trunk(batch.images), batch.proposals)
         assert batch.trunks is not None  # a Batch carries one of the three

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Annotated, Literal, Protocol
 
@@ -42,7 +42,8 @@ class LossInputs:
     meta: BatchMeta
     mil: protocols.MilResult
     inputs: LabelerInput
-    labeling: Labeling
+    labeling: Labeling  # also without refinement stages, whose labels are then only logged
+    taught: Labeling  # the labels of the refinement stages that exist
     fraction: float  # share of the training iterations done
 
 
@@ -151,7 +152,7 @@ class Criterion:
     extra: tuple[Annotated[LossTerm, Plugin("loss term")], ...] = ()
     """Further loss terms, each a table with a ``kind``."""
 
-    @property
+    @cached_property
     def requirements(self) -> Requirements:
         """The union of what all parts require of the network and the data."""
         needed = self.mil.requirements | self.labeler.requirements | Requirements(exemplars=self.contrast.enabled)
@@ -163,8 +164,8 @@ class Criterion:
         mil, meta, outputs = everything.mil, everything.meta, everything.outputs
         terms = [
             Term("mil", self.mil.weight, lambda x: x.mil.loss),
-            Term("refine", 1.0, lambda x: self.refine.cls_loss(x.outputs.scores, _taught(x), x.meta.proposals.sizes)),
-            Term("box", 1.0, lambda x: self.refine.box_loss(x.outputs.scores, _taught(x), x.meta.proposals)),
+            Term("refine", 1.0, lambda x: self.refine.cls_loss(x.outputs.scores, x.taught, x.meta.proposals.sizes)),
+            Term("box", 1.0, lambda x: self.refine.box_loss(x.outputs.scores, x.taught, x.meta.proposals)),
             Term("contrast", self.contrast.weight, self._contrast),
         ]
         if self.spatial.weight:
@@ -189,9 +190,12 @@ class Criterion:
     def _loss(self, batch: StageInputs, everything: StageInputs, fraction: float) -> LossOutput:
         inputs = self._labeler_input(batch, fraction)
         if self.requirements.exemplars:
-            inputs = replace(inputs, exemplars=self.sampling(inputs, self._with_last_teacher(batch.augment_rois)))
+            is_mean = self.refine.last_teacher == "mean"
+            augment_rois = self._with_last_teacher(batch.augment_rois) if is_mean else batch.augment_rois
+            inputs = replace(inputs, exemplars=self.sampling(inputs, augment_rois))
         labeling = run_labeler(self.labeler, inputs)
-        x = LossInputs(batch.outputs, batch.meta, batch.mil, inputs, labeling, fraction)
+        taught = replace(labeling, stages=labeling.stages[: len(batch.outputs.scores.refine)])
+        x = LossInputs(batch.outputs, batch.meta, batch.mil, inputs, labeling, taught, fraction)
         terms = self.terms(fraction, everything)
         losses = {term.name: term.loss(x) for term in terms}
         total = terms[0].weight * losses[terms[0].name]
@@ -221,10 +225,12 @@ class Criterion:
         outputs, meta, mil = batch.outputs, batch.meta, batch.mil
         num_classes = meta.tags.shape[1]
         probs = teachers(mil.scores, outputs.scores, num_classes, self.refine.last_teacher)
+        if meta.views_per_image > 1:
+            probs = tuple(mean_over_views(p, meta) for p in probs)
         return LabelerInput(
             meta.proposals,
             meta.tags,
-            tuple(mean_over_views(p, meta) for p in probs),
+            probs,
             outputs.embed,
             wscl.no_exemplars(outputs.embed),
             vectors=outputs.vectors.detach() if self.labeler.requirements.vectors else None,
@@ -260,11 +266,6 @@ def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput) -> Labeling:
         return labeler(inputs)
 
 
-def _taught(x: LossInputs) -> Labeling:
-    """The labels of the stages that exist: a detector without stages has labels too, which are only logged."""
-    return replace(x.labeling, stages=x.labeling.stages[: len(x.outputs.scores.refine)])
-
-
 def scatter_labels(labeling: Labeling, rows: Int[Tensor, " r"], meta: BatchMeta) -> Labeling:
     """Labels of some proposals as labels of all; the others get weight zero."""
     return replace(labeling, stages=tuple(_scatter_stage(labels, rows, meta) for labels in labeling.stages))
@@ -298,7 +299,8 @@ def teachers(
 ) -> tuple[Float[Tensor, "R C"], ...]:
     """Teacher scores: the MIL head for stage 1, the softmax of stage k-1 for stage k; foreground columns, detached."""
     refined = [logits.detach().softmax(dim=1)[:, :num_classes] for logits in scores.refine[:-1]]
-    return with_last_teacher((mil.detach()[:, :num_classes], *refined), last)
+    probs = (mil.detach()[:, :num_classes], *refined)
+    return with_last_teacher(probs, last) if last == "mean" else probs
 
 
 def with_last_teacher(probs: tuple[Tensor, ...], last: Literal["previous", "mean"]) -> tuple[Tensor, ...]:

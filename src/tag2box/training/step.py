@@ -4,7 +4,7 @@
 (GradCache) or over several processes.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -119,10 +119,10 @@ class Forward:
     learner: nn.Module
     rng: StepRng
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self) -> AbstractContextManager[object]:
         """Half precision inside the block, if it is set."""
-        precision = self.step.precision
-        return torch.autocast(self.step.device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
+        dtype = _AUTOCAST.get(self.step.precision)
+        return torch.autocast(self.step.device.type, dtype) if dtype else nullcontext()
 
     def draw(self, images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
         """Random numbers of the regularizer for the proposals of a batch; ``images`` are numbers in the whole batch."""
@@ -140,7 +140,7 @@ class Forward:
             embed = detector.embed(detector.backbone.neck_tail(rois.stem, torch.ones_like(drawn), row_rng))
         responses = detector.backbone.responses(rois.maps, rois.stem) if needed.responses else None
         outputs = Outputs(detector.score(vectors), embed, vectors if needed.vectors else nothing, responses)
-        return outputs.map(at_least_single)
+        return outputs.map(at_least_single) if self.step.precision in _AUTOCAST else outputs
 
     def chosen(self, rows: Int[Tensor, " m"], images: Int[Tensor, " m"]) -> Chosen:
         """Proposals to copy, with the masks drawn for them."""

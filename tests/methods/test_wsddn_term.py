@@ -85,14 +85,14 @@ def test_its_gradient_reaches_the_vectors_and_no_scores() -> None:
     assert mil.grad is None
 
 
-def test_it_asks_for_vectors_only_where_it_is_on() -> None:
+def test_it_requires_vectors_only_if_enabled() -> None:
     assert Spatial().requirements == Requirements()
     assert Criterion(contrast=OFF, labeler=Oicr(), spatial=Spatial(weight=1e-4)).requirements == Requirements(
         vectors=True
     )
 
 
-def test_events_tell_of_the_term_only_where_it_is_on() -> None:
+def test_events_contain_the_term_only_if_it_is_enabled() -> None:
     inputs = make_labeler_input((8,), [[1, 0]])
     on = Criterion(labeler=Oicr(), contrast=OFF, spatial=Spatial(weight=1.0, iou=0.0))
     told = [step_event(1, run(o, inputs, leaves(inputs, 3)).detached(), 0.1, 1.0)["losses"] for o in (on, Criterion())]

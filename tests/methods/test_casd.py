@@ -64,7 +64,9 @@ def test_both_equal_their_definitions_written_with_loops(views_per_image: int, c
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99), st.floats(0.1, 9), st.floats(-9, 9))
-def test_attention_does_not_care_how_loud_a_network_is(count: int, side: int, seed: int, scale: float, shift: float):
+def test_attention_does_not_depend_on_the_scale_of_activations(
+    count: int, side: int, seed: int, scale: float, shift: float
+):
     responses = numbers(count, side + 1, side + 1, seed=seed)
     maps = attention(responses)
     torch.testing.assert_close(attention(scale * responses + shift), maps)
@@ -87,7 +89,7 @@ def test_views_that_agree_once_flips_are_undone_have_no_loss():
     assert disagreement(one[None]) == 0
 
 
-def test_only_cells_that_look_away_are_drawn_to_the_most_attentive():
+def test_only_less_attentive_cells_have_a_gradient():
     maps = torch.tensor([[[[0.5, 0.7]]], [[[0.6, 0.55]]]], requires_grad=True)
     disagreement(maps).backward()
     assert maps.grad is not None

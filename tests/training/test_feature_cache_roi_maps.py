@@ -1,3 +1,5 @@
+"""The feature cache of RoI maps: cached equals live, file names, locks, interruption."""
+
 from __future__ import annotations
 
 import os
@@ -27,7 +29,7 @@ NOTHING_NEW = ""
 
 
 class OtherPooling(TinyBackbone):
-    """The same weights, proposals cut out in another way."""
+    """The same weights with another pooling."""
 
     def roi_map_key(self) -> str:
         return super().roi_map_key() + " other pooling"
@@ -38,22 +40,22 @@ def live_world(folder: Path, counts: tuple[int, ...] = (4, 0, 1)) -> RoiMaps:
     return RoiMaps(tiny_detector(3).backbone, photos, tiny_store(folder, photos, counts=counts))
 
 
-def kept_files(folder: Path) -> set[str]:
+def cache_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.f16")}
 
 
 def name_of(live: RoiMaps, folder: Path, view: View = VIEW) -> str:
-    """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
-    before = kept_files(folder)
+    """Name of the file that a cache builds for a view; ``NOTHING_NEW`` if it reads an existing one."""
+    before = cache_files(folder)
     cached = FeatureCache(live, folder)
     cached.get(0, view)
     cached.close()
-    (name,) = kept_files(folder) - before or {NOTHING_NEW}
+    (name,) = cache_files(folder) - before or {NOTHING_NEW}
     return name
 
 
 @pytest.mark.parametrize("view", [VIEW, View(48, flip=True), View(None), View(None, flip=True)])
-def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view: View) -> None:
+def test_live_maps_are_trunk_and_pooling_of_the_rendered_view(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     photo = live.photos[0]
     size = (photo.height, photo.width)
@@ -63,23 +65,23 @@ def test_live_maps_are_trunk_and_pooling_of_the_seen_photo(tmp_path: Path, view:
     )
     expected = live.backbone.roi_maps(live.backbone.trunk(image[None]), Proposals(boxes, (4,)))
     maps = live.get(0, view)
-    assert torch.equal(maps, expected.half().float())  # as they would be kept
+    assert torch.equal(maps, expected.half().float())  # as they would be cached
     learning = tiny_detector(3, frozen=False).backbone
-    assert torch.equal(replace(live, backbone=learning).get(0, view), expected)  # never kept: no need to round
+    assert torch.equal(replace(live, backbone=learning).get(0, view), expected)  # never cached: not rounded
     assert not maps.requires_grad
 
 
 @pytest.mark.parametrize("view", [VIEW, View(32, flip=True, long_max=64), View(None)])
 @pytest.mark.parametrize("network", ["tiny", "lite0"])
-def test_kept_maps_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: Path, view: View, network: str) -> None:
+def test_cached_maps_equal_live_ones_in_bits_and_memory_layout(tmp_path: Path, view: View, network: str) -> None:
     live = live_world(tmp_path)
     if network == "lite0":
         live = replace(live, backbone=Lite0(pool_size=4).build(pretrained=False))
     cached = FeatureCache(live, tmp_path / "maps")
     for index in (2, 0, 1, 0):
-        kept, fresh = cached.get(index, view), live.get(index, view)
-        assert (kept.dtype, kept.stride()) == (torch.float32, fresh.stride())
-        assert torch.equal(kept, fresh)
+        stored, fresh = cached.get(index, view), live.get(index, view)
+        assert (stored.dtype, stored.stride()) == (torch.float32, fresh.stride())
+        assert torch.equal(stored, fresh)
     cached.close()
 
 
@@ -91,7 +93,7 @@ def test_photos_without_proposals_have_no_maps(tmp_path: Path, counts: tuple[int
         assert cached.get(index, VIEW).shape == (count, TinyBackbone.channels, 3, 3)
 
 
-def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_cache_reads_what_the_first_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     expected = FeatureCache(live, tmp_path / "maps").get(0, VIEW)
 
@@ -103,7 +105,7 @@ def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("keep", [0, 7, -2])
-def test_a_cut_file_is_made_anew(tmp_path: Path, keep: int) -> None:
+def test_a_cut_file_is_made_again(tmp_path: Path, keep: int) -> None:
     live = live_world(tmp_path)
     expected = FeatureCache(live, tmp_path / "maps").get(2, VIEW)
     (path,) = (tmp_path / "maps").glob("*.f16")
@@ -113,7 +115,7 @@ def test_a_cut_file_is_made_anew(tmp_path: Path, keep: int) -> None:
     assert path.read_bytes() == whole
 
 
-def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = RoiMaps.get
 
@@ -130,7 +132,7 @@ def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW).half().float())
 
 
-def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     name = name_of(live, tmp_path / "maps")
     (tmp_path / "maps" / name).unlink()
@@ -140,16 +142,16 @@ def test_what_a_killed_process_was_writing_is_swept_up(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, ".another.f16.left"}
 
 
-def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_processes_one_builds_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "LOCK_POLL_SECONDS", 0.01)
-    live, told = live_world(tmp_path), []
+    live, reported = live_world(tmp_path), []
     name = name_of(live, tmp_path / "maps")
     made = (tmp_path / "maps" / name).read_bytes()
     (tmp_path / "maps" / name).unlink()
 
     @contextmanager
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        told.append(title)
+        reported.append(title)
         with silent(title, total, done) as bar:
             yield bar
 
@@ -157,16 +159,16 @@ def test_of_two_processes_one_makes_the_maps(tmp_path: Path, monkeypatch: pytest
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "maps" / f"{Path(name).stem}.lock", "makes maps"):
             waiting = pool.submit(second.build, [VIEW], progress)
-            while not told:
+            while not reported:
                 assert not waiting.done()
                 time.sleep(0.01)
             (tmp_path / "maps" / name).write_bytes(made)
         waiting.result()
-    assert told == ["RoI maps at 32: another process builds them; waiting"]
+    assert reported == ["RoI maps at 32: another process builds them; waiting"]
     assert torch.equal(second.get(0, VIEW), live.get(0, VIEW))
 
 
-def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:
+def test_unchanged_inputs_keep_the_file_name(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     assert len(name_of(live, tmp_path / "maps")) == len("0" * 24 + ".f16")
     again = RoiMaps(tiny_detector(3).backbone, live.photos, tiny_store(tmp_path, live.photos, counts=(4, 0, 1)))
@@ -182,13 +184,13 @@ def test_an_unchanged_world_gives_the_same_name(tmp_path: Path) -> None:
         View(None),
     ],
 )
-def test_another_view_gives_another_name(tmp_path: Path, view: View) -> None:
+def test_another_view_changes_the_file_name(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     name_of(live, tmp_path / "maps")
     assert name_of(live, tmp_path / "maps", view)
 
 
-def test_another_photo_gives_another_name(tmp_path: Path) -> None:
+def test_another_photo_changes_the_file_name(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     name_of(live, tmp_path / "maps")
     photo = live.photos[1]
@@ -198,14 +200,14 @@ def test_another_photo_gives_another_name(tmp_path: Path) -> None:
     assert name_of(live, tmp_path / "maps")
 
 
-def test_other_proposals_give_another_name(tmp_path: Path) -> None:
+def test_other_proposals_change_the_file_name(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     name_of(live, tmp_path / "maps")
     moved = tiny_store(tmp_path, live.photos, counts=(4, 0, 1), seed=1)
     assert name_of(replace(live, store=moved), tmp_path / "maps")
 
 
-def test_other_weights_or_pooling_give_another_name_but_a_trained_neck_does_not(tmp_path: Path) -> None:
+def test_other_weights_or_pooling_change_the_file_name_but_a_trained_neck_does_not(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     name_of(live, tmp_path / "maps")
     backbone = tiny_detector(3).backbone
@@ -219,12 +221,12 @@ def test_other_weights_or_pooling_give_another_name_but_a_trained_neck_does_not(
     assert name_of(replace(live, backbone=other), tmp_path / "maps")
 
 
-def test_the_poolings_of_lite0_have_recipes_of_their_own() -> None:
+def test_the_poolings_of_lite0_have_keys_of_their_own() -> None:
     settings = (Lite0(pool_size=8), Lite0(pooling="max", pool_size=8), Lite0(pool_size=14))
     assert len({s.build(pretrained=False).roi_map_key() for s in settings}) == 3
 
 
-def test_maps_of_a_network_that_learns_are_never_kept(tmp_path: Path) -> None:
+def test_maps_of_a_trained_network_are_never_cached(tmp_path: Path) -> None:
     live = replace(live_world(tmp_path), backbone=tiny_detector(3, frozen=False).backbone)
     with pytest.raises(ValueError, match="frozen"):
         FeatureCache(live, tmp_path / "maps")
@@ -238,24 +240,24 @@ def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
 
 
 def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     class Counting:
         def advance(self, note: str = "") -> None:
-            told.append("photo")
+            reported.append("photo")
 
     @contextmanager
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        told.append(f"{title} of {total}")
+        reported.append(f"{title} of {total}")
         yield Counting()
 
     cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
     cached.build([View(32, flip=True)], progress)
-    assert told == ["RoI maps at 32 flipped of 3", "photo", "photo", "photo"]
-    first = list(told)
+    assert reported == ["RoI maps at 32 flipped of 3", "photo", "photo", "photo"]
+    first = list(reported)
     cached.build([View(32, flip=True)], progress)
     cached.get(2, View(32, flip=True))
-    assert told == first
+    assert reported == first
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")

@@ -60,10 +60,10 @@ def test_what_is_hard(p: float, factor: float) -> None:
     labels = assign(Proposals(boxes, (3,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
     logits = torch.tensor([[p, 1 - p]] * 3).log()
     got = reweighted(logits, labels, hard_gain=0.2, seed_cut=0.2)
-    assert got.tolist() == pytest.approx([0.4, 0.5 * factor, 0.5])  # the seed, its neighbour, background
+    assert got.tolist() == pytest.approx([0.4, 0.5 * factor, 0.5])  # the pseudo box, its neighbour, background
 
 
-def test_a_seed_alone_is_not_dominant_and_no_gradient_passes() -> None:
+def test_a_pseudo_box_alone_is_not_dominant_and_no_gradient_passes() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     labels = assign(Proposals(boxes, (2,)), PseudoBoxes(torch.tensor([0]), torch.tensor([0]), torch.tensor([0.5])), 1)
     logits = torch.tensor([[4.0, 0.0], [0.0, 0.0]], requires_grad=True)

@@ -1,4 +1,4 @@
-"""Scenes that every labeler has to survive."""
+"""Labeler inputs that every labeler has to handle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
 
 
 @st.composite
-def scenes(draw: st.DrawFn, high: int = 9) -> LabelerInput:
+def random_inputs(draw: st.DrawFn, high: int = 9) -> LabelerInput:
     """A few images, classes and proposals, any of them none."""
     images, classes = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     sizes = tuple(draw(st.integers(0, high)) for _ in range(images))

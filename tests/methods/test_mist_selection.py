@@ -22,7 +22,7 @@ def seeds_with_loops(boxes: torch.Tensor, scores: list[float], share: float, apa
     st.sampled_from([0.01, 0.15, 0.5, 1.0]),
     st.sampled_from([0.1, 0.2, 1.0]),
 )
-def test_seeds_match_the_definition_written_with_loops(size: int, seed: int, share: float, apart: float) -> None:
+def test_pseudo_boxes_match_the_definition_written_with_loops(size: int, seed: int, share: float, apart: float) -> None:
     boxes = grid_boxes(size, seed)
     g = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, 6, (len(boxes),), generator=g) / 6  # ties
@@ -32,7 +32,7 @@ def test_seeds_match_the_definition_written_with_loops(size: int, seed: int, sha
 
 
 @pytest.mark.parametrize(("count", "share", "expected"), [(0, 0.15, 0), (1, 0.15, 1), (7, 0.15, 1), (20, 0.15, 3)])
-def test_how_many_may_be_seeds(count: int, share: float, expected: int) -> None:
+def test_how_many_may_be_pseudo_boxes(count: int, share: float, expected: int) -> None:
     apart = torch.arange(count)[:, None] * 10.0 + torch.tensor([0.0, 0.0, 5.0, 5.0])
     assert len(far_from_better(apart, torch.rand(count), share=share)) == expected
 
@@ -44,7 +44,7 @@ def test_every_round_share_is_whole() -> None:
 
 @given(st.integers(1, 14), st.integers(0, 10_000), st.sampled_from([0.1, 0.2, 0.5]))
 def test_it_is_stricter_than_nms_and_keeps_the_best(size: int, seed: int, apart: float) -> None:
-    """The property the idea rests on: several seeds, each of them far from all that is better."""
+    """Several pseudo boxes, each of them far from all better proposals."""
     boxes = grid_boxes(size, seed)
     scores = torch.rand(len(boxes), generator=torch.Generator().manual_seed(seed))
     pseudo_boxes = far_from_better(boxes, scores, share=1.0, apart=apart)
@@ -52,7 +52,7 @@ def test_it_is_stricter_than_nms_and_keeps_the_best(size: int, seed: int, apart:
     assert pseudo_boxes[0] == scores.argmax()
 
 
-def test_a_box_that_is_no_seed_still_keeps_worse_ones_out() -> None:
+def test_a_box_that_is_not_chosen_still_suppresses_worse_ones() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [5, 0, 15, 10], [10, 0, 20, 10]])  # a chain: the ends do not touch
     scores = torch.tensor([0.9, 0.8, 0.7])
     assert far_from_better(boxes, scores, share=1.0, apart=0.2).tolist() == [0]

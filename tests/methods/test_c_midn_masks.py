@@ -77,11 +77,11 @@ def test_the_overlap_of_the_smaller_is_one_inside_and_symmetric(a: torch.Tensor,
     ("boxes", "mask_box", "expected"),
     [
         ([SMALL, FAR], LARGE, [True, True]),  # apart
-        ([SMALL, LARGE], LARGE, [False, True]),  # the larger one, where the mask fills it
+        ([SMALL, LARGE], LARGE, [False, True]),  # the larger one, if the mask fills it
         ([LARGE, SMALL], LARGE, [True, False]),
-        ([LARGE, SMALL], SMALL, [False, True]),  # the tighter one, where the mask is small
+        ([LARGE, SMALL], SMALL, [False, True]),  # the tighter one, if the mask is small
         ([LARGE, LARGE], LARGE, [True, False]),  # the same box is one object
-        ([SMALL, LARGE], FAR, [True, False]),  # the mask says nothing: the first head's
+        ([SMALL, LARGE], FAR, [True, False]),  # the mask does not decide: the first head's
     ],
 )
 def test_coupling(boxes: list, mask_box: list[float], expected: list[bool]) -> None:

@@ -28,7 +28,7 @@ Run = Callable[..., Finished]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The files that the guide tells to save, on Python's path, beside a tiny dataset."""
+    """The files of the guide, on Python's path, beside a tiny dataset."""
     code = {name: text for text in blocks(GUIDE, "python") for name in _file_of(text)}
     assert sorted(code) == ["my_format.py", "my_proposals.py", "my_script.py"]
     for name, text in code.items():

@@ -32,7 +32,7 @@ def every_division(values: list[float], groups: int) -> list[tuple[float, int]]:
         ([0.3, 0.1], [True, False]),
         ([0.2, 0.2], [True, True]),
         ([0.1, 0.9, 0.5], [False, True, False]),
-        ([0.5] * 7, [True] * 7),  # nothing to tell them apart by
+        ([0.5] * 7, [True] * 7),  # no difference between them
         ([0.1, 0.8, 0.1, 0.8, 0.1], [False, True, False, True, False]),  # two values for three groups
         ([0.0, 0.01, 0.5, 0.51, 0.9, 0.91, 0.92], [False, False, False, False, True, True, True]),
         ([0.0, 0.02, 0.03, 0.04, 0.5, 0.05], [False, False, False, False, True, False]),

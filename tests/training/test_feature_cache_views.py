@@ -1,4 +1,4 @@
-"""The maps of a photo in several views: one reading, shared pixels, and nothing computed before it is asked for."""
+"""RoI maps of a photo in several views: read once, shared pixels, lazily computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def live_world(folder: Path) -> RoiMaps:
 
 
 def read_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The photos that are read from now on."""
+    """The photos that are read after this call."""
     read: list[str] = []
 
     def counted(path: Path, at_least: tuple[int, int] | None = None) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_one_reading_serves_all_views(
     assert read == ["photo0", "photo2"]  # photo1 has no proposals
 
 
-def test_reading_comes_at_once_and_computing_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_are_read_eagerly_and_maps_computed_lazily(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     read, computed = read_counted(monkeypatch), []
     trunk = TinyBackbone.trunk
@@ -65,14 +65,12 @@ def test_reading_comes_at_once_and_computing_when_asked_for(tmp_path: Path, monk
     with torch.enable_grad():
         next(passes)
         assert torch.is_grad_enabled()  # a generator that pauses leaves the mode of its caller alone
-    assert computed == [1, 1]  # the mirror image with it
+    assert computed == [1, 1]  # the flipped view with it
     list(passes)
     assert sum(computed) == len(SEVERAL)
 
 
-def test_views_that_a_longest_side_makes_alike_share_a_pass_through_the_trunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_views_of_equal_size_share_a_pass_through_the_trunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     views = [View(short, flip, 50) for short in (44, 60) for flip in (False, True)]  # 42 x 50 pixels, all of them
     apart = [live.get(0, view) for view in views]
@@ -89,11 +87,11 @@ def test_views_that_a_longest_side_makes_alike_share_a_pass_through_the_trunk(
 
 
 @pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 2)])
-def test_a_scale_and_its_mirror_image_share_a_batch_where_that_pays(device: str, count: int) -> None:
+def test_a_scale_and_its_flip_share_a_batch_if_that_pays(device: str, count: int) -> None:
     assert trunk_batch(torch.device(device)) == count
 
 
-def test_kept_passes_never_touch_the_photos(tmp_path: Path) -> None:
+def test_cached_passes_never_read_the_photos(tmp_path: Path) -> None:
     live = live_world(tmp_path)
     cached = FeatureCache(live, tmp_path / "maps")
     cached.build(SEVERAL)

@@ -66,7 +66,7 @@ def test_iterations_together_are_the_endless_sequence_of_epochs(n: int, batch: i
     assert drawn == endless[: batch * iterations]
 
 
-def test_slots_tell_apart_one_photo_met_twice_in_a_batch() -> None:
+def test_slots_of_a_photo_drawn_twice_in_a_batch_differ() -> None:
     slots = batch_slots(2, 6, 0, 1)
     assert [slot.epoch for slot in slots] == [3, 3, 4, 4, 5, 5] and len(set(slots)) == 6
 
@@ -143,7 +143,7 @@ def test_no_proposals_one_proposal_and_no_tags_pass_through(photos: TaggedPhotos
     assert torch.allclose(batch.images[1, :, :40, :16].mean((1, 2)), torch.tensor([10.0, 20.0, 255.0]), atol=1e-3)
 
 
-def test_photos_are_padded_with_the_colour_asked_for(photos: TaggedPhotos) -> None:
+def test_photos_are_padded_with_the_given_colour(photos: TaggedPhotos) -> None:
     samples = [load_sample(photos, Fixed({"a": 0, "b": 0, "c": 0}), i, View(20)) for i in range(3)]
     images, black = collate(samples, (124.0, 116.5, 104.0)).images, collate(samples).images
     assert images is not None and black is not None

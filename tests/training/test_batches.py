@@ -91,7 +91,7 @@ def test_maps_are_those_of_the_photos_a_batch_of_one_shows(tmp_path: Path) -> No
         assert torch.equal(seen.half().float(), kept)
 
 
-def test_an_epoch_meets_every_photo_once(tmp_path: Path) -> None:
+def test_an_epoch_has_every_photo_once(tmp_path: Path) -> None:
     _, source = sources(tmp_path, Loader(batch_size=1, resize=RESIZE))
     ids = [source.batch(i).ids[0] for i in range(5)]
     assert sorted(ids) == [f"photo{i}" for i in range(5)]
@@ -104,7 +104,7 @@ def test_seeds_give_different_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("most", [1, 4, 9])
-def test_at_most_so_many_proposals_take_part(tmp_path: Path, kind: int, most: int) -> None:
+def test_at_most_max_proposals_are_drawn(tmp_path: Path, kind: int, most: int) -> None:
     loader = Loader(batch_size=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=most)
     source = sources(tmp_path, loader)[kind]
     batch = source.batch(0)
@@ -117,7 +117,7 @@ def test_at_most_so_many_proposals_take_part(tmp_path: Path, kind: int, most: in
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_proposals_are_drawn_anew_each_epoch(tmp_path: Path, kind: int) -> None:
+def test_proposals_are_drawn_again_each_epoch(tmp_path: Path, kind: int) -> None:
     loader = Loader(batch_size=5, resize=Resize(scales=(40,), flip=0.0), max_proposals=3)
     source = sources(tmp_path, loader)[kind]
     drawn = []
@@ -129,7 +129,7 @@ def test_proposals_are_drawn_anew_each_epoch(tmp_path: Path, kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_the_still_photos_are_upright_whole_and_always_the_same(tmp_path: Path, kind: int) -> None:
+def test_preview_photos_are_upright_with_all_proposals_and_fixed(tmp_path: Path, kind: int) -> None:
     loader = Loader(batch_size=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2)
     source: BatchSource = sources(tmp_path, loader)[kind]
     preview_batch = source.preview_batch(2)
@@ -168,7 +168,7 @@ def test_unsure_tags_come_with_their_photos(tmp_path: Path, kind: int) -> None:
         assert batch.unsure is not None and torch.equal(batch.unsure, ~batch.tags)
 
 
-def test_padding_is_what_the_network_takes_for_nothing(tmp_path: Path) -> None:
+def test_padding_is_the_neutral_colour_of_the_network(tmp_path: Path) -> None:
     source = replace(sources(tmp_path)[0], pad=TinyBackbone.preprocess.neutral())
     pixels = TinyBackbone.preprocess(pixels_of(source.preview_batch(5)))
     sizes = [view_size(preview_view(RESIZE), (photo.height, photo.width)) for photo in source.photos.photos]
@@ -179,13 +179,13 @@ def test_padding_is_what_the_network_takes_for_nothing(tmp_path: Path) -> None:
 
 
 def crowd(count: int, loader: Loader) -> ImageBatches:
-    """Photos by number alone, every third one tall: enough to ask whose turn it is."""
+    """Photos without files, every third one tall: enough to sample batches."""
     photos = tuple(Photo(str(i), Path(f"{i}.jpg"), 40, 60 if i % 3 == 0 else 30) for i in range(count))
     return ImageBatches(TaggedPhotos(("a",), photos, torch.ones(count, 1, dtype=torch.bool)), Nothing(), loader, 0)
 
 
 class Nothing:
-    """No proposals for anybody."""
+    """No proposals for any photo."""
 
     def boxes(self, photo_id: str) -> Tensor:
         return torch.zeros(0, 4)
@@ -194,7 +194,7 @@ class Nothing:
         return torch.zeros(0)
 
 
-def test_grouping_by_aspect_changes_company_and_nothing_else() -> None:
+def test_grouping_by_aspect_changes_the_batches_and_nothing_else() -> None:
     plain, grouped = (crowd(48, Loader(batch_size=4, resize=RESIZE, group_aspect=on)) for on in (False, True))
     turns = [[turn for i in range(24) for turn in source.sampled(i)] for source in (plain, grouped)]
     assert set(turns[0]) == set(turns[1]) and turns[0] != turns[1]  # the same photos in the same views
@@ -213,19 +213,19 @@ def test_the_largest_batch_is_never_underestimated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scales", "middle"), [((32,), 32), ((40, 24, 32), 32), ((24, 40), 40)])
-def test_the_still_view_is_the_middle_scale(scales: tuple[int, ...], middle: int) -> None:
+def test_the_preview_view_is_the_middle_scale(scales: tuple[int, ...], middle: int) -> None:
     view = preview_view(Resize(scales=scales, flip=1.0, long_max=77))
     assert (view.short, view.flip, view.long_max) == (middle, False, 77)
 
 
 def numbered(count: int) -> TaggedPhotos:
-    """Photos by number alone; ``spread`` asks only how many there are."""
+    """Photos without files."""
     photos = tuple(Photo(str(i), Path(f"{i}.jpg"), 1, 1) for i in range(count))
     return TaggedPhotos(("a",), photos, torch.ones(count, 1, dtype=torch.bool))
 
 
 @given(st.integers(1, 60), st.integers(0, 80))
-def test_spread_takes_distinct_photos_at_even_distances(total: int, count: int) -> None:
+def test_evenly_spaced_indices_are_distinct_at_even_distances(total: int, count: int) -> None:
     rows = evenly_spaced_indices(total, count)
     assert len(rows) == min(total, count)
     assert len(set(rows)) == len(rows)

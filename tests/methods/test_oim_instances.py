@@ -103,7 +103,7 @@ def test_a_core_without_neighbours_has_no_spread_and_no_instances() -> None:
 
 @st.composite
 def labelled(draw: st.DrawFn) -> tuple[Proposals, PseudoBoxes, int]:
-    """Proposals of some images, cores anywhere, and mined seeds that are no cores and no row twice."""
+    """Proposals of some images, cores anywhere, and mined instances that are not cores, each row once."""
     sizes = tuple(draw(st.integers(0, 7)) for _ in range(draw(st.integers(1, 3))))
     total = sum(sizes)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9999)))

@@ -75,7 +75,7 @@ AMBIGUOUS: list[tuple[list[str], list[str], str]] = [
 
 
 @pytest.mark.parametrize(("ids", "names", "reason"), AMBIGUOUS)
-def test_what_could_be_two_things_is_refused(ids: list[str], names: list[str], reason: str) -> None:
+def test_an_ambiguous_name_is_refused(ids: list[str], names: list[str], reason: str) -> None:
     with pytest.raises(UserError, match=f"^{FILE}: {reason}"):
         match_ids(FILE, ids, photos(names))
 
@@ -199,7 +199,7 @@ SIGNS = [
 
 
 @pytest.mark.parametrize(("convention", "boxes", "options"), SIGNS)
-def test_signs_of_another_convention_are_told(
+def test_signs_of_another_convention_are_reported(
     convention: BoxConvention, boxes: list[list[float]], options: list[str]
 ) -> None:
     counts = fit_boxes(RawBoxes(np.array(boxes, np.float64), None), PHOTO, convention, BoxFilter()).counts

@@ -27,7 +27,7 @@ LIMITS = st.one_of(st.none(), st.integers(1, 8))
 def loop_subsets(
     boxes: torch.Tensor, objectness: list[float], threshold: float, top: int | None, window: int | None
 ) -> list[int]:
-    """The definition: open a subset, walk down the ranks, ask every member."""
+    """The definition: open a subset, iterate over the ranking, compare with every member."""
     count = len(boxes)
     ranked = sorted(range(count), key=lambda r: (-objectness[r], r))
     merged = ranked[: count if top is None else top] if threshold < 1 else []

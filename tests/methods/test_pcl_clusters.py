@@ -119,10 +119,10 @@ def bag_loss_with_loops(logits: torch.Tensor, labels: PseudoLabels, sizes: tuple
     total, start = 0.0, 0
     for size in sizes:
         rows = range(start, start + size)
-        for seed in range(len(labels.pseudo_boxes)):
-            members = [r for r in rows if labels.owner[r] == seed and labels.cls[r] != background]
+        for i in range(len(labels.pseudo_boxes)):
+            members = [r for r in rows if labels.owner[r] == i and labels.cls[r] != background]
             if members:
-                mean = sum(p[r][int(labels.pseudo_boxes.cls[seed])] for r in members) / len(members)
+                mean = sum(p[r][int(labels.pseudo_boxes.cls[i])] for r in members) / len(members)
                 total -= sum(float(labels.weight[r]) for r in members) * math.log(mean) / size / len(sizes)
         for r in rows:
             if labels.cls[r] == background:
@@ -134,7 +134,7 @@ def bag_loss_with_loops(logits: torch.Tensor, labels: PseudoLabels, sizes: tuple
 WORLDS: list[tuple[tuple[int, ...], list[int], list[int]]] = [
     ((), [], []),
     ((0,), [], []),
-    ((4,), [], []),  # no seeds
+    ((4,), [], []),  # no pseudo boxes
     ((1,), [0], [0]),
     ((6, 0, 5), [1, 2, 9], [0, 2, 1]),
     ((30,), [3, 7, 7, 20], [1, 0, 2, 1]),

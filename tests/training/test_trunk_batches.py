@@ -1,4 +1,4 @@
-"""Batches of trunk maps: the same photos, boxes and tags as of pixels, and the same training kept or live."""
+"""Batches of trunk maps: the same photos, boxes and tags as of pixels, and the same training, cached or live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS = (6, 0, 9, 1, 6)
 
 
 class TailBackbone(TinyBackbone):
-    """A frozen trunk, and a convolution after pooling that learns."""
+    """A frozen trunk, and a trained convolution after pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_batches_made_ahead_are_the_same(tmp_path: Path, workers: int | None, it
         assert [parts(b) for b in batches] == [parts(source.batch(i)) for i in iterations]
 
 
-def test_the_still_photos_are_upright_and_whole(tmp_path: Path) -> None:
+def test_preview_photos_are_upright_with_all_proposals(tmp_path: Path) -> None:
     source = source_of(tmp_path, Loader(batch_size=2, resize=Resize(scales=(40, 24, 32), flip=1.0), max_proposals=2))
     preview_batch = source.preview_batch(2)
     assert preview_batch.ids == ("photo0", "photo2") and preview_batch.proposals.sizes == (6, 9)
@@ -133,21 +133,21 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_kept_trunks_train_as_live_ones_do_to_the_bit(small: Path) -> None:
+def test_cached_trunk_maps_train_as_live_ones_to_the_bit(small: Path) -> None:
     shared = (f"data.proposals={small / 'proposals'}", "loader.resize.scales=[48, 40]")
-    kept, live = small / "kept", small / "live"
-    train(small_config(small, *shared), kept)
+    cached, live = small / "cached", small / "live"
+    train(small_config(small, *shared), cached)
     train(small_config(small, *shared, "feature_cache_gb=0"), live)
-    assert len(list((kept / "maps").glob("*.f16"))) == 4  # two scales, mirrored or not
+    assert len(list((cached / "maps").glob("*.f16"))) == 4  # two scales, flipped or not
     assert not (live / "maps").exists()
-    assert same(weights(kept), weights(live))
-    assert story(kept) == story(live)
+    assert same(weights(cached), weights(live))
+    assert story(cached) == story(live)
     fresh = tail_detector(small_config(small), 3, pretrained=False).state_dict()
-    assert torch.equal(weights(kept)["backbone.conv.weight"], fresh["backbone.conv.weight"])
-    assert not torch.equal(weights(kept)["backbone.tail.weight"], fresh["backbone.tail.weight"])
+    assert torch.equal(weights(cached)["backbone.conv.weight"], fresh["backbone.conv.weight"])
+    assert not torch.equal(weights(cached)["backbone.tail.weight"], fresh["backbone.tail.weight"])
 
 
-def test_the_way_a_batch_is_made_follows_what_is_frozen_and_the_budget(
+def test_the_batch_source_follows_from_frozen_layers_and_the_cache_budget(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[tuple[str, ...]] = []

@@ -25,7 +25,7 @@ from tag2box.types import (
 CLASSES = 2
 
 
-def facts_of(sizes: tuple[int, ...], views_per_image: int, *, flipped: bool = True) -> BatchMeta:
+def meta_of(sizes: tuple[int, ...], views_per_image: int, *, flipped: bool = True) -> BatchMeta:
     """``sizes`` proposals of each photo, the same in all its views."""
     g = torch.Generator().manual_seed(0)
     boxes = [b for size in sizes for b in [random_boxes(size, g)] * views_per_image]
@@ -37,7 +37,7 @@ def facts_of(sizes: tuple[int, ...], views_per_image: int, *, flipped: bool = Tr
 
 
 def labels_of(meta: BatchMeta, objects: Tensor) -> PseudoLabels:
-    """Foreground where ``objects``, the same in all views."""
+    """Foreground for ``objects``, the same in all views."""
     count = len(meta.proposals.boxes)
     none = torch.zeros(0, dtype=torch.long)
     cls = torch.where(objects, 0, CLASSES)
@@ -50,7 +50,7 @@ def labels_of(meta: BatchMeta, objects: Tensor) -> PseudoLabels:
 def terms_with_loops(responses: Tensor, meta: BatchMeta, objects: Tensor) -> tuple[float, float]:
     """Input-wise and layer-wise terms, photo after photo, proposal after proposal."""
     maps, views_per_image = attention(responses), meta.views_per_image
-    mean_over_views = over_layers = 0.0
+    over_views = over_layers = 0.0
     photos = len(meta.tags) // views_per_image
     for photo in range(photos):
         spans = meta.proposals.spans()[photo * views_per_image : (photo + 1) * views_per_image]
@@ -59,20 +59,20 @@ def terms_with_loops(responses: Tensor, meta: BatchMeta, objects: Tensor) -> tup
             seen = []
             for v, span in enumerate(spans):
                 own = maps[span.start + r]
-                is_mirrored = meta.flipped is not None and bool(meta.flipped[photo * views_per_image + v])
-                seen.append(own.flip(2) if is_mirrored else own)
+                is_flipped = meta.flipped is not None and bool(meta.flipped[photo * views_per_image + v])
+                seen.append(own.flip(2) if is_flipped else own)
             best = torch.stack([own[-1] for own in seen]).amax(dim=0)
-            mean_over_views += sum(float((own[-1] - best).square().mean()) for own in seen) / len(rows)
+            over_views += sum(float((own[-1] - best).square().mean()) for own in seen) / len(rows)
             for own in seen:
                 top = own.amax(dim=0)
                 over_layers += sum(float((layer - top).square().mean()) for layer in own) / len(rows) / views_per_image
-    return mean_over_views / max(photos, 1), over_layers / max(photos, 1)
+    return over_views / max(photos, 1), over_layers / max(photos, 1)
 
 
 CASES = {
     "no photo": ((), 2),
     "no proposal": ((0,), 2),
-    "one proposal, one look": ((1,), 1),
+    "one proposal, one view": ((1,), 1),
     "one proposal": ((1,), 3),
     "many": ((4, 0, 7), 4),
 }
@@ -83,7 +83,7 @@ CASES = {
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 def test_both_terms_equal_their_definitions_written_with_loops(name: str, layers: int, share: float) -> None:
     sizes, views_per_image = CASES[name]
-    meta = facts_of(sizes, views_per_image)
+    meta = meta_of(sizes, views_per_image)
     count = len(meta.proposals.boxes)
     responses = torch.randn(count, layers, 3, 3, generator=torch.Generator().manual_seed(4)).double()
     objects = torch.cat([torch.zeros(0, dtype=torch.bool), *(o.repeat(views_per_image) for o in chosen(sizes, share))])
@@ -101,7 +101,7 @@ def chosen(sizes: tuple[int, ...], share: float) -> list[Tensor]:
 
 
 def test_background_and_what_counts_nothing_are_not_compared() -> None:
-    meta = facts_of((3,), 2)
+    meta = meta_of((3,), 2)
     responses = torch.randn(6, 1, 3, 3)
     term = Attention(input_weight=1.0)
     nothing = labels_of(meta, torch.zeros(6, dtype=torch.bool))
@@ -113,15 +113,15 @@ def test_background_and_what_counts_nothing_are_not_compared() -> None:
 
 
 def test_the_same_photo_twice_costs_nothing() -> None:
-    """The idea: only views that attend elsewhere get a gradient."""
-    meta = facts_of((5,), 2)
+    """Only views with another attention get a gradient."""
+    meta = meta_of((5,), 2)
     one = torch.randn(5, 1, 3, 3)
     labels = labels_of(meta, torch.ones(10, dtype=torch.bool))
     assert Attention(input_weight=1.0)(torch.cat([one, one.flip(3)]), labels, meta) == 0
     assert Attention(input_weight=1.0)(torch.cat([one, one]), labels, meta) > 0
 
 
-def test_what_it_needs_and_how_it_rises() -> None:
+def test_requirements_and_ramp() -> None:
     assert Attention().requirements == Requirements() and not Attention().is_on
     assert Attention(input_weight=0.1).requirements == Requirements(responses=True, views_per_image=2)
     assert Attention(layer_weight=0.1).requirements == Requirements(responses=True, layers=2)
@@ -131,7 +131,7 @@ def test_what_it_needs_and_how_it_rises() -> None:
 
 @pytest.mark.parametrize(("sizes", "views_per_image"), [((), 2), ((0,), 3), ((1,), 1), ((2, 0, 3), 2)])
 def test_views_share_the_mean_of_their_scores(sizes: tuple[int, ...], views_per_image: int) -> None:
-    meta = facts_of(sizes, views_per_image)
+    meta = meta_of(sizes, views_per_image)
     scores = torch.rand(len(meta.proposals.boxes), CLASSES)
     shared = mean_over_views(scores, meta)
     for photo in range(len(sizes)):
@@ -155,7 +155,7 @@ def no_views(rows: Tensor) -> AugmentedRois:
 
 
 def test_all_views_get_the_same_labels_and_the_term_is_added_by_its_ramp() -> None:
-    meta = facts_of((6, 5), 2)
+    meta = meta_of((6, 5), 2)
     outputs = outputs_of(22, 2)
     plain = Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))
     casd = Criterion(

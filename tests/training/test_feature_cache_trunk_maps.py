@@ -1,3 +1,5 @@
+"""The feature cache of trunk maps: cached equals live, file names, broken files, disk space."""
+
 from __future__ import annotations
 
 import os
@@ -25,7 +27,7 @@ NOTHING_NEW = ""
 
 
 class OtherPixels(TinyBackbone):
-    """The same weights, fed with pixels in another order."""
+    """The same weights with pixels in another channel order."""
 
     preprocess = replace(TinyBackbone.preprocess, order="bgr")
 
@@ -34,17 +36,17 @@ def live_world(folder: Path, count: int = 3, backbone: Backbone | None = None) -
     return TrunkMaps(backbone or tiny_detector(3).backbone, tiny_photos(folder, count).photos)
 
 
-def kept_files(folder: Path) -> set[str]:
+def cache_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.f16")}
 
 
 def name_of(live: TrunkMaps, folder: Path, view: View = VIEW) -> str:
-    """The name of the file that a cache makes for a view, or ``NOTHING_NEW`` where it found one to read."""
-    before = kept_files(folder)
+    """Name of the file that a cache builds for a view; ``NOTHING_NEW`` if it reads an existing one."""
+    before = cache_files(folder)
     cached = FeatureCache(live, folder)
     cached.build([view])
     cached.close()
-    (name,) = kept_files(folder) - before or {NOTHING_NEW}
+    (name,) = cache_files(folder) - before or {NOTHING_NEW}
     return name
 
 
@@ -53,7 +55,7 @@ def refuse(self: TrunkMaps, index: int, view: View) -> Tensor:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Path, view: View) -> None:
+def test_live_trunk_maps_are_those_of_the_rendered_view_in_half_precision(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     photo = live.photos[1]
     image = render_view(view, read_photo(photo.path).float(), (photo.height, photo.width))
@@ -65,18 +67,18 @@ def test_live_trunks_are_those_of_the_seen_photo_to_half_precision(tmp_path: Pat
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_kept_trunks_equal_live_ones_to_the_bit_and_lie_alike_in_memory(tmp_path: Path, view: View) -> None:
+def test_cached_trunk_maps_equal_live_ones_to_the_bit_with_the_same_strides(tmp_path: Path, view: View) -> None:
     live = live_world(tmp_path)
     cached = FeatureCache(live, tmp_path / "maps")
     for index in (2, 0, 1, 0):
-        kept, fresh = cached.get(index, view), live.get(index, view)
-        assert torch.equal(kept, fresh)
-        assert (kept.dtype, kept.stride()) == (fresh.dtype, fresh.stride())
+        stored, fresh = cached.get(index, view), live.get(index, view)
+        assert torch.equal(stored, fresh)
+        assert (stored.dtype, stored.stride()) == (fresh.dtype, fresh.stride())
     assert len({live.get(index, view).shape for index in range(3)}) > 1  # of different sizes in one file
     cached.close()
 
 
-def test_the_trunk_of_vgg16_is_kept_to_the_bit_where_it_is_frozen(tmp_path: Path) -> None:
+def test_a_frozen_vgg16_trunk_is_cached_to_the_bit(tmp_path: Path) -> None:
     backbone = Vgg16Backbone(Vgg16(train_trunk=False), vector_size=4)
     assert backbone.frozen_trunk and backbone.frozen_roi_maps
     assert [name for name, p in backbone.named_parameters() if p.requires_grad] == [
@@ -94,11 +96,11 @@ def test_the_trunk_of_vgg16_is_kept_to_the_bit_where_it_is_frozen(tmp_path: Path
 def test_no_photos_make_an_empty_file(tmp_path: Path) -> None:
     cached = FeatureCache(replace(live_world(tmp_path), photos=()), tmp_path / "maps")
     cached.build(VIEWS)
-    assert len(kept_files(tmp_path / "maps")) == len(VIEWS)
+    assert len(cache_files(tmp_path / "maps")) == len(VIEWS)
     cached.close()
 
 
-def test_a_second_cache_reads_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_cache_reads_what_the_first_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     expected = FeatureCache(live, tmp_path / "maps").get(1, VIEW)
     monkeypatch.setattr(TrunkMaps, "get", refuse)
@@ -120,7 +122,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_file_is_made_anew(tmp_path: Path, how: str) -> None:
+def test_a_broken_file_is_made_again(tmp_path: Path, how: str) -> None:
     live = live_world(tmp_path)
     FeatureCache(live, tmp_path / "maps").build([VIEW])
     (path,) = (tmp_path / "maps").glob("*.f16")
@@ -130,7 +132,7 @@ def test_a_broken_file_is_made_anew(tmp_path: Path, how: str) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_file_cut_while_it_is_in_use_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_file_truncated_while_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
     cached.build([VIEW])
     (path,) = (tmp_path / "maps").glob("*.f16")
@@ -140,7 +142,7 @@ def test_a_file_cut_while_it_is_in_use_is_told_in_a_line(tmp_path: Path) -> None
     cached.close()
 
 
-def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = TrunkMaps.get
 
@@ -157,7 +159,7 @@ def test_work_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW))
 
 
-def test_what_trunks_depend_on_gives_another_name(tmp_path: Path) -> None:
+def test_what_trunk_maps_depend_on_changes_the_file_name(tmp_path: Path) -> None:
     live, folder = live_world(tmp_path), tmp_path / "maps"
     assert len(name_of(live, folder)) == len("0" * 24 + ".f16")
     assert name_of(live_world(tmp_path / "same"), folder)  # other files, though of the same names and sizes
@@ -179,17 +181,17 @@ def test_what_trunks_depend_on_gives_another_name(tmp_path: Path) -> None:
     assert name_of(replace(live, backbone=backbone), folder)
 
 
-def test_what_they_do_not_depend_on_does_not(tmp_path: Path) -> None:
+def test_what_trunk_maps_do_not_depend_on_keeps_the_file_name(tmp_path: Path) -> None:
     live, folder = live_world(tmp_path), tmp_path / "maps"
     name_of(live, folder)
     assert name_of(live, folder) == NOTHING_NEW
     backbone = tiny_detector(3).backbone
     assert isinstance(backbone, TinyBackbone)
-    backbone.fc.weight.data += 1  # the neck has learnt
+    backbone.fc.weight.data += 1  # the neck was trained
     assert name_of(replace(live, backbone=backbone), folder) == NOTHING_NEW
 
 
-def test_trunks_that_learn_are_never_kept(tmp_path: Path) -> None:
+def test_maps_of_a_trained_trunk_are_never_cached(tmp_path: Path) -> None:
     live = live_world(tmp_path, backbone=tiny_detector(3, frozen=False).backbone)
     with pytest.raises(ValueError, match="frozen network"):
         FeatureCache(live, tmp_path / "maps")
@@ -203,27 +205,27 @@ def test_a_photo_that_vanished_is_named(tmp_path: Path) -> None:
 
 
 def test_progress_counts_the_photos_of_a_view_once(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     class Counting:
         def advance(self, note: str = "") -> None:
-            told.append("photo")
+            reported.append("photo")
 
     @contextmanager
     def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        told.append(f"{title} of {total}")
+        reported.append(f"{title} of {total}")
         yield Counting()
 
     cached = FeatureCache(live_world(tmp_path), tmp_path / "maps")
     for _ in range(2):
         cached.build([View(32, flip=True), View(None)], progress)
     photos = ["photo"] * 3
-    assert told == ["trunk maps at 32 flipped of 3", *photos, "trunk maps at full size of 3", *photos]
+    assert reported == ["trunk maps at 32 flipped of 3", *photos, "trunk maps at full size of 3", *photos]
     cached.close()
 
 
 class Halving(TinyBackbone):
-    """A trunk that drops what is left over at the right and below, as VGG16 does."""
+    """A trunk that drops incomplete cells at the right and bottom, like VGG16."""
 
     def trunk(self, images: Tensor) -> Tensor:
         return torch.relu(self.conv(nn.functional.avg_pool2d(self.preprocess(images), self.stride)))
@@ -231,13 +233,13 @@ class Halving(TinyBackbone):
 
 @pytest.mark.parametrize("backbone", [TinyBackbone(), Halving()])
 @pytest.mark.parametrize("views", [[], [VIEW], [View(33), View(47, flip=True), View(None)]])
-def test_the_disk_that_trunks_take_is_never_underestimated(
+def test_the_disk_space_of_trunk_maps_is_never_underestimated(
     tmp_path: Path, backbone: Backbone, views: Sequence[View]
 ) -> None:
     live = live_world(tmp_path, 5, backbone)
     FeatureCache(live, tmp_path / "maps").build(views)
     head = 8 * (2 + 4 * 5)
     taken = sum(path.stat().st_size - head for path in (tmp_path / "maps").glob("*.f16"))
-    told = live.cache_bytes(views)
-    assert taken <= told
-    assert type(backbone) is Halving or taken == told
+    estimate = live.cache_bytes(views)
+    assert taken <= estimate
+    assert type(backbone) is Halving or taken == estimate

@@ -1,4 +1,4 @@
-"""Proposals the MIL head thinks little of: out of labels, losses and detections, and never the last one of a photo."""
+"""Rescoring: low-scored proposals are dropped from labels, losses and detections, never the last one of a photo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APART = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0
 HALF = Rescore(keep=0.5, begin=0.0)
 
 
-def facts_of(boxes: torch.Tensor, sizes: tuple[int, ...], views_per_image: int = 1) -> BatchMeta:
+def meta_of(boxes: torch.Tensor, sizes: tuple[int, ...], views_per_image: int = 1) -> BatchMeta:
     return BatchMeta(
         Proposals(boxes, sizes), torch.ones(len(sizes), 1, dtype=torch.bool), views_per_image=views_per_image
     )
@@ -33,26 +33,26 @@ def facts_of(boxes: torch.Tensor, sizes: tuple[int, ...], views_per_image: int =
     [
         ((), [], []),
         ((0,), [], []),
-        ((1,), [0.0], [True]),  # the last one stays, whatever is thought of it
+        ((1,), [0.0], [True]),  # the last one stays, whatever its score
         ((0, 1), [0.1], [True]),
         ((4,), [0.1, 0.4, 0.3, 0.2], [False, True, True, False]),
         ((2, 2), [0.9, 0.8, 0.1, 0.2], [True, False, False, True]),  # each photo by itself
     ],
 )
 def test_the_better_half_of_each_photo_stays(sizes: tuple[int, ...], worth: list[float], expected: list[bool]) -> None:
-    stays = HALF(torch.tensor(worth), facts_of(APART[: len(worth)], sizes))
+    stays = HALF(torch.tensor(worth), meta_of(APART[: len(worth)], sizes))
     assert stays.tolist() == expected
 
 
 def test_all_views_of_a_photo_keep_the_same() -> None:
-    boxes = torch.cat([APART, APART.flip(0)])  # the second look is not even asked
-    stays = HALF(torch.tensor([0.1, 0.4, 0.3, 0.2] * 2), facts_of(boxes, (4, 4), views_per_image=2))
+    boxes = torch.cat([APART, APART.flip(0)])  # the scores of the second view have no effect
+    stays = HALF(torch.tensor([0.1, 0.4, 0.3, 0.2] * 2), meta_of(boxes, (4, 4), views_per_image=2))
     assert stays.tolist() == [False, True, True, False] * 2
 
 
 def test_of_two_alike_the_better_one_stays() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [40, 0, 50, 10]])
-    stays = HALF(torch.tensor([0.8, 0.9, 0.1, 0.2]), facts_of(boxes, (4,)))
+    stays = HALF(torch.tensor([0.8, 0.9, 0.1, 0.2]), meta_of(boxes, (4,)))
     assert stays.tolist() == [False, True, False, True]
 
 
@@ -81,12 +81,12 @@ def test_the_best_of_a_photo_are_those_of_the_loops(boxes: torch.Tensor, keep: f
         (Rescore(keep=0.5), 0.25, True),
     ],
 )
-def test_when_proposals_are_judged(rescore: Rescore, fraction: float, acts: bool) -> None:
+def test_when_proposals_are_rescored(rescore: Rescore, fraction: float, acts: bool) -> None:
     assert rescore.acts(fraction) is acts
 
 
-def judged(criterion: Criterion, fraction: float = 1.0) -> tuple[LossOutput, torch.Tensor, StageScores]:
-    """What an objective makes of two photos, and which of their proposals should have stayed."""
+def rescored(criterion: Criterion, fraction: float = 1.0) -> tuple[LossOutput, torch.Tensor, StageScores]:
+    """Losses of a criterion on two photos, and which of their proposals should have stayed."""
     torch.manual_seed(0)
     inputs = make_labeler_input((8, 5), [[1, 0, 1], [0, 1, 0]])
     leaves = [torch.randn(13, width, requires_grad=True) for width in (3, 3, 4, 4, 4, 12, 12, 12)]
@@ -100,9 +100,9 @@ def judged(criterion: Criterion, fraction: float = 1.0) -> tuple[LossOutput, tor
 
 
 @pytest.mark.parametrize("labeler", [Oicr(), Discovery()], ids=["oicr", "discovery"])
-def test_what_does_not_stay_is_no_pseudo_box_and_teaches_nothing(labeler: Oicr | Discovery) -> None:
+def test_dropped_proposals_are_no_pseudo_boxes_and_get_no_gradient(labeler: Oicr | Discovery) -> None:
     criterion = Criterion(labeler=labeler, rescore=HALF, contrast=Contrast(enabled=False))
-    outcome, stays, scores = judged(criterion)
+    outcome, stays, scores = rescored(criterion)
     assert 0 < stays.sum() < len(stays)
     assert all(
         stays[labels.pseudo_boxes.rows].all() and len(labels.pseudo_boxes.rows) for labels in outcome.labeling.stages
@@ -112,10 +112,10 @@ def test_what_does_not_stay_is_no_pseudo_box_and_teaches_nothing(labeler: Oicr |
         assert stage.grad is not None and not stage.grad[~stays].any()
     assert all(stage.grad is not None and stage.grad[stays].any() for stage in scores.refine)
     assert all(not labels.weight[~stays].any() and labels.weight[stays].any() for labels in outcome.labeling.stages)
-    assert scores.mil_cls.grad is not None and scores.mil_cls.grad[~stays].any()  # the head that judges sees all
+    assert scores.mil_cls.grad is not None and scores.mil_cls.grad[~stays].any()  # the MIL head itself learns from all
 
 
-def test_before_its_time_nothing_changes() -> None:
+def test_before_it_begins_nothing_changes() -> None:
     late, plain = Criterion(rescore=Rescore(keep=0.5, begin=0.5)), Criterion()
-    assert torch.equal(judged(late, 0.4)[0].total, judged(plain, 0.4)[0].total)
-    assert not torch.equal(judged(late, 0.5)[0].total, judged(plain, 0.5)[0].total)
+    assert torch.equal(rescored(late, 0.4)[0].total, rescored(plain, 0.4)[0].total)
+    assert not torch.equal(rescored(late, 0.5)[0].total, rescored(plain, 0.5)[0].total)
