@@ -17,8 +17,8 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "prepare_training", "propose", "recall", "report", "resume",
-    "stats", "train",
+    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "prepare_training", "propose", "recall",
+    "report", "resume", "stats", "train",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",

@@ -63,10 +63,10 @@ DATASET_FORMATS = {  # in the order in which they are tried on a path
     "photos": "tag2box.formats.folders:PhotoFolder",
 }
 EXPORT_FORMATS = {
-    "coco": "tag2box.formats.export:CocoExport",
-    "coco-results": "tag2box.formats.export:CocoResultsExport",
+    "coco": "tag2box.formats.coco_boxes:CocoExport",
+    "coco-results": "tag2box.formats.coco_boxes:CocoResultsExport",
     "voc": "tag2box.formats.voc_boxes:VocExport",
-    "voc-results": "tag2box.formats.export:VocResultsExport",
+    "voc-results": "tag2box.formats.voc_boxes:VocResultsExport",
     "yolo": "tag2box.formats.yolo_boxes:YoloExport",
 }
 METRICS = {

@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.errors import UserError
+from tag2box.formats.coco_boxes import write_coco_detections, write_coco_results
 from tag2box.formats.detection_files import read_detections
-from tag2box.formats.export import write_coco_detections, write_coco_results, write_voc_results
+from tag2box.formats.voc_boxes import write_voc_results
 from worlds import detections, random_world
 
 BOX = [10, 20, 30, 40]

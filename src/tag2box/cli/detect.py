@@ -16,7 +16,7 @@ from numpy import ndarray
 from tag2box import annotations, errors, extend, images, io, recipes, runs, settings
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import options
-from tag2box.formats import datasets, export as exports, listing
+from tag2box.formats import datasets, export as exports, listing, voc_boxes
 from tag2box.inference import predict
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.detector import Detector
@@ -74,7 +74,7 @@ def detect(
         exports.export_detections(writer, out, found_photos, trained.classes, found if writer.all_scores else kept)
     if voc is not None:
         name = "test" if split is None else Path(split).stem
-        exports.write_voc_results(voc, found, trained.classes, split=name)
+        voc_boxes.write_voc_results(voc, found, trained.classes, split=name)
     if draw is not None:
         _draw(found_photos, kept, trained.classes, draw)
     return kept

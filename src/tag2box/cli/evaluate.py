@@ -9,7 +9,7 @@ import typer
 
 from tag2box import annotations, errors, extend, io, runs
 from tag2box.cli import options
-from tag2box.formats import coco_boxes, datasets, detection_files, export, listing
+from tag2box.formats import coco_boxes, datasets, detection_files, listing
 from tag2box.inference.predict import run_detector
 from tag2box.metrics import challenges, evaluation
 from tag2box.progress import Progress, silent
@@ -107,7 +107,7 @@ def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, prog
         report["train"] = evaluation.evaluate_detections(train.truth, located, ["corloc"]).to_json()
         report["truth_boxes_per_class"] = boxes_per_class(train.truth)
     names = {photo.id: photo.path.name for photo in test.photos}
-    export.write_coco_results(run / DETECTIONS_FILE, found, trained.classes, file_names=names)
+    coco_boxes.write_coco_results(run / DETECTIONS_FILE, found, trained.classes, file_names=names)
     io.write_json(run / METRICS_FILE, report)
 
 

@@ -1,4 +1,4 @@
-"""True objects of Pascal VOC folders, for evaluation only, and the VOC export of detections.
+"""True objects of Pascal VOC folders, for evaluation only, and the VOC exports of detections.
 
 Training reads tags through ``voc_tags``. VOC counts pixels from 1 and includes the last; tag2box counts from 0 and
 excludes it.
@@ -14,6 +14,7 @@ import torch
 
 from tag2box import annotations, errors, images, io
 from tag2box.formats import export, listing, voc_tags
+from tag2box.metrics.voc_ap import to_voc_pixels
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML 1.0 excludes
 _Box = tuple[float, float, float, float]
@@ -211,3 +212,42 @@ def _voc_box(box: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:
 def _add_fields(node: ElementTree.Element, fields: Mapping[str, str | int]) -> None:
     for name, value in fields.items():
         ElementTree.SubElement(node, name).text = str(value)
+
+
+class VocResultsExport:
+    """The files that VOC's evaluation server takes, one per class, with boxes of all scores."""
+
+    what = "a folder of VOC result files"
+    is_folder = True
+    all_scores = True
+
+    def __init__(self, split: str = "test") -> None:
+        self.split = split
+
+    def __call__(
+        self,
+        out: Path,
+        photos: Sequence[annotations.Photo],
+        classes: Sequence[str],
+        detections: Mapping[str, annotations.Detections],
+    ) -> None:
+        """Write the files."""
+        found = {photo.id: detections.get(photo.id, annotations.Detections.empty()) for photo in photos}
+        write_voc_results(out, found, classes, split=self.split)
+
+
+def write_voc_results(
+    folder: Path, detections: Mapping[str, annotations.Detections], classes: Sequence[str], *, split: str
+) -> None:
+    """Write ``comp4_det_SPLIT_CLASS.txt`` for each class, as VOC's evaluation server takes them."""
+    lines: list[list[str]] = [[] for _ in classes]
+    for image_id, found in detections.items():
+        if len(image_id.splitlines()) > 1:
+            raise errors.UserError(f"photo {image_id!r}: VOC result files have one line per box; rename the photo")
+        columns = (to_voc_pixels(found.boxes.double()).tolist(), found.scores.double().tolist(), found.labels.tolist())
+        for box, score, label in zip(*columns, strict=True):
+            lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
+    for name, rows in zip(classes, lines, strict=True):
+        io.write_text(
+            folder / f"comp4_det_{export.safe_file_name(split)}_{export.safe_file_name(name)}.txt", "".join(rows)
+        )
