@@ -27,6 +27,7 @@ from tag2box.training.batches import BatchSampler, FeatureBatches, ImageBatches,
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
 from tag2box.training.feature_cache import RoiMaps, TrunkMaps
+from tag2box.training.grad_cache import preview
 from tag2box.training.step import Step
 from tag2box.types import Batch, BatchMeta, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
@@ -209,7 +210,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_term_reaches_the_layers() -> N
     wanted = gradients(plain)["refine.0.cls.weight"].flatten()[3].item()
 
     def loss() -> float:
-        return plain.preview(batch, RNG).total.item()
+        return preview(plain, batch, RNG).total.item()
 
     assert by_finite_differences(loss, weights, 3) == pytest.approx(wanted, rel=1e-4, abs=1e-8)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from tag2box.models.rng import StepRng
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
-from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies
+from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies, preview
 from tag2box.training.step import Forward, Step, plain_step
 from tag2box.types import AugmentedRois, Batch, Proposals
 from tiny import TinyBackbone, tiny_detector
@@ -197,11 +197,11 @@ def test_a_photo_draws_the_same_on_any_rank_but_not_in_the_next_iteration() -> N
 def test_preview_changes_no_gradient_and_returns_the_losses_of_the_step() -> None:
     world = WORLDS["many"]
     step = world.step()
-    preview = step.preview(world.batch(), RNG)
+    previewed = preview(step, world.batch(), RNG)
     assert gradients(step.detector) == {}
     stepped = step(world.batch(), RNG)
-    assert preview.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
-    assert torch.equal(preview.labeling.stages[-1].pseudo_boxes.rows, stepped.labeling.stages[-1].pseudo_boxes.rows)
+    assert previewed.total.item() == pytest.approx(stepped.total.item(), rel=1e-12)
+    assert torch.equal(previewed.labeling.stages[-1].pseudo_boxes.rows, stepped.labeling.stages[-1].pseudo_boxes.rows)
 
 
 def test_half_precision_stays_near_and_its_losses_are_single() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tag2box.models.rng import StepRng
-from tag2box.training import batches, criterion
+from tag2box.training import batches, criterion, grad_cache
 from tag2box.training.step import Step
 from tag2box.types import PseudoBoxes
 
@@ -86,9 +86,8 @@ def gallery_event(
 ) -> dict[str, object]:
     """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
     batch = source.preview_batch(count)
-    pseudo_boxes = (
-        step.preview(batch.to(step.device), rng, fraction).labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
-    )
+    labeling = grad_cache.preview(step, batch.to(step.device), rng, fraction).labeling
+    pseudo_boxes = labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
     photos = [
         _photo(photo, span, pseudo_boxes, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
         for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)

@@ -24,6 +24,7 @@ from tag2box.models.detector import Detector, RefineHead
 from tag2box.models.rng import StepRng
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
+from tag2box.training.dist import SINGLE_PROCESS
 from tag2box.training.step import Forward, Step
 from tag2box.types import AugmentedRois, Batch, BatchMeta, Outputs, Proposals, Requirements, StageScores
 
@@ -41,6 +42,13 @@ def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fract
     step.dist.all_reduce_gradients(learner.parameters())
     unscale(learner.parameters(), scale)
     return loss.detached()
+
+
+def preview(step: Step, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
+    """Losses and labels of this rank's photos, photo by photo and without gradients."""
+    with torch.no_grad():
+        single = replace(step, memory="exact", dist=SINGLE_PROCESS)
+        return ForwardPass.run(single, step.detector, batch, rng).loss(fraction).detached()
 
 
 @dataclass(frozen=True)

@@ -65,18 +65,10 @@ class Step:
                 p.grad.mul_(-self.adversary.settings.weight)
         return loss
 
-    def preview(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
-        """Losses and labels of this rank's photos without gradients."""
-        with torch.no_grad():
-            single = replace(self, memory="exact", dist=SINGLE_PROCESS)
-            from tag2box.training.grad_cache import ForwardPass  # imported here because it builds on this module
-
-            return ForwardPass.run(single, self.detector, batch, rng).loss(fraction).detached()
-
     def _run(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
         if self.memory == "plain" and self.precision != "fp16" and self.dist.world_size == 1:
             return plain_step(self, learner, batch, rng, fraction)
-        from tag2box.training.grad_cache import exact_step
+        from tag2box.training.grad_cache import exact_step  # imported here because it builds on this module
 
         return exact_step(self, learner, batch, rng, fraction)
 
