@@ -4,9 +4,9 @@ from itertools import combinations
 
 import pytest
 import torch
-from grid_boxes import grid_boxes
 from hypothesis import given, strategies as st
 
+from grid_boxes import grid_boxes
 from tag2box.methods.c_wsl import counted_boxes
 from tag2box.ops.boxes import areas, containment, intersections
 

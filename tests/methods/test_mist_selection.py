@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grid_boxes import grid_boxes
 from hypothesis import given, strategies as st
 
+from grid_boxes import grid_boxes
 from tag2box.methods.mist import far_from_better
 from tag2box.ops.boxes import iou, nms
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grid_boxes import grid_boxes
 from hypothesis import given, strategies as st
 
 from conftest import background_last, golden_names, load_golden
+from grid_boxes import grid_boxes
 from strategies import random_boxes
 from tag2box.methods.pcl import bag_loss, cluster_centres, most_connected, top_group
 from tag2box.ops.boxes import iou

@@ -101,9 +101,9 @@ class Detector(nn.Module):
 
     Example:
         detector = Detector(Lite0().build(), num_classes=20, heads=Heads())
-        maps = detector.roi_maps(batch)    # (R, ch, h, w)
-        vectors = detector.neck(maps)      # (R, F)
-        scores = detector.score(vectors)   # MIL and refinement logits, box deltas
+        maps = detector.roi_maps(batch)  # (R, ch, h, w)
+        vectors = detector.neck(maps)  # (R, F)
+        scores = detector.score(vectors)  # MIL and refinement logits, box deltas
     """
 
     def __init__(self, backbone: Backbone, num_classes: int, heads: Heads) -> None:
