@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tag2box.errors import UserError
-from tag2box.io import read_json, replacing, write_json, write_text
+from tag2box.io import apply_umask, read_json, replacing, write_json, write_text
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
@@ -19,6 +20,31 @@ def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
     assert path.read_bytes() == "größer\n".encode()
     assert list(path.parent.iterdir()) == [path]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "own", "x")
+        (tmp_path / "other").touch(mode=0o600)
+        apply_umask(tmp_path / "other")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {mode}
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "other"}
+
+
+def test_content_is_flushed_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
+    )
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+    write_text(tmp_path / "file", "new")
+    temporary, rename, folder = done
+    assert Path(temporary).name.startswith(".file.") and rename == "rename" and folder == str(tmp_path)
 
 
 def test_a_reader_sees_the_old_content_until_the_new_is_whole(tmp_path):

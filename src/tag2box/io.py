@@ -7,8 +7,8 @@ or the new. Errors in files that users provide are UserErrors that name the file
 import errno
 import json
 import os
+import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,17 +22,40 @@ from tag2box.errors import Busy, UserError, printable
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, else remove it."""
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, else remove it.
+
+    The content is on disk before the rename, and the rename before the block ends: a power cut leaves the old file or
+    the new one. The file has the permissions of the user's umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o644)
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk. Folders cannot be flushed on Windows."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def apply_umask(path: Path) -> None:
+    """Give a file that another library created the permissions of the user's umask."""
+    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    probe.touch()
+    path.chmod(probe.stat().st_mode)
+    probe.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

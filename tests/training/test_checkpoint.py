@@ -107,6 +107,22 @@ def test_saving_the_same_iteration_again_replaces_it(tmp_path: Path) -> None:
     assert torch.equal(read.mil.cls.weight, detector.mil.cls.weight)
 
 
+def test_tensors_are_on_disk_before_the_state_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    sync, write_json = checkpoint.io.sync, checkpoint.io.write_json
+
+    def named(path: Path, value: object) -> None:
+        flushed.append("state")
+        write_json(path, value)
+
+    monkeypatch.setattr(checkpoint.io, "sync", lambda path: (flushed.append(path.name), sync(path)))
+    monkeypatch.setattr(checkpoint.io, "write_json", named)
+    saved_run(tmp_path, iteration=3)
+    before = flushed[: flushed.index("state")]
+    assert {checkpoint.MODEL, checkpoint.OPTIMIZER, ".checkpoint-000003", tmp_path.name} <= set(before)
+    assert before[-1] == tmp_path.name  # the rename of the folder
+
+
 def test_the_old_checkpoint_stands_until_the_new_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, iteration=1)
     seen: list[set[str]] = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,15 @@ def test_a_run_that_wrote_nothing_has_no_events(tmp_path: Path) -> None:
     assert list(read_events(tmp_path)) == []
 
 
-def test_each_event_is_on_disk_before_the_next(tmp_path: Path) -> None:
+def test_each_event_is_on_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (flushed.append(os.fstat(handle).st_size), fsync(handle)))
     log = EventLog(tmp_path)
     for count in (1, 2, 3):
         log.write("step", {"iteration": count})
-        assert len(list(read_events(tmp_path))) == count
+        assert len(list(read_events(tmp_path))) == count == len(flushed)
+        assert flushed[-1] == (tmp_path / EVENTS_FILE).stat().st_size  # the whole line
 
 
 def test_a_log_opened_again_is_continued(tmp_path: Path) -> None:

@@ -75,9 +75,14 @@ def save(
     if adversary is not None:
         save_file(_contiguous(adversary.net.state_dict()), temporary / ADVERSARY)
         save_file(_optimizer_tensors(adversary.optimizer), temporary / ADVERSARY_OPTIMIZER)
+    for file in list(temporary.iterdir()):
+        io.apply_umask(file)
+        io.sync(file)  # on disk before the state file names it
+    io.sync(temporary)
     final = run / name
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
+    io.sync(run)
     io.write_json(run / STATE, asdict(State(iteration, name, classes, asdict(detector.backbone.preprocess), seconds)))
     for old in run.glob("checkpoint-*"):
         if old.name != name:

@@ -1,6 +1,7 @@
 """events.jsonl, the log of a run: losses, pseudo labels, galleries. Curves and report are drawn from it."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ class EventLog:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def _mend_last_line(self) -> None:
         """Cut half a line left by a killed process; the next event would be appended to it."""
