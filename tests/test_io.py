@@ -38,9 +38,12 @@ def test_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
 def test_content_is_flushed_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
     done = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
-    )
+
+    def flush(handle):
+        done.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
     write_text(tmp_path / "file", "new")
     temporary, rename, folder = done
