@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # What `make fast` runs: folders, and files beside this one. All other tests are slow: whole runs, real processes.
 FAST = {
-    "data", "formats", "inference", "methods", "metrics", "models", "ops", "reporting",
+    "formats", "inference", "methods", "metrics", "models", "ops", "reporting",
     "test_io.py", "test_lock.py", "test_package.py", "test_safe_pickle.py", "test_settings.py", "test_types.py",
     "test_words.py",
 }  # fmt: skip
