@@ -174,7 +174,7 @@ def test_killed_anywhere_the_same_call_resumes_to_the_same_figures(step: int, ou
 def test_outcomes_do_not_depend_on_the_scale_of_scores(out: Path) -> None:
     run_compare(out, "oicr")
     folder = out / numbers(out)["datasets"][0]["rows"][0]["runs"]["0"]
-    shares = json.loads((folder / "fates.json").read_text())
+    shares = json.loads((folder / "outcomes.json").read_text())
     assert sum(shares.values()) == pytest.approx(1)
     data = open_data(WORLD, 0, out)
     found = read_result(folder).record(data).test_detections or {}

@@ -120,11 +120,11 @@ def test_objects_alone_and_with_others_are_distinguished(out: Path) -> None:
     page = study("table3a", out, seeds=(0,)).page.read_text()
     found = numbers(out, "table3a")
     assert "Alone and with others of the class" in page
-    assert sum(found["company_objects"]["0"].values()) == sum(
+    assert sum(found["objects_by_instance_count"]["0"].values()) == sum(
         int((~(o.difficult | o.crowd)).sum()) for o in open_data(WORLD, 0, out).test.objects
     )
-    assert set(found["company"]) == {"OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"}
-    assert set(found["company"]["+ OD"]["in company"]) == {"found", "missed"}
+    assert set(found["by_instance_count"]) == {"OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)"}
+    assert set(found["by_instance_count"]["+ OD"]["several instances"]) == {"found", "missed"}
 
 
 def test_changed_settings_are_new_runs(out: Path) -> None:

@@ -22,6 +22,9 @@ from tag2box.training import batches, checkpoint, events, feature_cache, loop, s
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
 
+TrainingData = tuple[annotations.TaggedPhotos, ProposalStore]
+"""The photos of a run, with tags, and their proposals."""
+
 _PHOTO_FAULTS = {"missing photo", "empty photo", "unreadable photo"}  # faults that data.skip_bad tolerates
 
 
@@ -42,10 +45,10 @@ def train(
         is_new = dist.is_main and not _resumes(config, out)
         if is_new:
             runs.check_free(out)
-        photos, store = prepare_data(config, progress)  # before the run is started: an unreadable photo leaves no run
+        data = prepare_data(config, progress)  # before the run is started: an unreadable photo leaves no run
         if is_new:
-            _start(config, out, photos, store)
-    _fit(config, out, photos, store, progress=progress, dist=dist)
+            _start(config, out, *data)
+    _fit(config, out, data, progress=progress, dist=dist)
 
 
 def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
@@ -53,8 +56,8 @@ def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE
     config = runs.read_config(out)
     config.compute.torch_device()
     with dist.main_process_first():
-        photos, store = prepare_data(config, progress)
-    _fit(config, out, photos, store, progress=progress, dist=dist)
+        data = prepare_data(config, progress)
+    _fit(config, out, data, progress=progress, dist=dist)
 
 
 def _resumes(config: recipes.Config, out: Path) -> bool:
@@ -102,7 +105,7 @@ def read_training(config: recipes.Config) -> annotations.TaggedPhotos:
     return photos
 
 
-def prepare_data(config: recipes.Config, progress: Progress = silent) -> tuple[annotations.TaggedPhotos, ProposalStore]:
+def prepare_data(config: recipes.Config, progress: Progress = silent) -> TrainingData:
     """The photos of a run and their proposals, checked against the requirements of the criterion.
 
     With ``data.skip_bad``, photos without proposals because they cannot be read are left out.
@@ -208,16 +211,8 @@ def _part_with(config: recipes.Config, requirement: str) -> str:
 # ---------------------------------------------------------------- training
 
 
-def _fit(
-    config: recipes.Config,
-    out: Path,
-    photos: annotations.TaggedPhotos,
-    store: ProposalStore,
-    *,
-    progress: Progress,
-    dist: DistContext,
-) -> None:
-    step, source = _step_and_batches(config, out, photos, store, progress=progress, dist=dist)
+def _fit(config: recipes.Config, out: Path, data: TrainingData, *, progress: Progress, dist: DistContext) -> None:
+    step, source = _step_and_batches(config, out, data, progress=progress, dist=dist)
     with io.locked(out / io.LOCK, "trains") if dist.is_main else nullcontext():
         loop.fit(step, source, config.plan, run=out, progress=progress)
 
@@ -230,20 +225,13 @@ def prepare_training(
     Proposals and the feature cache are built in ``out`` unless the config names other folders.
     """
     config = runs.with_paths(config, out)
-    photos, store = prepare_data(config, progress)
-    return _step_and_batches(config, out, photos, store, progress=progress, dist=SINGLE_PROCESS)
+    return _step_and_batches(config, out, prepare_data(config, progress), progress=progress, dist=SINGLE_PROCESS)
 
 
 def _step_and_batches(
-    config: recipes.Config,
-    out: Path,
-    photos: annotations.TaggedPhotos,
-    store: ProposalStore,
-    *,
-    progress: Progress,
-    dist: DistContext,
+    config: recipes.Config, out: Path, data: TrainingData, *, progress: Progress, dist: DistContext
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
-    compute = config.compute
+    compute, (photos, store) = config.compute, data
     detector = _detector(config, out, len(photos.classes)).to(compute.torch_device())
     with dist.main_process_first():  # caches are built once
         side_info = load_side_info(config, photos, store, progress)

@@ -28,7 +28,7 @@ GRID_FORMAT = 1
 """Increase if the same settings would give other figures: older runs are then trained again."""
 
 QUALITY_FILE = "quality.json"
-OUTCOMES_FILE = "fates.json"
+OUTCOMES_FILE = "outcomes.json"
 RUN_LOCK = "cell.lock"
 OUTCOMES = "outcomes"
 """Key of the outcomes at equal numbers of boxes among a result's figures."""

@@ -133,7 +133,7 @@ TABLE2 = experiment.Experiment(
 
 # ---------------------------------------------------------------- table 3a
 
-ALONE, WITH_OTHERS = "alone", "in company"  # keys of the JSON file
+ALONE, WITH_OTHERS = "one instance", "several instances"  # keys of the JSON file
 CONTEXTS = {"all": "all", ALONE: "alone", WITH_OTHERS: "with others"}
 """Test objects by the number of objects of their class on the photo -> words of the page."""
 TABLE3A_OUTCOMES = ("found", "missed")
@@ -162,7 +162,9 @@ def analyze_table3a(results: experiment.StudyResults, base: recipes.Config) -> e
     }
     table = fmt.Table("Found and missed, with as many boxes as objects", heads, rows)
     section = study_tables.StudySection("contexts", "Alone and with others of the class", words, tables=(table,))
-    return experiment.Analysis((section,) if rows else (), {"company": numbers, "company_objects": counted})
+    return experiment.Analysis(
+        (section,) if rows else (), {"by_instance_count": numbers, "objects_by_instance_count": counted}
+    )
 
 
 def _count_contexts(data: study_data.StudyData) -> dict[str, int]:
