@@ -1,7 +1,7 @@
 """A labeler, a MIL head, a loss term, a backbone, a proposal method, two formats and a metric."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +36,9 @@ class Halved:
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo labels of every stage."""
-        return Oicr(foreground_iou=self.factor)(inputs)
+        labeling = Oicr()(inputs)
+        stages = tuple(replace(labels, weight=labels.weight * self.factor) for labels in labeling.stages)
+        return replace(labeling, stages=stages)
 
 
 @dataclass(frozen=True, kw_only=True)
