@@ -280,6 +280,36 @@ def test_hostile_tables_are_refused_in_one_line(name, suffix, tmp_path):
         assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("tags", "warned"),
+    [
+        ([], []),
+        (["apple", "banana"], []),
+        (["c", "\u2660", "+"], []),
+        (["Apple", "apple"], ["classes 'Apple' and 'apple' are spelled alike"]),
+        (
+            ["traffic light", "traffic-light", "Traffic_Light", "trafficlight"],
+            ["classes 'Traffic_Light' and 'traffic li"],
+        ),
+        (["apple, banana"], ["class 'apple, banana' has a comma; separate tags with ; or |"]),
+        ([f"{i},{i}" for i in range(9)], ["class '0,0' has a comma", "class '1,1'", "class '2,2'"]),
+    ],
+)
+def test_class_names_that_look_like_mistakes_are_warned_about(tags, warned, tmp_path, recwarn):
+    photo(tmp_path / "one.jpg")
+    (tmp_path / "t.csv").write_text(f'image,tags\none.jpg,"{";".join(tags)}"\n')
+    assert set(read_tagged(DataSource(path=tmp_path / "t.csv")).classes) == set(tags)
+    lines = [str(warning.message) for warning in recwarn.list if warning.category is UserWarning]
+    assert len(lines) == len(warned) and all(line.startswith(f"{tmp_path / 't.csv'}: ") for line in lines)
+    assert all(part in line for line, part in zip(lines, warned, strict=True))
+
+
+def test_class_names_that_no_file_can_hold_are_refused(tmp_path):
+    photo(tmp_path / "caf\udce9" / "one.jpg")  # not UTF-8 on disk
+    with pytest.raises(UserError, match=r"class 'caf\\udce9': not valid Unicode; rename it$"):
+        read_tagged(DataSource(path=tmp_path))
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b\n", b"../../x\n"])
 def test_hostile_lists_are_refused_in_one_line(content, tmp_path):
     (tmp_path / "part.txt").write_bytes(content)
@@ -309,8 +339,11 @@ def test_rows_are_those_of_the_whole_file(tmp_path_factory, document, indent, as
 # ---------------------------------------------------------------- the wall between training and boxes
 
 
-TAG_READERS = ("listing", "csv_tags", "folders", "coco_file", "coco_tags", "voc_tags", "yolo_tags")
-BOX_READERS = ("coco_boxes", "voc_boxes", "yolo_boxes", "detection_files", "export")
+TAG_READERS = ("listing", "csv_tags", "folders", "coco_file", "coco_tags", "voc_tags", "yolo_tags", "tool_tags")
+BOX_READERS = (
+    "annotated", "coco_boxes", "cvat_boxes", "detection_files", "export", "label_studio_boxes", "table_boxes",
+    "voc_boxes", "xanylabeling_boxes", "yolo_boxes",
+)  # fmt: skip
 FORMATS = Path(str(tag2box.__file__)).parent / "formats"
 
 

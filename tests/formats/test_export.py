@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,18 +13,19 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import yaml
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tag2box.annotations import Detections, Photo
+from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.errors import UserError
 from tag2box.extend import EXPORT_FORMATS
 from tag2box.formats.datasets import read_tagged, read_truth
 from tag2box.formats.detection_files import read_detections
-from tag2box.formats.export import export_detections, export_format, safe_file_name
+from tag2box.formats.export import export_detections, export_format
 from tag2box.formats.listing import DataSource
+from tag2box.storage import distinct_file_names, marked_file_name, safe_file_name
 
 CLASSES = ("cat", "traffic light")
 SIZE = (40, 30)
@@ -61,6 +63,38 @@ def test_names_of_files_stay_distinct_and_inside(a, b):
     assert (names[0] == names[1]) == (a == b)
 
 
+def folded(name: str, how: str) -> str:
+    """A name as a file system compares it that ignores case, or the form in which accents are encoded."""
+    form, _, case = how.partition(" ")
+    plain = unicodedata.normalize(form, name)
+    return unicodedata.normalize(form, getattr(plain, case)()) if case else plain
+
+
+ALIKE = st.lists(st.text(st.sampled_from("aAäÄßsSIiİ\u0131\u0308\u0307/%.~"), max_size=4), max_size=6)
+
+
+@given(st.lists(st.text(), max_size=6) | ALIKE)
+def test_names_stay_distinct_where_the_file_system_ignores_case_and_accents(names):
+    files = distinct_file_names(names)
+    assert [*files] == [*dict.fromkeys(names)]
+    for how in ("NFC", "NFD", "NFC lower", "NFD upper", "NFD casefold"):
+        assert len({folded(file, how) for file in files.values()}) == len(set(names))
+    for name, file in files.items():
+        assert file in {safe_file_name(name), marked_file_name(name)} and len(file.encode()) <= 200
+
+
+def test_only_the_second_of_two_names_that_differ_in_case_is_marked():
+    assert distinct_file_names([]) == {}
+    files = distinct_file_names(["Cat", "dog", "cat"])
+    assert (files["Cat"], files["dog"]) == ("Cat", "dog") and files["cat"].startswith("cat%~")
+    assert files["cat"] == marked_file_name("cat")
+
+
+def test_names_that_a_terminal_obeys_or_hides_are_encoded():
+    for name in ("\x1b[31m", "a\u202eb", "a\u200bb", "a\u200db", "\x9b", "\ufeffa", "a\udcff"):
+        assert safe_file_name(name).isprintable() and "%" in safe_file_name(name)
+
+
 def test_ordinary_names_are_not_changed():
     for name in ("cat", "traffic light", "IMG_0001", "größe-2.1", "a(1)"):
         assert safe_file_name(name) == name
@@ -79,8 +113,20 @@ def test_no_photo_or_class_leads_out_of_the_folder(kind, tmp_path):
     out = tmp_path / "deep" / "inside" / ("out" if made.is_folder else "out.json")
     made(out, photos, ("../../y", "cat"), found)
     assert all(path.startswith(("deep/inside/out", "photos/")) for path in tree(tmp_path))
-    each = {"coco": 1, "coco-results": 1, "voc": 4 + 2, "voc-results": 2, "yolo": 2 * 4 + 1}
+    each = {"coco": 1, "coco-results": 1, "voc": 4 + 2, "voc-results": 2, "yolo": 2 * 4 + 1, "cvat": 4 + 2}
+    each |= {"labelstudio": 2, "fiftyone": 4 + 2, "xanylabeling": 2 * 4 + 1, "csv": 1}
     assert len(tree(out)) == each[kind] or (not made.is_folder and out.is_file())
+
+
+@pytest.mark.parametrize("kind", ["voc", "yolo"])
+def test_photos_whose_names_differ_in_case_have_files_of_their_own(kind, tmp_path):
+    photos = photos_in(tmp_path / "photos", "x/b", "x_b", "X/b")
+    found = {photo.id: detected((n, 0, 9, 9, 0.5, 0)) for n, photo in enumerate(photos)}
+    export_detections(kind, tmp_path / "out", photos, CLASSES, found)
+    folder = tmp_path / "out" / ("Annotations" if kind == "voc" else "labels")
+    assert len({path.lower() for path in tree(folder)}) == 3
+    truth = read_truth(DataSource(path=tmp_path / "out", photos=tmp_path / "out" if kind == "yolo" else None))
+    assert sorted(objects.boxes[0, 0].round().item() for objects in truth.objects) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", EXPORT_FORMATS)
@@ -124,6 +170,7 @@ def test_pycocotools_loads_the_coco_file_as_ground_truth(tmp_path):
 boxes = st.tuples(st.floats(-5, 45), st.floats(-5, 35), st.floats(0.5, 60), st.floats(0.5, 60), st.integers(0, 1))
 
 
+@settings(max_examples=40)  # each writes files to the disk
 @given(st.lists(boxes, max_size=5))
 def test_voc_files_are_read_back_as_whole_pixels(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("voc")
@@ -166,8 +213,34 @@ def test_voc_results_of_any_class_are_read_back(tmp_path):
     export_detections("voc-results", tmp_path / "out", photos_in(tmp_path / "p", "one"), classes, found)
     truth = read_truth(DataSource(path=yolo_of(tmp_path, classes, found)))
     assert read_detections(tmp_path / "out", truth)["one"].labels.sort().values.tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match="one line per box; rename the photo"):
-        export_detections("voc-results", tmp_path / "out", [Photo("a\nb", Path("a"), 1, 1)], classes, {})
+    for name in ("a\nb", "", " a", "a\udcff"):
+        with pytest.raises(UserError, match="one line per box; rename the photo"):
+            export_detections("voc-results", tmp_path / "new", [Photo(name, Path("a"), 1, 1)], classes, {})
+    assert not (tmp_path / "new").exists()
+
+
+def test_voc_results_of_classes_that_differ_in_case_are_read_back(tmp_path):
+    classes = ("Cat", "cat", "CAT")
+    found = {"one": detected(*((n, 0, 9, 9, 0.5, n) for n in range(3)))}
+    export_detections("voc-results", tmp_path / "out", photos_in(tmp_path / "p", "one"), classes, found)
+    assert len({path.lower() for path in tree(tmp_path / "out")}) == 3
+    for order in (classes, classes[::-1], classes[1:]):
+        truth = Truth(order, ("one",), (SIZE,), (Objects.of([], []),))
+        if len(order) < 3:
+            (tmp_path / "out" / "comp4_det_test_Cat.txt").unlink()
+        read = read_detections(tmp_path / "out", truth)["one"]
+        assert {order[label]: box[0] for label, box in zip(read.labels.tolist(), read.boxes.tolist(), strict=True)} == {
+            name: float(n) for n, name in enumerate(classes) if name in order
+        }
+
+
+@pytest.mark.parametrize(("kind", "place"), [("coco", "folder"), ("voc", "file"), ("yolo", "file"), ("coco", "file/x")])
+def test_a_place_that_cannot_be_written_is_refused(kind, place, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"(is a (file|folder); expected a|is no folder; name another)"):
+        export_detections(kind, tmp_path / place, [], CLASSES, {})
+    assert tree(tmp_path) == {"file"}
 
 
 # ---------------------------------------------------------------- YOLO
@@ -178,6 +251,7 @@ def yolo_of(folder: Path, classes: Sequence[str], found: Mapping[str, Detections
     return folder / "yolo"
 
 
+@settings(max_examples=40)
 @given(st.lists(boxes, max_size=5), st.lists(st.text(min_size=1), min_size=2, max_size=3, unique=True))
 def test_yolo_files_are_read_back(tmp_path_factory, rows, classes):
     assume(not any("\ud800" <= c <= "\udfff" for name in classes for c in name))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -19,7 +21,33 @@ def test_any_content_of_a_file_becomes_one_short_printable_line(text: str) -> No
     for said in (fault.subject, fault.line):
         assert len(said.splitlines()) <= 1 and len(said) < 700
         assert said.encode().decode() == said  # a lone surrogate, as a broken file name brings, could not be printed
-        assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in said)
+        assert all(letter.isprintable() or unicodedata.category(letter) == "Zs" for letter in said)
+        assert printable(said) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("two\r\nlines", "two  lines"),
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b2J", r"\x9b2J"),
+        ("a\u202egpj.exe\u2066", r"a\u202egpj.exe\u2066"),
+        ("c\u200bat\ufeff", r"c\u200bat\ufeff"),
+        ("a\udcff", r"a\udcff"),
+        ("\U000e0041", r"\U000e0041"),
+        ("größe 犬\u3000x", "größe 犬\u3000x"),
+    ],
+)
+def test_what_a_terminal_obeys_or_hides_is_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("text", ["x" * 601, "\x1b" * 601, "y\n" * 10**6])
+def test_the_ends_of_a_long_text_are_kept(text: str) -> None:
+    short = printable(text)
+    assert len(short) <= 600 and " ... " in short and printable(short) == short
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"]), max_size=100))

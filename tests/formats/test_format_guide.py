@@ -77,7 +77,7 @@ def test_the_commands_of_the_guide_take_its_formats(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cocoa", r'dataset format cocoa: must be "voc" or "coco" .*did you mean coco\?'),
+        ("cocoa", r'dataset format cocoa: must be "label-set" or "voc" .*did you mean coco\?'),
         ("my_formats:Nothing", "my_formats has no attribute Nothing"),
         ("no_such_module:Sidecar", "cannot be imported"),
     ],

@@ -86,7 +86,7 @@ def test_ids_are_stems_unless_stems_repeat(photos: Path, images: list[str], ids:
         ("image,tags\n.,hen\n", r"tags.csv:2: . is outside the photos folder"),
         (f"image,tags\n{'x' * 5000}.jpg,hen\n", r"tags.csv:2: no photo x+ ... x+"),
         ('image,tags\n"a\n.jpg",hen\n', r"tags.csv:3: no photo a .jpg"),
-        ("image,tags\na\0.jpg,hen\n", "tags.csv: holds NUL bytes"),
+        ("image,tags\na\0.jpg,hen\n", r"tags.csv: not readable \(holds NUL bytes"),
         (f'image,tags\na.jpg,"{"x" * 200_000}"\n', r"tags.csv:2: not readable as CSV \(field larger"),
         ('image,tags\n"a.jpg,hen\n', r"tags.csv:2: 1 columns, but the header has 2"),
         ("image,tags\na.jpg,hen\nb.jpg,fox\n", r"tags.csv:3: unknown class 'fox'; expected one of hen"),
@@ -101,6 +101,32 @@ def test_mistakes_name_file_line_and_remedy(photos: Path, text: str, says: str) 
     with pytest.raises(UserError, match=says) as error:
         read_tags(_table(photos, text), photos, ["hen"])
     assert "\n" not in str(error.value)
+
+
+def test_a_table_of_excel_is_refused_with_the_cure(photos: Path) -> None:
+    table = photos.parent / "tags.csv"
+    table.write_bytes("image;tags\na.jpg;M\u00f6we\n".encode("cp1252"))
+    with pytest.raises(UserError, match=r"line 2, byte 0xf6\); it seems to be Windows-1252 .* save it as UTF-8"):
+        read_tags(table, photos)
+
+
+@pytest.mark.parametrize(("count", "fits"), [(0, True), (5000, True), (5001, False), (20_000, False)])
+def test_more_classes_than_can_be_trained_are_refused(count: int, fits: bool, photos: Path) -> None:
+    text = f"image,tag\na.jpg,\n{''.join(f'a.jpg,c{number}{chr(10)}' for number in range(count))}"
+    if fits:
+        assert len(read_tags(_table(photos, text), photos).classes) == count
+        return
+    with pytest.raises(UserError, match=rf"photos: {count:,} classes \(c0, c1, c10 and .* choose some with --classes"):
+        read_tags(_table(photos, text), photos)
+
+
+def test_more_tags_than_fit_into_memory_are_refused(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = _table(photos, "image,tags\na.jpg,hen;fox\nb.jpg,hen\n")
+    monkeypatch.setattr("tag2box.formats.listing._MAX_TAGS", 4)
+    assert read_tags(table, photos).tags.shape == (2, 2)
+    monkeypatch.setattr("tag2box.formats.listing._MAX_TAGS", 3)
+    with pytest.raises(UserError, match="2 photos times 2 classes do not fit into memory; choose fewer"):
+        read_tags(table, photos)
 
 
 @pytest.mark.parametrize("name", ["file", "Filename", "FILE_NAME", "path", "Photo", "Image "])

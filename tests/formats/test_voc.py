@@ -228,7 +228,9 @@ BOMB = '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
         ('<?xml version="1.0" encoding="nonsense"?><annotation/>', "not readable as XML"),
         (b"<annotation>\xff\xfe</annotation>", "not well-formed|invalid token"),
         ("{}", "not well-formed|syntax error"),
+        (f"<!--{'x' * (16 << 20)}--><annotation/>", r"larger than 16 MB"),
     ],
+    ids=range(10),
 )
 def test_hostile_xml_is_refused_in_one_line_by_tags_and_truth(text, says, tmp_path):
     folder = voc(tmp_path, {"one": ""})
@@ -236,7 +238,7 @@ def test_hostile_xml_is_refused_in_one_line_by_tags_and_truth(text, says, tmp_pa
     for read in (tags_of, lambda at: read_voc_truth(at, split="test")):
         with pytest.raises(UserError, match=says) as caught:
             read(folder)
-        assert "one.xml: not readable as XML" in str(caught.value) and "\n" not in str(caught.value)
+        assert "one.xml: not readable" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_deep_but_whole_xml_and_many_objects_are_read(tmp_path):

@@ -6,7 +6,7 @@ Training reads tags through ``coco_tags``.
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from pydantic import Field, TypeAdapter
 
-from tag2box import errors, io
+from tag2box import errors, io, storage
 from tag2box.annotations import Detections, Objects, Photo, Truth
-from tag2box.formats import coco_file, coco_tags, listing
+from tag2box.formats import coco_file, coco_tags, export, listing
+from tag2box.labels import label_set
+from tag2box.labels.labelled import LabelledPhotos
 
 _Entry = dict[str, int | float | str | list[float]]
 _PEEK = 4096  # bytes within which a JSON file has its first brace
@@ -74,6 +76,40 @@ class Coco:
     def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> Truth:
         """Its annotations."""
         return read_coco_truth(source.path, source.classes, on_fault)
+
+
+class LabelSetFolder:
+    """A label set of ``tag2box label``: its labels.json, with the root of the photos that the manifest names."""
+
+    what = "a label set"
+    has_tags = True
+    names_splits = False
+
+    def recognises(self, path: Path) -> bool:
+        """Folders with labels.json and manifest.json."""
+        return path.is_dir() and label_set.is_label_set(path)
+
+    def photos(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
+        """Its photos."""
+        return coco_tags.list_coco_photos(_opened(source), on_fault)
+
+    def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
+        """Its photos, with their tags."""
+        return coco_tags.list_coco(_opened(source), on_fault)
+
+    def has_boxes(self, source: listing.DataSource) -> bool:
+        """Whether any photo has a box."""
+        return coco_has_boxes(_opened(source).path)
+
+    def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> Truth:
+        """Its labels; ignore regions are crowds."""
+        return read_coco_truth(_opened(source).path, source.classes, on_fault)
+
+
+def _opened(source: listing.DataSource) -> listing.DataSource:
+    """The COCO file of a label set, verified, with the root of its photos."""
+    path = source.path / label_set.LABELS_FILE
+    return replace(source, path=path, photos=source.photos or label_set.verified_root(source.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +253,46 @@ def _areas(rows: list[_Annotation]) -> Float[torch.Tensor, " B"]:
 # ---------------------------------------------------------------- export
 
 
-class CocoExport:
-    """One COCO annotation file: photos, categories, and detections as annotations with a score.
+class CocoExport(export.LabelExport):
+    """One COCO annotation file: photos, categories, and boxes as annotations with a score.
 
-    pycocotools loads it as ground truth; ``tag2box evaluate`` reads it as detections.
+    pycocotools loads it as ground truth; ``tag2box evaluate`` reads it as detections. Of labels, it is the labels.json
+    of a label set: with tags, provenance, and doubtful boxes as crowds. ``file_name`` is relative to their root.
     """
 
     what = "a COCO file"
-    is_folder = False
-    all_scores = False
 
     def __call__(
         self, out: Path, photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections]
     ) -> None:
-        """Write the file."""
+        """Write detections."""
         write_coco_detections(out, detections, classes, photos)
+
+    def write(self, out: Path, labels: LabelledPhotos) -> None:
+        """Write labels."""
+        io.write_text(out, label_set.labels_text(labels))
+
+
+class FiftyOneExport(export.LabelExport):
+    """A folder that FiftyOne imports as ``COCODetectionDataset``: data/* (links) and labels.json.
+
+    ``classifications.json`` has the tags, in FiftyOne's format of (multilabel) image classification.
+    """
+
+    what = "a FiftyOne folder"
+    is_folder = True
+
+    def write(self, out: Path, labels: LabelledPhotos) -> None:
+        """Write both files, and link the photos."""
+        files = storage.distinct_file_names(photo.id for photo in labels.photos)
+        photos = tuple(replace(own, file=f"{files[own.id]}{Path(own.file).suffix}") for own in labels.photos)
+        for before, photo in zip(labels.photos, photos, strict=True):
+            export.place_photo(labels.path(before), out / "data" / photo.file, self.placing)
+        io.make_folder(out / "data")
+        io.write_text(out / "labels.json", label_set.labels_text(replace(labels, photos=photos)))
+        numbers = {name: number for number, name in enumerate(labels.classes)}
+        tags = {files[photo.id]: [numbers[tag] for tag in photo.tags] for photo in photos}
+        io.write_json(out / "classifications.json", {"classes": list(labels.classes), "labels": tags})
 
 
 class CocoResultsExport:

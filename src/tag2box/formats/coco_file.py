@@ -16,6 +16,7 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from tag2box import io
 from tag2box.errors import UserError, printable
 from tag2box.formats.listing import Fault, OnFault, refuse
 from tag2box.images import distinct_names
@@ -27,16 +28,14 @@ _DECODER = json.JSONDecoder()
 def each_row(path: Path, what: str, take: Mapping[str, Callable[[object], None]]) -> frozenset[str]:
     """Call ``take[name]`` with every row of the lists it names; returns the names of the lists that the file has."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = io.read_bytes(path, what, io.JSON_LIMIT, is_text=True).decode("utf-8-sig")
         if not text.startswith("{", _skip(text, 0)):
             got = type(_DECODER.decode(text)).__name__
             raise UserError(f"{path}: expected an object with {_listed(take)}, got a {got}")
         return frozenset(_members(path, text, take))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected {what}") from None
     except RecursionError:
         raise UserError(f"{path}: not readable as JSON (nested too deep); expected {what}") from None
-    except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise UserError(f"{path}: not readable as JSON ({printable(str(error))}); expected {what}") from None
 
 

@@ -17,6 +17,7 @@ from tag2box.errors import UserError
 from tag2box.formats import coco_file, listing, listing as listings
 
 T = TypeVar("T")
+_MAX_DIGITS = 18  # anything longer is a name, not an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,17 @@ class _Mention:
 
 @dataclass(frozen=True, slots=True)
 class _Tagging:
-    """The selected classes, and by image id the classes present (True if sure) and their counts."""
+    """The selected classes with their numbers, and by image id the classes present (True if sure) and their counts."""
 
-    classes: tuple[str, ...]
+    order: Mapping[str, int]
     by_image: Mapping[int, dict[str, bool]]
     counts: Mapping[int, listing.ObjectCounts] = field(default_factory=dict)
 
     def of(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tags and unsure tags of an image, in the order of the classes."""
         found = self.by_image.get(number, {})
-        there, unsure = (tuple(c for c in self.classes if found.get(c) is sure) for sure in (True, False))
+        names = sorted((name for name in found if name in self.order), key=self.order.__getitem__)
+        there, unsure = (tuple(name for name in names if found[name] is sure) for sure in (True, False))
         return there, unsure
 
 
@@ -58,14 +60,14 @@ def list_coco(source: listing.DataSource, on_fault: listing.OnFault = listing.re
     if content.annotations is None and not any(_own_tags(row.value) for row in content.images.values()):
         raise UserError(f"{source.path}: annotations: field required; expected them, or a list of tags in each image")
     classes = listings.select_classes(tuple(content.categories.values()), source.classes, f"{source.path}: categories")
-    tagging = _Tagging(classes, _tags(content, on_fault))
+    tagging = _Tagging({name: number for number, name in enumerate(classes)}, _tags(content, on_fault))
     return _list(source, content, replace(tagging, counts=_counts(content, tagging, on_fault)), on_fault)
 
 
 def list_coco_photos(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a COCO file, without tags."""
     content: coco_file.CocoFile[object] = coco_file.parse_coco(source.path, None, on_fault)
-    return _list(source, content, _Tagging((), {}), on_fault)
+    return _list(source, content, _Tagging({}, {}), on_fault)
 
 
 # ---------------------------------------------------------------- tags
@@ -79,8 +81,9 @@ def _tags(content: coco_file.CocoFile[_Mention], on_fault: listing.OnFault) -> d
         if coco_file.refers(content, row.number, mention.image_id, mention.category_id, on_fault):
             found, name = tags[mention.image_id], content.categories[mention.category_id]
             found[name] = found.get(name, False) or mention.is_sure
+    names = frozenset(content.categories.values())
     for number, image in content.images.items():
-        for name in _resolved(content, image, on_fault):
+        for name in _resolved(content, names, image, on_fault):
             tags[number][name] = True
     return tags
 
@@ -90,11 +93,14 @@ def _own_tags(image: coco_file.CocoImage) -> tuple[int | str, ...]:
 
 
 def _resolved(
-    content: coco_file.CocoFile[_Mention], row: coco_file.CocoRow[coco_file.CocoImage], on_fault: listing.OnFault
+    content: coco_file.CocoFile[_Mention],
+    names: frozenset[str],
+    row: coco_file.CocoRow[coco_file.CocoImage],
+    on_fault: listing.OnFault,
 ) -> Iterator[str]:
     """The class names of an image's own list of names, ids, or ids in quotes."""
     for tag in _own_tags(row.value):
-        name = _name(content, tag)
+        name = _name(content, names, tag)
         if name is not None:
             yield name
         else:
@@ -102,11 +108,12 @@ def _resolved(
             on_fault(listing.Fault("unknown class", str(tag), line))
 
 
-def _name(content: coco_file.CocoFile[T], tag: int | str) -> str | None:
+def _name(content: coco_file.CocoFile[T], names: frozenset[str], tag: int | str) -> str | None:
     """The category of a name, an id, or an id in quotes."""
-    if tag in content.categories.values():
+    if tag in names:
         return str(tag)
-    return content.categories.get(int(tag)) if isinstance(tag, int) or tag.isdecimal() else None
+    is_number = isinstance(tag, int) or (tag.isdecimal() and len(tag) <= _MAX_DIGITS)
+    return content.categories.get(int(tag)) if is_number else None
 
 
 def _counts(
@@ -114,11 +121,12 @@ def _counts(
 ) -> dict[int, listing.ObjectCounts]:
     """The counts of each image by id; those of classes that are not selected are skipped."""
     counts: dict[int, listing.ObjectCounts] = {}
+    names = frozenset(content.categories.values())
     for number, row in content.images.items():
-        named = tuple((_name(content, key) or key, count) for key, count in (row.value.counts or {}).items())
+        named = tuple((_name(content, names, key) or key, count) for key, count in (row.value.counts or {}).items())
         tags = [name for name, is_sure in tagging.by_image.get(number, {}).items() if is_sure]
         own = listings.counts_of_tags(named, tags, f"{content.path}: images[{row.number}]", on_fault)
-        counts[number] = tuple(pair for pair in own if pair[0] in tagging.classes)
+        counts[number] = tuple(pair for pair in own if pair[0] in tagging.order)
     return counts
 
 
@@ -147,7 +155,7 @@ def _list(
         else:
             counts = tagging.counts.get(number, ())
             entries.append(listing.PhotoEntry(content.names[number], file, *tagging.of(number), where, counts))
-    return listing.Listing(folder, tagging.classes, tuple(entries))
+    return listing.Listing(folder, tuple(tagging.order), tuple(entries))
 
 
 def _places(path: Path) -> list[Path]:
@@ -156,4 +164,12 @@ def _places(path: Path) -> list[Path]:
     There the photos of ``annotations/instances_train2017.json`` are in ``train2017``, or in ``images/train2017``.
     """
     beside, above, part = path.parent, path.absolute().parent.parent, path.stem.rsplit("_", 1)[-1]
-    return [beside, beside / "photos", beside / "images", above / part, above / "images" / part, above / "images"]
+    return [
+        beside,
+        beside / "photos",
+        beside / "images",
+        beside / "data",
+        above / part,
+        above / "images" / part,
+        above / "images",
+    ]

@@ -8,6 +8,9 @@
 
 A further column ``counts`` may give numbers of objects: ``dog:2;car:1``.
 
+Tables of boxes (``image,class,x1,y1,x2,y2``) and of Open Images (``ImageID,LabelName``) give tags, too: the classes of
+their rows. Their corners are read by ``table_boxes`` only.
+
 Columns are separated by comma, semicolon or tab, whichever is most frequent in the header. The column of the photos may
 also be called file, filename, file_name, path or photo.
 """
@@ -212,10 +215,139 @@ def _row(cells: Sequence[str], form: _Form, where: str) -> listing.TagRow:
 
 def _merged(rows: Sequence[listing.TagRow], folder: Path) -> list[listing.TagRow]:
     """One row per photo, with the tags and counts of all its rows, in the position of the first."""
-    whole: dict[str, listing.TagRow] = {}
+    whole: dict[str, list[listing.TagRow]] = {}
     for row in rows:
-        file = listings.path_below(folder, row.image) or row.image
-        first = whole.setdefault(file, row)
-        tags, counts = dict.fromkeys((*first.tags, *row.tags)), dict.fromkeys((*first.counts, *row.counts))
-        whole[file] = replace(first, tags=tuple(tags), counts=tuple(counts))
-    return list(whole.values())
+        whole.setdefault(listings.path_below(folder, row.image) or row.image, []).append(row)
+    return [_joined(of_photo) for of_photo in whole.values()]
+
+
+def _joined(rows: Sequence[listing.TagRow]) -> listing.TagRow:
+    tags, counts = (tag for row in rows for tag in row.tags), (pair for row in rows for pair in row.counts)
+    return replace(rows[0], tags=tuple(dict.fromkeys(tags)), counts=tuple(dict.fromkeys(counts)))
+
+
+# ---------------------------------------------------------------- tables of boxes, without the boxes
+
+_OPEN_IMAGES = frozenset({"imageid", "labelname"})
+_BOX_TABLE = frozenset({"x1", "y1", "x2", "y2"})
+_PEEK = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRow:
+    """A row of a table of boxes; the cells are text by column, in lower case."""
+
+    image: str
+    name: str  # class; empty for a photo without boxes
+    cells: dict[str, str]
+    where: str
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the row is an ignore region (in Open Images, a group)."""
+        return any(self.cells.get(field, "").lower() in _YES for field in ("doubtful", "isgroupof"))
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRows:
+    """A table of boxes."""
+
+    columns: frozenset[str]
+    rows: tuple[BoxRow, ...]
+    declared: tuple[str, ...]  # classes, in order, as far as a file beside it names them
+
+
+def is_box_table(path: Path) -> bool:
+    """Whether a file begins with the header of a table of boxes."""
+    if not path.is_file() or path.suffix.lower() not in {".csv", ".tsv", ".txt"}:
+        return False
+    with path.open("rb") as file:
+        first = file.read(_PEEK).decode("utf-8-sig", errors="replace").partition("\n")[0]
+    cells = {cell.strip().strip('"').lower() for cell in re.split(r"[,;\t]", first)}
+    return cells >= _OPEN_IMAGES or (cells >= _BOX_TABLE and bool(cells & set(_IMAGE)) and bool(cells & set(_ONE_TAG)))
+
+
+def read_box_table(path: Path, on_fault: listing.OnFault) -> BoxRows:
+    """The rows of a table of boxes; Open Images' classes are named by ``class-descriptions*.csv`` beside it."""
+    header, reader = _opened(path)
+    lower = [name.lower() for name in header]
+    is_open_images = set(lower) >= _OPEN_IMAGES
+    image = "imageid" if is_open_images else next((name for name in _IMAGE if name in lower), "")
+    name = "labelname" if is_open_images else next((name for name in _ONE_TAG if name in lower), "")
+    if not (image and name):
+        raise errors.UserError(f"{path}:1: no columns image and class; expected a first line 'image,class,x1,y1,x2,y2'")
+    described = _descriptions(path) if is_open_images else {}
+    rows = []
+    for cells, where in _plain_rows(path, reader, len(header), on_fault):
+        own = dict(zip(lower, cells, strict=True))
+        label = described.get(own[name], own[name])
+        if is_open_images and own.get("confidence", "") not in {
+            "",
+            *_YES,
+        }:  # verified to be absent, or a machine's guess
+            label = ""
+        rows.append(BoxRow(_with_suffix(own[image]) if is_open_images else own[image], label, own, where))
+    return BoxRows(frozenset(lower), tuple(rows), tuple(dict.fromkeys(described.values())))
+
+
+def _plain_rows(path: Path, reader: Reader, columns: int, on_fault: listing.OnFault) -> Iterator[tuple[list[str], str]]:
+    try:
+        for cells in reader:
+            where = f"{path}:{reader.line_num}"
+            if len(cells) == columns:
+                yield [cell.strip() for cell in cells], where
+            elif any(cell.strip() for cell in cells):
+                line = f"{where}: {len(cells)} columns, but the header has {columns}; correct the row"
+                on_fault(listing.Fault("bad row", f"{path.name}:{reader.line_num}", line))
+    except csv.Error as error:
+        raise errors.UserError(f"{path}:{reader.line_num}: not readable as CSV ({error}); check the quotes") from None
+
+
+def _with_suffix(name: str) -> str:
+    return name if Path(name).suffix.lower() in images.SUFFIXES else f"{name}.jpg"
+
+
+def _descriptions(path: Path) -> dict[str, str]:
+    """Names of Open Images' classes by their codes (``/m/0k4j``)."""
+    names: dict[str, str] = {}
+    for table in sorted(path.parent.glob("*class-descriptions*.csv")):
+        text = read_text(table, "class descriptions of Open Images")
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 2]
+        names |= {code.strip(): name.strip() for code, name in rows if code.startswith("/")}
+    return names
+
+
+def list_box_table(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
+    """The photos of a table of boxes, with the classes of their rows and the tags that it has beside them."""
+    table = read_box_table(source.path, on_fault)
+    if not table.rows:
+        raise errors.UserError(f"{source.path}: no photos; expected at least one row below the header")
+    mentions: dict[str, dict[str, bool]] = {}
+    places: dict[str, str] = {}
+    for row in table.rows:
+        own = mentions.setdefault(row.image, {})
+        places.setdefault(row.image, row.where)
+        named = [(row.name, not row.is_doubtful), *((tag, True) for tag in _split_tags(row, "tags"))]
+        for name, is_sure in (*named, *((tag, False) for tag in _split_tags(row, "unsure"))):
+            if name:
+                own[name] = own.get(name, False) or is_sure
+    seen = {name for own in mentions.values() for name in own}
+    known = tuple(name for name in table.declared if name in seen) or tuple(sorted(seen))
+    classes = listings.select_classes((*known, *sorted(seen - set(known))), source.classes, str(source.path))
+    rows = [
+        listing.TagRow(
+            image,
+            tuple(name for name in classes if own.get(name) is True),
+            places[image],
+            tuple(name for name in classes if own.get(name) is False),
+        )
+        for image, own in mentions.items()
+    ]
+    beside = source.path.parent
+    folders = (beside, beside / "photos", beside / "images", beside / "data")
+    folder = listings.photos_folder(source.photos, folders, (row.image for row in rows if row.image), source.path)
+    return listings.list_rows(rows, folder, classes, on_fault)
+
+
+def _split_tags(row: BoxRow, column: str) -> list[str]:
+    return [tag.strip() for tag in re.split(r"[;|]", row.cells.get(column, "")) if tag.strip()]

@@ -5,6 +5,7 @@ reader of tags in a module that cannot parse boxes (``voc_tags``, ``coco_tags``,
 ``folders``) and, if it has boxes, a reader of true objects in another (``voc_boxes``, ``coco_boxes``, ``yolo_boxes``).
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tag2box import annotations, errors, extend, io
 from tag2box.formats import listing as listings
 from tag2box.formats.listing import DataSource, Listing, OnFault, refuse
 
+_MAX_WARNINGS = 3  # of each kind; `tag2box data check` lists all
 ALL = "all"
 """The split that every dataset with named splits has: all its photos."""
 
@@ -88,8 +90,16 @@ def dataset_format(source: DataSource) -> DatasetFormat:
 
 
 def read_tagged(source: DataSource, on_fault: OnFault = refuse) -> annotations.TaggedPhotos:
-    """Photos and tags: all that training receives."""
-    return listings.to_tagged_photos(list_dataset(source, on_fault), on_fault)
+    """Photos and tags: all that training receives. Class names that look like mistakes are warned about."""
+    listing = list_dataset(source, on_fault)
+    for group in listings.spelled_alike(listing.classes)[:_MAX_WARNINGS]:
+        names = " and ".join(map(repr, group[:3]))
+        warnings.warn(
+            f"{source.path}: classes {names} are spelled alike; if they are one, spell it in one way", stacklevel=2
+        )
+    for name in [name for name in listing.classes if "," in name][:_MAX_WARNINGS]:
+        warnings.warn(f"{source.path}: class {name!r} has a comma; separate tags with ; or |", stacklevel=2)
+    return listings.to_tagged_photos(listing, on_fault)
 
 
 def read_photos(source: DataSource, on_fault: OnFault = refuse) -> tuple[annotations.Photo, ...]:

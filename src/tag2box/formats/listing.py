@@ -36,8 +36,12 @@ ObjectCounts = tuple[tuple[str, int], ...]
 
 COUNTS_COLUMN = "counts"
 _COUNT = re.compile(r"(.+):\s*(\S+)\s*")
+_COMPARED = 100  # letters of a name that is compared with others: the time grows with their square
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,5}", re.ASCII)
 _PROBED = 50  # photos looked for in a folder before it is taken for another one
+MAX_CLASSES = 5000
+"""Most classes that can be trained: each has outputs for every proposal."""
+_MAX_TAGS = 1 << 31  # photos times classes: a byte each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,8 @@ def list_rows(
                 line = f"{row.where}: unknown class {tag!r}; expected one of {shortlist(names)}"
                 on_fault(Fault("unknown class", tag, line))
         tags = tuple(tag for tag in row.tags if tag in known)
-        unsure = tuple(tag for tag in row.unsure if tag in known and tag not in tags)
+        sure = frozenset(tags)
+        unsure = tuple(tag for tag in row.unsure if tag in known and tag not in sure)
         counts = counts_of_tags(row.counts, row.tags, row.where, on_fault)
         entries.append(
             PhotoEntry(name, file, tags, unsure, row.where, tuple(pair for pair in counts if pair[0] in known))
@@ -191,20 +196,39 @@ def missing_photo(folder: Path, entry: PhotoEntry) -> Fault:
 
 def to_tagged_photos(listing: Listing, on_fault: OnFault = refuse) -> annotations.TaggedPhotos:
     """The training set of a listing."""
+    _check_size(listing)
     photos, entries = find_listed(listing, on_fault)
     column = {name: i for i, name in enumerate(listing.classes)}
     tags = torch.zeros(len(photos), len(column), dtype=torch.bool)
-    unsure = torch.zeros_like(tags)
-    counts = torch.full(tags.shape, -1)
+    unsure = torch.zeros_like(tags) if any(entry.unsure for entry in entries) else None
+    counts = torch.full(tags.shape, -1) if any(entry.counts for entry in entries) else None
     for i, entry in enumerate(entries):
         tags[i, [column[tag] for tag in entry.tags]] = True
-        unsure[i, [column[tag] for tag in entry.unsure]] = True
-        for name, number in entry.counts:
-            counts[i, column[name]] = number
-    is_unsure, is_counted = bool(unsure.any()), bool((counts > 0).any())
-    return annotations.TaggedPhotos(
-        listing.classes, photos, tags, unsure if is_unsure else None, counts if is_counted else None
-    )
+        if unsure is not None:
+            unsure[i, [column[tag] for tag in entry.unsure]] = True
+        if counts is not None:
+            for name, number in entry.counts:
+                counts[i, column[name]] = number
+    return annotations.TaggedPhotos(listing.classes, photos, tags, unsure, counts)
+
+
+def _check_size(listing: Listing) -> None:
+    """Raise if a training set would not fit into memory, before its photos are opened."""
+    photos, classes = len(listing.entries), len(listing.classes)
+    if classes > MAX_CLASSES:
+        first = shortlist(listing.classes, 3)
+        raise errors.UserError(
+            f"{listing.folder}: {classes:,} classes ({first}), at most {MAX_CLASSES:,} can be trained; "
+            "choose some with --classes, or check that tags are not separated by another character"
+        )
+    if photos * classes > _MAX_TAGS:
+        raise errors.UserError(
+            f"{listing.folder}: {photos:,} photos times {classes:,} classes do not fit into memory; "
+            "choose fewer classes with --classes, or fewer photos with --split"
+        )
+    for name in listing.classes:
+        if not name.encode(errors="ignore").decode() == name:
+            raise errors.UserError(f"{listing.folder}: class {name!r}: not valid Unicode; rename it")
 
 
 def wanted_ids(source: DataSource, ids: Iterable[str], on_fault: OnFault = refuse) -> set[str]:
@@ -249,8 +273,9 @@ def _count(part: str) -> tuple[str, int]:
 def counts_of_tags(counts: ObjectCounts, tags: Sequence[str], where: str, on_fault: OnFault) -> ObjectCounts:
     """The counts of a photo's tags, each once; any other count is a fault."""
     kept: dict[str, int] = {}
+    tagged = frozenset(tags)
     for name, number in counts:
-        if name not in tags:
+        if name not in tagged:
             problem = f"{name!r} is counted and not tagged; tag it, or remove its count"
         elif kept.get(name, number) != number:
             problem = f"{name!r} is counted twice, as {kept[name]} and {number}; keep one"
@@ -306,6 +331,14 @@ def is_regular_file(path: Path) -> bool:
         return False
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; False for names that none can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 # ---------------------------------------------------------------- class names
 
 
@@ -321,12 +354,21 @@ def select_classes(known: Sequence[str], wanted: Sequence[str] | None, where: st
     """The wanted classes, each of which must be known; all known ones if none are named."""
     if wanted is None:
         return tuple(known)
+    names = frozenset(known)
     for name in wanted:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name[:_COMPARED], [each for each in known if len(each) <= _COMPARED], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {shortlist(known)}"
             raise errors.UserError(errors.printable(f"{where}: no class {name!r}; {hint}"))
     return unique_classes(wanted, f"{where}: classes")
+
+
+def spelled_alike(names: Iterable[str]) -> list[list[str]]:
+    """Groups of class names that differ in case, spaces or punctuation only: likely one class."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("".join(letter for letter in name.casefold() if letter.isalnum()), []).append(name)
+    return [group for letters, group in groups.items() if letters and len(group) > 1]
 
 
 def shortlist(names: Sequence[str], most: int = 20) -> str:

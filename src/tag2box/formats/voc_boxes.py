@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 
 import torch
 
-from tag2box import annotations, errors, images, io
+from tag2box import annotations, errors, images, io, storage
 from tag2box.formats import export, listing, voc_tags
+from tag2box.labels import labelled
 from tag2box.metrics.voc_ap import to_voc_pixels
 
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML 1.0 excludes
+_SURROGATE = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8
 _Box = tuple[float, float, float, float]
 
 
@@ -38,6 +39,10 @@ class Voc:
     def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
         """The photos of a split, tagged with the classes of their objects."""
         return voc_tags.list_voc(source, on_fault)
+
+    def splits(self, source: listing.DataSource) -> tuple[str, ...]:
+        """The names of its image lists."""
+        return tuple(voc_tags.split_names(voc_tags.voc_root(source.path)))
 
     def has_boxes(self, source: listing.DataSource) -> bool:
         """Whether any image of the split is annotated; those of VOC's public test sets are not."""
@@ -150,16 +155,15 @@ def _to_objects(annotation: _Annotation, index: dict[str, int]) -> annotations.O
 # ---------------------------------------------------------------- export
 
 
-class VocExport:
-    """A VOC folder of detections: Annotations/*.xml, ImageSets/Main/default.txt and classes.txt.
+class VocExport(export.LabelExport):
+    """A VOC folder: Annotations/*.xml, ImageSets/Main/*.txt (default.txt without splits) and classes.txt.
 
     Coordinates are whole pixels within the photo, counted from 1, the last included. A box that reaches the edge of its
-    photo is marked truncated.
+    photo is marked truncated, a doubtful one difficult. Of labels, JPEGImages has links to the photos.
     """
 
     what = "a VOC folder"
     is_folder = True
-    all_scores = False
 
     def __call__(
         self,
@@ -168,36 +172,57 @@ class VocExport:
         classes: Sequence[str],
         detections: Mapping[str, annotations.Detections],
     ) -> None:
-        """Write one XML file per photo, the image list and the classes."""
-        for name in classes:
-            if not name or name != " ".join(name.split()) or _NOT_XML.search(name):
-                raise errors.UserError(
-                    f"class {name!r}: VOC takes printable names with single spaces; rename the class"
-                )
-        ids = ["/".join(export.safe_file_name(part) for part in photo.id.split("/")) for photo in photos]
-        for name, photo in zip(ids, photos, strict=True):
-            tree = _annotation_tree(photo, classes, detections.get(photo.id, annotations.Detections.empty()))
+        """Write detections, without the photos."""
+        self.placing = "none"
+        self.write(out, labelled.from_detections(photos, classes, detections))
+
+    def write(self, out: Path, labels: labelled.LabelledPhotos) -> None:
+        """Write one XML file per photo, the image lists and the classes, and link the photos."""
+        ids = _voc_ids([photo.id for photo in labels.photos])
+        lists: dict[str, list[str]] = {} if labels.photos else {"default": []}
+        for name, photo in zip(ids, labels.photos, strict=True):
+            tree = _annotation_tree(photo, labels.path(photo))
             ElementTree.indent(tree)
             text = ElementTree.tostring(tree, encoding="unicode")
             io.write_text(voc_tags.annotation_path(out, name), f"{text}\n")
-        io.write_text(out / "ImageSets" / "Main" / "default.txt", "".join(f"{name}\n" for name in ids))
-        io.write_text(out / "classes.txt", "".join(f"{name}\n" for name in classes))
+            export.place_photo(
+                labels.path(photo), out / "JPEGImages" / f"{name}{Path(photo.file).suffix}", self.placing
+            )
+            lists.setdefault(photo.split or "default", []).append(name)
+        files = storage.distinct_file_names(lists)
+        for split, names in lists.items():
+            io.write_text(out / "ImageSets" / "Main" / f"{files[split]}.txt", "".join(f"{name}\n" for name in names))
+        io.write_text(out / "classes.txt", "".join(f"{name}\n" for name in labels.classes))
+
+    def check(self, out: Path, photos: Sequence[annotations.Photo], classes: Sequence[str]) -> None:
+        """Raise if XML cannot hold the name of a class."""
+        for name in classes:
+            if not name or name != " ".join(name.split()) or export.NOT_XML.search(name):
+                raise errors.UserError(
+                    f"class {name!r}: VOC takes printable names with single spaces; rename the class"
+                )
 
 
-def _annotation_tree(
-    photo: annotations.Photo, classes: Sequence[str], found: annotations.Detections
-) -> ElementTree.Element:
+def _voc_ids(photo_ids: Sequence[str]) -> list[str]:
+    """Ids that are file names below Annotations: in folders, as the photos' own ids are."""
+    files = storage.distinct_file_names(photo_ids)
+    marks = {name: file.removeprefix(storage.safe_file_name(name)) for name, file in files.items()}
+    return ["/".join(map(storage.safe_file_name, name.split("/"))) + marks[name] for name in photo_ids]
+
+
+def _annotation_tree(photo: labelled.LabelledPhoto, path: Path) -> ElementTree.Element:
     tree = ElementTree.Element("annotation")
-    for field, text in (("folder", photo.path.parent.name), ("filename", photo.path.name)):
-        ElementTree.SubElement(tree, field).text = _NOT_XML.sub("\ufffd", text)
+    for field, text in (("folder", path.parent.name), ("filename", path.name)):
+        ElementTree.SubElement(tree, field).text = export.NOT_XML.sub("\ufffd", text)
     _add_fields(ElementTree.SubElement(tree, "source"), {"database": "tag2box"})
     _add_fields(ElementTree.SubElement(tree, "size"), {"width": photo.width, "height": photo.height, "depth": 3})
     _add_fields(tree, {"segmented": 0})
-    for box, label in zip(found.boxes.double().tolist(), found.labels.tolist(), strict=True):
-        x1, y1, x2, y2 = _voc_box(box, (photo.width, photo.height))
-        is_cut = x1 == 1 or y1 == 1 or x2 == photo.width or y2 == photo.height
+    for box in photo.boxes:
+        x1, y1, x2, y2 = _voc_box(box.box, (photo.width, photo.height))
+        is_cut = int(x1 == 1 or y1 == 1 or x2 == photo.width or y2 == photo.height)
         node = ElementTree.SubElement(tree, "object")
-        _add_fields(node, {"name": classes[label], "pose": "Unspecified", "truncated": int(is_cut), "difficult": 0})
+        difficult = int(box.is_doubtful)
+        _add_fields(node, {"name": box.name, "pose": "Unspecified", "truncated": is_cut, "difficult": difficult})
         _add_fields(ElementTree.SubElement(node, "bndbox"), {"xmin": x1, "ymin": y1, "xmax": x2, "ymax": y2})
     return tree
 
@@ -235,6 +260,18 @@ class VocResultsExport:
         found = {photo.id: detections.get(photo.id, annotations.Detections.empty()) for photo in photos}
         write_voc_results(out, found, classes, split=self.split)
 
+    def check(self, out: Path, photos: Sequence[annotations.Photo], classes: Sequence[str]) -> None:
+        """Raise if a photo's id does not fit into a line, or a class into a file name."""
+        for photo in photos:
+            if photo.id.splitlines() != [photo.id] or photo.id != photo.id.strip() or _SURROGATE.search(photo.id):
+                raise errors.UserError(f"photo {photo.id!r}: VOC result files have one line per box; rename the photo")
+        io.check_writable(out / max(_result_files(classes, self.split), key=len, default="none.txt"))
+
+
+def _result_files(classes: Sequence[str], split: str) -> list[str]:
+    files = storage.distinct_file_names(classes)
+    return [f"comp4_det_{storage.safe_file_name(split)}_{files[name]}.txt" for name in classes]
+
 
 def write_voc_results(
     folder: Path, detections: Mapping[str, annotations.Detections], classes: Sequence[str], *, split: str
@@ -242,12 +279,8 @@ def write_voc_results(
     """Write ``comp4_det_SPLIT_CLASS.txt`` for each class, as VOC's evaluation server takes them."""
     lines: list[list[str]] = [[] for _ in classes]
     for image_id, found in detections.items():
-        if len(image_id.splitlines()) > 1:
-            raise errors.UserError(f"photo {image_id!r}: VOC result files have one line per box; rename the photo")
         columns = (to_voc_pixels(found.boxes.double()).tolist(), found.scores.double().tolist(), found.labels.tolist())
         for box, score, label in zip(*columns, strict=True):
             lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
-    for name, rows in zip(classes, lines, strict=True):
-        io.write_text(
-            folder / f"comp4_det_{export.safe_file_name(split)}_{export.safe_file_name(name)}.txt", "".join(rows)
-        )
+    for name, rows in zip(_result_files(classes, split), lines, strict=True):
+        io.write_text(folder / name, "".join(rows))

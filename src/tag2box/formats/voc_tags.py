@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from tag2box import errors, images, io
 from tag2box.formats import datasets, folders, listing, listing as listings
 
+_MAX_BYTES = 16 << 20  # of an annotation
 _LARGEST = 1e9  # of a coordinate; arithmetic on larger ones loses pixels and finally overflows
 _FLAGS = {"-1", "0", "1"}  # the second column of VOC's per-class lists
 
@@ -38,15 +39,14 @@ class _NoDoctype(ElementTree.TreeBuilder):
         raise ValueError("it has a DOCTYPE, which annotations do without; remove it")
 
 
-def read_xml(path: Path, what: str) -> ElementTree.Element:
-    """The root of an XML file; error messages say that ``what`` was expected."""
+def read_xml(path: Path, what: str, limit: int = _MAX_BYTES, kind: str = "a VOC annotation") -> ElementTree.Element:
+    """The root of an XML file; error messages say that ``what`` was expected, of this ``kind``."""
+    content = io.read_bytes(path, what, limit)
     try:
-        return ElementTree.parse(path, ElementTree.XMLParser(target=_NoDoctype())).getroot()
-    except FileNotFoundError:
-        raise errors.UserError(f"{path}: no such file; expected {what}") from None
-    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
+        return ElementTree.fromstring(content, ElementTree.XMLParser(target=_NoDoctype()))
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise errors.UserError(
-            f"{path}: not readable as XML ({errors.printable(str(error))}); expected a VOC annotation"
+            f"{path}: not readable as XML ({errors.printable(str(error))}); expected {kind}"
         ) from None
 
 
@@ -57,7 +57,9 @@ def read_annotation(root: Path, image_id: str, on_fault: listing.OnFault) -> Ele
         return read_xml(path, f"the annotation of image {image_id} of the split")
     except errors.UserError as error:
         on_fault(
-            listing.Fault("unreadable annotation" if path.exists() else "missing annotation", image_id, str(error))
+            listing.Fault(
+                "unreadable annotation" if listings.exists(path) else "missing annotation", image_id, str(error)
+            )
         )
         return None
 
@@ -139,7 +141,7 @@ def read_voc_split(root: Path, split: str, on_fault: listing.OnFault = listing.r
     """Image ids of ``ImageSets/Main/SPLIT.txt``, or of a text file of that name, in the file's order."""
     path = root / "ImageSets" / "Main" / f"{split}.txt"
     if not listings.is_regular_file(path):
-        known = ", ".join([*_splits(root), datasets.ALL])
+        known = ", ".join([*split_names(root), datasets.ALL])
         if not listings.is_regular_file(Path(split)):
             raise errors.UserError(f"{path}: no such split; splits found here: {known}")
         path = Path(split)
@@ -161,7 +163,7 @@ def read_voc_split(root: Path, split: str, on_fault: listing.OnFault = listing.r
 
 def voc_ids(root: Path, split: str | None, on_fault: listing.OnFault = listing.refuse) -> tuple[str, ...]:
     """Image ids of a split; default: those of the only image list, or of all images if there is no list."""
-    lists = _splits(root)
+    lists = split_names(root)
     if split is None and len(lists) > 1:
         raise errors.UserError(
             f"{root}: has several image lists; name one with --split: {', '.join([*lists, datasets.ALL])}"
@@ -178,7 +180,7 @@ def all_ids(root: Path) -> tuple[str, ...]:
     return tuple(annotated or sorted(photos_by_id(root / "JPEGImages")))
 
 
-def _splits(root: Path) -> list[str]:
+def split_names(root: Path) -> list[str]:
     """Names of the image lists, without VOC's per-class ones (``dog_train`` beside ``train``)."""
     names = {path.stem for path in (root / "ImageSets" / "Main").glob("*.txt")}
     return sorted(name for name in names if "_" not in name or name.rsplit("_", 1)[1] not in names)
@@ -186,7 +188,7 @@ def _splits(root: Path) -> list[str]:
 
 def _image_id(root: Path, line: str) -> str:
     """The id on a line, without the -1/0/1 of per-class lists and the suffix of a photo; ids may contain spaces."""
-    if annotation_path(root, line).exists():
+    if listings.exists(annotation_path(root, line)):
         return line
     parts = line.rsplit(maxsplit=1)
     bare = parts[0] if len(parts) == 2 and parts[1] in _FLAGS else line
@@ -234,7 +236,7 @@ def list_voc(source: listing.DataSource, on_fault: listing.OnFault = listing.ref
 def list_voc_photos(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> listing.Listing:
     """The images of a split (default: all photos), without tags: annotations are not read."""
     root = voc_root(source.path)
-    anything = source.split is None or (source.split == datasets.ALL and datasets.ALL not in _splits(root))
+    anything = source.split is None or (source.split == datasets.ALL and datasets.ALL not in split_names(root))
     ids = tuple(sorted(photos_by_id(_folder(root, source)))) if anything else voc_ids(root, source.split, on_fault)
     folder, files = _photos(root, source, ids)
     where = str(root) if anything else f"{root}: split {source.split}"
@@ -243,7 +245,7 @@ def list_voc_photos(source: listing.DataSource, on_fault: listing.OnFault = list
 
 def refuse_bare(root: Path, ids: Sequence[str], split: str | None) -> None:
     """Raise a ``UserError`` if no image of a split is annotated."""
-    if ids and not any(annotation_path(root, name).exists() for name in ids):
+    if ids and not any(listings.exists(annotation_path(root, name)) for name in ids):
         raise errors.UserError(
             f"{annotation_path(root, ids[0])}: no such file; no image {f'of {split} ' if split else ''}is annotated, "
             "as in VOC's public test sets: take another split, or score on VOC's own server"
@@ -254,7 +256,7 @@ def voc_is_annotated(source: listing.DataSource) -> bool:
     """Whether any image of the split (default: of the folder) has an annotation."""
     root = voc_root(source.path)
     ids = all_ids(root) if source.split is None else voc_ids(root, source.split, lambda _: None)
-    return any(annotation_path(root, name).exists() for name in ids)
+    return any(listings.exists(annotation_path(root, name)) for name in ids)
 
 
 def _objects(root: Path, image_id: str, on_fault: listing.OnFault) -> tuple[NamedObject, ...] | None:

@@ -4,19 +4,19 @@ Training reads tags through ``yolo_tags``. A line of a label file is ``class x y
 centre, all as fractions of the photo's size; or ``class x1 y1 x2 y2 ...``, the outline of the object.
 """
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from tag2box import annotations, io
+from tag2box import annotations, io, storage
 from tag2box.formats import export, listing, yolo_tags
 from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, refuse
+from tag2box.labels.labelled import LabelledPhoto, LabelledPhotos
 
 _SLACK = 0.01  # by which a fraction may leave the photo: rounding is no error
 _BOX_COLUMNS = (4, 5)  # the fifth is a score
+_YOLO_SPLITS = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 
 
 class Yolo:
@@ -37,6 +37,11 @@ class Yolo:
     def tags(self, source: DataSource, on_fault: OnFault) -> Listing:
         """The photos of a split, tagged with the classes in their label files."""
         return yolo_tags.list_yolo(source, on_fault)
+
+    def splits(self, source: DataSource) -> tuple[str, ...]:
+        """The names of its splits that are not the same folders."""
+        found = yolo_tags.read_layout(source).splits
+        return tuple(found) if len(set(found.values())) == len(found) else ()
 
     def has_boxes(self, source: DataSource) -> bool:
         """Whether any label file of the split has a box."""
@@ -105,58 +110,54 @@ def _read_box(
 # ---------------------------------------------------------------- export
 
 
-class YoloExport:
-    """A YOLO dataset of detections: labels/*.txt, images/* and a data.yaml, as ultralytics trains from.
+class YoloExport(export.LabelExport):
+    """A YOLO dataset: labels/*.txt, images/* and a data.yaml, as ultralytics trains from.
 
-    ``images`` has links to the photos (copies if the system has no links). Boxes are cut at the edges of the photo. All
-    photos are in one split: ``train`` and ``val`` of the data.yaml are the same folder.
+    ``images`` has links to the photos (copies if the system has no links). Boxes are cut at the edges of the photo.
+    Without splits, ``train`` and ``val`` of the data.yaml are the same folder; a missing one of two is the other. YOLO
+    has no ignore regions: doubtful boxes are left out.
     """
 
     what = "a YOLO folder"
     is_folder = True
-    all_scores = False
 
-    def __call__(
-        self,
-        out: Path,
-        photos: Sequence[annotations.Photo],
-        classes: Sequence[str],
-        detections: Mapping[str, annotations.Detections],
-    ) -> None:
+    def write(self, out: Path, labels: LabelledPhotos) -> None:
         """Write one label file and one link per photo, and the data.yaml."""
-        for photo in photos:
-            name = export.safe_file_name(photo.id)
-            lines = _label_lines(photo, detections.get(photo.id, annotations.Detections.empty()))
-            io.write_text(out / "labels" / f"{name}.txt", "".join(f"{line}\n" for line in lines))
-            _link(photo.path, out / "images" / f"{name}{photo.path.suffix}")
-        names = "".join(f"  {number}: {_quoted(name)}\n" for number, name in enumerate(classes))
-        io.write_text(out / "data.yaml", f"train: images\nval: images\nnames:\n{names}")
+        files = storage.distinct_file_names(photo.id for photo in labels.photos)
+        names = {name: number for number, name in enumerate(labels.classes)}
+        splits = storage.distinct_file_names(photo.split for photo in labels.photos if photo.split)
+        for photo in labels.photos:
+            place = Path(splits.get(photo.split, "")) / files[photo.id]
+            lines = _label_lines(photo, names)
+            io.write_text(out / "labels" / f"{place}.txt", "".join(f"{line}\n" for line in lines))
+            export.place_photo(labels.path(photo), out / "images" / f"{place}{Path(photo.file).suffix}", self.placing)
+        io.make_folder(out / "images")
+        named = "".join(f"  {number}: {_quoted(name)}\n" for name, number in names.items())
+        io.write_text(out / "data.yaml", f"{_split_lines(splits)}names:\n{named}")
 
 
-def _label_lines(photo: annotations.Photo, found: annotations.Detections) -> list[str]:
+def _split_lines(splits: Mapping[str, str]) -> str:
+    """The lines of data.yaml that name the folders; ultralytics requires both train and val."""
+    if not splits:
+        return "train: images\nval: images\n"
+    places = {_YOLO_SPLITS.get(name.lower(), name): f"images/{file}" for name, file in splits.items()}
+    first = next(iter(places.values()))
+    places = {"train": places.get("train", first), "val": places.get("val", places.get("test", first)), **places}
+    return "".join(
+        f"{name if name.isidentifier() else _quoted(name)}: {_quoted(place)}\n" for name, place in places.items()
+    )
+
+
+def _label_lines(photo: LabelledPhoto, names: Mapping[str, int]) -> list[str]:
     lines = []
-    for (x1, y1, x2, y2), label in zip(found.boxes.double().tolist(), found.labels.tolist(), strict=True):
+    for label in photo.labels:
+        x1, y1, x2, y2 = label.box
         left, right = (min(max(x / photo.width, 0.0), 1.0) for x in (x1, x2))
         top, bottom = (min(max(y / photo.height, 0.0), 1.0) for y in (y1, y2))
         if right > left and bottom > top:
             box = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
-            lines.append(f"{label} " + " ".join(f"{value:.9f}" for value in box))
+            lines.append(f"{names[label.name]} " + " ".join(f"{value:.9f}" for value in box))
     return lines
-
-
-def _link(photo: Path, place: Path) -> None:
-    """Link a photo into a folder; a photo that is already there stays."""
-    if place.exists() and place.samefile(photo):
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        temporary.symlink_to(photo.resolve())
-    except (OSError, NotImplementedError):
-        with io.replacing(place) as copy:
-            shutil.copyfile(photo, copy)
-    else:
-        temporary.replace(place)
 
 
 def _quoted(name: str) -> str:

@@ -19,6 +19,7 @@ from tag2box.formats.listing import DataSource, Fault, Listing, OnFault, TagRow,
 _YAML = (".yaml", ".yml")
 _DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
 _SPLITS = ("train", "val", "test")
+_MAX_PLACES = 1000  # folders and lists of a split
 
 _YamlField = str | list[str] | dict[str, str]
 
@@ -147,7 +148,7 @@ def _files(layout: YoloLayout, source: DataSource, on_fault: OnFault, *, is_all:
 
 def _files_of(layout: YoloLayout, place: str, on_fault: OnFault) -> Iterator[str]:
     """The photos in a folder, or those that a text file lists."""
-    if (layout.root / place).is_dir():
+    if listings.exists(layout.root / place) and (layout.root / place).is_dir():
         yield from ((PurePosixPath(place) / file).as_posix() for file in photo_files(layout.root / place))
         return
     path = layout.root / place
@@ -178,6 +179,10 @@ def read_layout(source: DataSource) -> YoloLayout:
     places = {split: _texts(fields[split]) for split in _SPLITS if fields.get(split)}
     if not places:
         raise errors.UserError(f"{data}: train: field required; expected the folder of the photos")
+    if max(map(len, places.values())) > _MAX_PLACES:
+        raise errors.UserError(
+            f"{data}: train, val and test: at most {_MAX_PLACES} folders each; list photos in a file"
+        )
     root = _root(source, data, fields.get("path", ""), places)
     found = {split: tuple(_place(root, text, data) for text in texts) for split, texts in places.items()}
     return YoloLayout(root, _class_names(data, fields), found, data)
@@ -202,7 +207,7 @@ def _root(source: DataSource, data: Path, path: _YamlField, places: Mapping[str,
     roots = [data.parent / inside, data.parent] if inside is not None else [data.parent]
     tried = [text for texts in places.values() for text in texts]
     for root in roots:
-        if any((root / place).exists() for text in tried if (place := _below(root, text)) is not None):
+        if any(listings.exists(root / place) for text in tried if (place := _below(root, text)) is not None):
             return root
     raise errors.UserError(
         errors.printable(f"{data}: no {tried[0]} in {roots[0]}; name the folder that it is relative to with --photos")
@@ -239,7 +244,8 @@ def _class_names(data: Path, fields: Mapping[str, _YamlField]) -> tuple[str, ...
 
 
 def _texts(field: _YamlField) -> tuple[str, ...]:
-    return (field,) if isinstance(field, str) else tuple(field if isinstance(field, list) else field.values())
+    texts = (field,) if isinstance(field, str) else field if isinstance(field, list) else field.values()
+    return tuple(dict.fromkeys(texts))
 
 
 # ---------------------------------------------------------------- YAML, as far as data.yaml files use it

@@ -1,0 +1,312 @@
+"""``tag2box label``: boxes for tagged photos, chosen with the help of their tags."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from tag2box import errors, images, runs, settings, storage
+from tag2box.annotations import Detections, Photo, TaggedPhotos
+from tag2box.cli import detect as detecting, options
+from tag2box.formats import datasets, listing
+from tag2box.inference.predict import Inference
+from tag2box.labels.label_set import LabelSet, check_new, match_classes
+from tag2box.labels.labelled import LabelCounts, LabelledPhotos, tagged_entries
+from tag2box.labels.rule import (
+    LabelRule,
+    PhotoTags,
+    RuleChoice,
+    TwoViews,
+    candidates_of_tags,
+    choose_relative,
+    label_photo,
+)
+from tag2box.parallel.pool import Pool
+from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
+
+_CHOICE_PHOTOS = 200  # photos on which `--rule auto` compares two views
+_MOST_DETECTIONS = 1_000_000  # of a photo, before those of its tags are selected
+_SHOWN_PHOTOS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSettings:
+    """Settings of ``tag2box label``: the label rule, and how the run detects."""
+
+    rule: LabelRule = LabelRule()
+    inference: Inference = Inference()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneView(Inference):
+    """Inference without test-time augmentation by flips: the photos as they are, or their flips alone."""
+
+    is_flipped: bool = False
+
+    def views(self) -> tuple[images.View, ...]:
+        """One view per scale."""
+        return tuple(images.View(scale, self.is_flipped, self.long_max) for scale in self.scales)
+
+
+def label(
+    run: Path,
+    photos: Path | listing.DataSource,
+    out: Path,
+    *,
+    rule: Literal["fixed", "auto"] = "fixed",
+    proposals: Path | None = None,
+    overrides: Sequence[str] = (),
+    skipped: list[str] | None = None,
+    pool: Pool | None = None,
+    dist: DistContext = SINGLE_PROCESS,
+    progress: Progress = silent,
+) -> LabelSet:
+    """Label tagged photos with a trained run, and write a label set: a COCO file with provenance, and its manifest.
+
+    Every tag gets its best box, further instances are compared with it (``labels.rule.LabelRule``), and classes that
+    are not tags get none. The same call resumes after an interruption.
+
+    Args:
+        photos: a tagged dataset of any format.
+        out: folder to write, which must not exist.
+        rule: ``auto`` chooses ``rule.relative`` on a sample of the photos (``labels.rule.choose_relative``).
+        proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
+        overrides: of ``rule`` and ``inference``, as ``--set`` takes them: ``rule.relative=0.6``.
+        skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
+        pool: where photos are processed; default: this process.
+        dist: ranks that share the photos; rank 0 writes.
+
+    Example:
+        labels = tag2box.label(Path("runs/mine"), Path("tags.csv"), Path("labels"))
+    """
+    check_new(out)
+    trained = runs.load_run(run)
+    chosen = _settings(trained, overrides)
+    root, tagged = _read(photos, trained, skipped)
+    work = _Work(trained, chosen, root, tagged, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    with detecting.work_folder(out, dist) as folder:
+        assert folder is not None
+        if rule == "auto":
+            work = replace(work, settings=replace(chosen, rule=choose_rule(work, folder).rule))
+        made = work.label(folder, skipped)
+        if dist.is_main:
+            made.write(out)
+    return made
+
+
+def _settings(trained: runs.TrainedRun, overrides: Sequence[str]) -> LabelSettings:
+    base = LabelSettings(inference=trained.config.inference)
+    return settings.load(LabelSettings, [], list(overrides), base=base)
+
+
+def _read(
+    photos: Path | listing.DataSource, trained: runs.TrainedRun, skipped: list[str] | None
+) -> tuple[Path, TaggedPhotos]:
+    """The root of the photos, and the photos with their tags as classes of the run."""
+    source = photos if isinstance(photos, listing.DataSource) else listing.DataSource(path=photos)
+    on_fault = listing.refuse if skipped is None else (lambda fault: skipped.append(fault.line))
+    listed = datasets.list_dataset(source, on_fault)
+    match_classes(listed.classes, trained.classes, str(source.path), "the run's classes")
+    found = listing.to_tagged_photos(replace(listed, classes=trained.classes), on_fault)
+    if not len(found):
+        raise errors.UserError(f"{source.path}: no photos to label; expected tagged photos")
+    if not bool(found.tags.any()):
+        raise errors.UserError(f"{source.path}: no photo has a tag; use `tag2box detect` for photos without tags")
+    return listed.folder, found
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A run and the photos that it labels."""
+
+    trained: runs.TrainedRun
+    settings: LabelSettings
+    root: Path
+    photos: TaggedPhotos
+    proposals: Path | None
+    pool: Pool | None
+    dist: DistContext
+    progress: Progress
+
+    def tags(self) -> dict[str, PhotoTags]:
+        """The tags by photo id."""
+        empty = [()] * len(self.photos)
+        unsure = self.photos.unsure.tolist() if self.photos.unsure is not None else empty
+        counts = self.photos.counts.tolist() if self.photos.counts is not None else empty
+        rows = zip(self.photos.photos, self.photos.tags.tolist(), unsure, counts, strict=True)
+        return {
+            photo.id: PhotoTags(
+                frozenset(number for number, is_there in enumerate(own) if is_there),
+                frozenset(number for number, is_there in enumerate(doubts) if is_there),
+                {number: count for number, count in enumerate(counted) if count > 0},
+            )
+            for photo, own, doubts, counted in rows
+        }
+
+    def detect(
+        self, inference: Inference, photos: Sequence[Photo], work: Path, skipped: list[str] | None
+    ) -> dict[str, Detections]:
+        """The candidates of the tags of some photos, at every score."""
+        tags, rule = self.tags(), self.settings.rule
+        predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
+        config = replace(self.trained.config, inference=replace(inference, predict=predict))
+        return detecting.detect_photos(
+            replace(self.trained, config=config),
+            photos,
+            proposals=self.proposals or work.parent / "proposals",
+            any_store=self.proposals is None,
+            work=work,
+            skipped=skipped,
+            pool=self.pool,
+            dist=self.dist,
+            progress=self.progress,
+            select=lambda photo, found: candidates_of_tags(rule, found, tags[photo.id]),
+            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score]},
+        )
+
+    def label(self, work: Path, skipped: list[str] | None) -> LabelSet:
+        """The label set of all photos."""
+        found = self.detect(self.settings.inference, self.photos.photos, work / "photos", skipped)
+        tags, rule = self.tags(), self.settings.rule
+        labelled = []
+        for entry, photo in zip(tagged_entries(self.photos, self.root), self.photos.photos, strict=True):
+            if photo.id in found:
+                boxes = label_photo(rule, found[photo.id], tags[photo.id], self.trained.classes)
+                stamp = storage.FileStamp.of(photo.path)
+                labelled.append(replace(entry, boxes=boxes, stamp=stamp))
+        if not labelled:
+            raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
+        content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
+        return LabelSet(content, self._run(), asdict(rule), runs.versions())
+
+    def _run(self) -> dict[str, object]:
+        """Folder and identity of the run."""
+        folder = self.trained.folder
+        config = replace(self.trained.config, inference=self.settings.inference)
+        identity = detecting.detector_identity(replace(self.trained, config=config))
+        recorded = folder / "run.json"
+        digest = storage.file_digest(recorded) if recorded.exists() else None
+        return {
+            "folder": str(folder.absolute()),
+            "run_json": digest,
+            "weights": identity["weights"],
+            "settings": identity["settings"],
+        }
+
+
+def choose_rule(work: _Work, folder: Path) -> RuleChoice:
+    """The label rule that agrees best between the photos and their flips, on an evenly spaced sample of them."""
+    step = -(-len(work.photos) // _CHOICE_PHOTOS)
+    sample = work.photos.photos[::step]
+    shared: dict[str, Any] = {own.name: getattr(work.settings.inference, own.name) for own in fields(Inference)}
+    found = [
+        work.detect(
+            _OneView(**shared, is_flipped=is_flipped),
+            sample,
+            folder / ("flips" if is_flipped else "plain"),
+            [],
+        )
+        for is_flipped in (False, True)
+    ]
+    tags = work.tags()
+    both = [TwoViews(found[0][name], found[1][name], tags[name]) for name in found[0] if name in found[1]]
+    return choose_relative(work.settings.rule, both, work.trained.classes)
+
+
+def _digest_of_tags(tags: Mapping[str, PhotoTags]) -> str:
+    rows = [[name, sorted(own.present), sorted(own.unsure)] for name, own in tags.items()]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- the command
+
+
+def label_command(
+    run: Annotated[Path, typer.Argument(help="A trained run.")],
+    photos: options.DataArgument,
+    out: Annotated[Path, typer.Option(help="Folder to write: labels.json (COCO) and manifest.json.")] = Path("labels"),
+    folder: options.PhotosOption = None,
+    split: options.SplitOption = None,
+    classes: options.ClassesOption = None,
+    data_format: options.DataFormatOption = None,
+    rule: Annotated[
+        Literal["fixed", "auto"],
+        typer.Option(
+            "--rule",
+            help="auto: choose rule.relative so that the labels of photos and of their flips agree; takes longer.",
+        ),
+    ] = "fixed",
+    other_classes: Annotated[
+        bool,
+        typer.Option("--boxes-of-other-classes", help="Also label confident boxes of classes that are not tags."),
+    ] = False,
+    proposals: Annotated[
+        Path | None, typer.Option(help="Proposal store of these photos; default: made for this call only.")
+    ] = None,
+    override: Annotated[
+        list[str],
+        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule or inference: rule.relative=0.6"),
+    ] = [],  # noqa: B006
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")
+    ] = False,
+    on: options.OnOption = "here",
+    address: options.AddressOption = None,
+) -> None:
+    """Put boxes on tagged photos, using their tags: at least one box per tag, none of other classes.
+
+    Resumable: rerun the same command. Under torchrun, the processes share the photos.
+
+    Example: `tag2box label runs/mine tags.csv --out labels`
+    """
+    skipped: list[str] | None = [] if skip_bad else None
+    overrides = [*override, *(["rule.other_classes=true"] if other_classes else [])]
+    with init_distributed() as dist:
+        made = label(
+            run,
+            options.data_source(photos, folder, split, classes, data_format),
+            out,
+            rule=rule,
+            proposals=proposals,
+            overrides=overrides,
+            skipped=skipped,
+            pool=options.pool_of(on, address, chunk=1),
+            dist=dist,
+            progress=TerminalProgress() if dist.is_main else silent,
+        )
+        if dist.is_main:
+            _show(made, out, rule)
+            for line in skipped or ():
+                options.say(f"skipped: {line}", err=True)
+    if skipped:
+        raise typer.Exit(1)
+
+
+def _show(made: LabelSet, out: Path, rule: str) -> None:
+    """Print what was labelled, per class, and the tags without a box."""
+    options.print_rich(counts_table(made.content.counts()))
+    if rule == "auto":
+        options.say(f"rule.relative={made.rule['relative']:g} and rule.doubtful={made.rule['doubtful']:g} were chosen")
+    bare = [photo for photo in made.content.photos if photo.unboxed_tags]
+    for photo in bare[:_SHOWN_PHOTOS]:
+        options.say(f"no box: {photo.file}: {', '.join(photo.unboxed_tags)}", err=True)
+    if len(bare) > _SHOWN_PHOTOS:
+        options.say(f"no box: {len(bare) - _SHOWN_PHOTOS} more photos", err=True)
+    boxes = sum(len(photo.labels) for photo in made.content.photos)
+    options.say(f"{boxes} boxes in {len(made.content)} photos: {out}")
+
+
+def counts_table(counts: Mapping[str, LabelCounts]) -> Table:
+    """A table of what a label set has of each class."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("class", "photos", "boxes", "doubtful", "tags without box"):
+        table.add_column(title, justify="left" if title == "class" else "right")
+    for name, own in counts.items():
+        table.add_row(name, *map(str, (own.photos, own.boxes, own.doubtful, own.unboxed)))
+    return table

@@ -1,0 +1,167 @@
+"""``tag2box export`` and ``tag2box convert``: label sets and datasets in the formats of other tools."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tag2box import errors, extend
+from tag2box.cli import options
+from tag2box.formats import export as exports, listing
+from tag2box.labels.label_set import LabelSet
+from tag2box.labels.labelled import LabelledPhotos
+from tag2box.progress import Progress, TerminalProgress, silent
+
+SPLIT_HINT = "expected shares such as train=0.8,val=0.2"
+
+
+def export(
+    labels: Path | LabelSet,
+    out: Path,
+    *,
+    export: str = "coco",
+    photos: Path | None = None,
+    splits: Mapping[str, float] | None = None,
+    placing: exports.Placing = "link",
+    progress: Progress = silent,
+) -> LabelledPhotos:
+    """Write a label set in the format of another tool; returns what was written.
+
+    Args:
+        labels: a label set, or its folder.
+        out: file or folder to write; nothing may be there.
+        export: a name in ``extend.EXPORT_FORMATS``, or ``package.module:Name``.
+        photos: root of the photos, if they were moved since.
+        splits: shares of splits, such as ``{"train": 0.8, "val": 0.2}``; default: those of the label set.
+        placing: photos of a folder format are linked, copied, or left out.
+
+    Example:
+        tag2box.export(Path("labels"), Path("yolo"), export="yolo", splits={"train": 0.8, "val": 0.2})
+    """
+    opened = labels if isinstance(labels, LabelSet) else LabelSet.open(labels, photos)
+    opened.verify(progress)
+    content = _split(opened.content, splits)
+    exports.export_labels(export, out, content, placing=placing)
+    return content
+
+
+def convert(
+    source: Path | listing.DataSource,
+    out: Path,
+    *,
+    export: str,
+    splits: Mapping[str, float] | None = None,
+    placing: exports.Placing = "link",
+    skipped: list[str] | None = None,
+) -> LabelledPhotos:
+    """Convert a dataset of any format, with its tags and boxes, to another format; returns what was written.
+
+    Args:
+        source: a dataset, or a label set.
+        out: file or folder to write; nothing may be there.
+        export: a name in ``extend.EXPORT_FORMATS``, or ``package.module:Name``.
+        splits: as of ``export``; default: those of the dataset.
+        placing: photos of a folder format are linked, copied, or left out.
+        skipped: if given, faulty photos and rows are left out, and a line about each is added to it.
+
+    Example:
+        tag2box.convert(Path("cvat/annotations.xml"), Path("yolo"), export="yolo")
+    """
+    found = source if isinstance(source, listing.DataSource) else listing.DataSource(path=source)
+    on_fault = listing.refuse if skipped is None else (lambda fault: skipped.append(fault.line))
+    content = _split(exports.read_labelled(found, on_fault), splits)
+    exports.export_labels(export, out, content, placing=placing)
+    return content
+
+
+def _split(content: LabelledPhotos, splits: Mapping[str, float] | None) -> LabelledPhotos:
+    return exports.with_splits(content, splits) if splits else content
+
+
+def parse_splits(text: str | None) -> dict[str, float]:
+    """The shares that --splits names: ``train=0.8,val=0.2``."""
+    shares: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, _, share = (word.strip() for word in part.partition("="))
+        try:
+            value = float(share)
+        except ValueError:
+            value = -1.0
+        if not name or name in shares or not 0 <= value <= 1e6:
+            raise errors.UserError(f"--splits {text}: {SPLIT_HINT}")
+        shares[name] = value
+    if text and not sum(shares.values()) > 0:
+        raise errors.UserError(f"--splits {text}: {SPLIT_HINT}")
+    return shares
+
+
+# ---------------------------------------------------------------- the commands
+
+_FormatHelp = f"{', '.join(extend.EXPORT_FORMATS)}, or `package.module:Name` of your own."
+_SplitsOption = Annotated[
+    str | None,
+    typer.Option("--splits", metavar="SHARES", help="Divide the photos at random: train=0.8,val=0.2."),
+]
+_CopyOption = Annotated[
+    exports.Placing,
+    typer.Option("--copy", help="Photos in a folder format: link to them, copy them, or none."),
+]
+
+
+def export_command(
+    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label set of `tag2box label`.")],
+    form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FormatHelp)] = "coco",
+    out: Annotated[Path | None, typer.Option(help="File or folder to write; default: named after the format.")] = None,
+    photos: options.PhotosOption = None,
+    splits: _SplitsOption = None,
+    copy: _CopyOption = "link",
+) -> None:
+    """Write a label set in the format of another tool.
+
+    Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`
+    """
+    place = out or Path(form if exports.export_format(form).is_folder else f"{form}{_suffix(form)}")
+    shares = parse_splits(splits)
+    content = export(
+        labels, place, export=form, photos=photos, splits=shares, placing=copy, progress=TerminalProgress()
+    )
+    _say(content, place)
+
+
+def convert_dataset_command(
+    source: options.DataArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
+    form: Annotated[str, typer.Option("--to", metavar="NAME", help=_FormatHelp)],
+    photos: options.PhotosOption = None,
+    split: options.SplitOption = None,
+    classes: options.ClassesOption = None,
+    data_format: options.DataFormatOption = None,
+    splits: _SplitsOption = None,
+    copy: _CopyOption = "link",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip what is faulty, name it, and exit with code 1.")
+    ] = False,
+) -> None:
+    """Convert tags and boxes of a dataset, or a label set, from any format to any other.
+
+    Example: `tag2box convert cvat/annotations.xml yolo --to yolo`
+    """
+    skipped: list[str] | None = [] if skip_bad else None
+    data = options.data_source(source, photos, split, classes, data_format)
+    content = convert(data, out, export=form, splits=parse_splits(splits), placing=copy, skipped=skipped)
+    _say(content, out)
+    for line in skipped or ():
+        options.say(f"skipped: {line}", err=True)
+    if skipped:
+        raise typer.Exit(1)
+
+
+def _suffix(form: str) -> str:
+    return ".csv" if form == "csv" else ".json"
+
+
+def _say(content: LabelledPhotos, out: Path) -> None:
+    boxes = sum(len(photo.labels) for photo in content.photos)
+    doubtful = sum(len(photo.doubtful) for photo in content.photos)
+    options.say(f"{boxes} boxes and {doubtful} ignore regions of {len(content)} photos: {out}")

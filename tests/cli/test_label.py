@@ -1,0 +1,138 @@
+"""``tag2box label``: a box for every tag, resumed after a stop, and one line about bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tag2box.cli.label import label
+from tag2box.cli.train import train
+from tag2box.errors import Interrupted, UserError
+from tag2box.formats.csv_tags import write_tags
+from tag2box.formats.listing import DataSource
+from tag2box.labels.label_set import LabelSet
+from tag2box.parallel.pool import LocalPool
+from tag2box.progress import Bar, Progress
+from tiny_world import call, small_config, small_data, small_network
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    small_data(folder, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        small_network(patch)
+        train(small_config(folder, "plan.iterations=1"), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def world(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_network(monkeypatch)
+    return trained
+
+
+def source(world: Path) -> DataSource:
+    return DataSource(path=world / "tags.csv", photos=world / "photos")
+
+
+def stopping(title: str, after: int, seen: list[str]) -> Progress:
+    class Counter:
+        def __init__(self, name: str) -> None:
+            self.name, self.done = name, 0
+
+        def advance(self, note: str = "") -> None:
+            self.done += 1
+            seen.append(self.name)
+            if self.name == title and self.done == after:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def progress(name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        yield Counter(name)
+
+    return progress
+
+
+def test_every_tag_has_a_box_and_no_other_class(world: Path, tmp_path: Path) -> None:
+    made = label(world / "run", source(world), tmp_path / "labels")
+    found = LabelSet.open(tmp_path / "labels")
+    found.verify()
+    assert found.content == made.content and len(found.content) == 6
+    for photo in found.content.photos:
+        assert photo.tags and not photo.unboxed_tags
+        assert {box.name for box in photo.boxes} <= set(photo.tags)
+        assert all(box.source == "label" and box.score is not None for box in photo.boxes)
+    assert found.rule["relative"] == 0.5 and found.run["run_json"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_stop_anywhere_changes_nothing(world: Path, tmp_path: Path) -> None:
+    label(world / "run", source(world), tmp_path / "whole")
+    for pool in (None, LocalPool(1)):
+        seen: list[str] = []
+        out = tmp_path / f"labels{pool is None}"
+        with pytest.raises(Interrupted, match="rerun the same command to resume"):
+            label(world / "run", source(world), out, pool=pool, progress=stopping("detecting", 2, seen))
+        assert not out.exists()
+        label(world / "run", source(world), out, pool=pool, progress=stopping("", 0, seen))
+        assert seen.count("detecting") == 6, "finished photos are not detected again"
+        assert (out / "labels.json").read_bytes() == (tmp_path / "whole" / "labels.json").read_bytes()
+
+
+def test_other_tags_do_not_reuse_finished_photos(world: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+    with pytest.raises(Interrupted):
+        label(world / "run", source(world), tmp_path / "labels", progress=stopping("detecting", 6, seen))
+    lines = (world / "tags.csv").read_text().splitlines()
+    name = lines[1].split(",")[0]
+    write_tags(tmp_path / "tags.csv", [(name, ["disc", "box", "bar"])])
+    one = DataSource(path=tmp_path / "tags.csv", photos=world / "photos")
+    made = label(world / "run", one, tmp_path / "labels")
+    assert [photo.unboxed_tags for photo in made.content.photos] == [()]
+
+
+def test_the_rule_can_be_set_or_chosen(world: Path, tmp_path: Path) -> None:
+    one = label(world / "run", source(world), tmp_path / "one", overrides=["rule.relative=1", "rule.doubtful=1"])
+    assert {len(photo.boxes) - len(photo.tags) for photo in one.content.photos} == {0}
+    auto = label(world / "run", source(world), tmp_path / "auto", rule="auto")
+    assert 0.2 <= float(str(auto.rule["relative"])) <= 0.95
+    others = label(
+        world / "run", source(world), tmp_path / "others",
+        overrides=["rule.other_classes=true", "rule.other_min_score=0"],
+    )  # fmt: skip
+    assert any(not box.is_tag for photo in others.content.photos for box in photo.boxes)
+    with pytest.raises(UserError, match=r"rule\.relativ"):
+        label(world / "run", source(world), tmp_path / "typo", overrides=["rule.relativ=1"])
+
+
+def test_bad_input_is_one_line(world: Path, tmp_path: Path) -> None:
+    tags, photos = tmp_path / "tags.csv", world / "photos"
+    name = next(photos.iterdir()).name
+    for rows, message in (
+        ([(name, ["dics"])], r"class 'dics' is not one of the run's classes; did you mean 'disc'\?"),
+        ([(name, [])], r"no photo has a tag; use `tag2box detect`"),
+        ([("gone.jpg", ["disc"]), (name, ["disc"])], r"no photo gone\.jpg"),
+    ):
+        write_tags(tags, rows)
+        with pytest.raises(UserError, match=message):
+            label(world / "run", DataSource(path=tags, photos=photos), tmp_path / "labels")
+        assert not (tmp_path / "labels").exists() and not list(tmp_path.glob(".labels*"))
+    skipped: list[str] = []
+    made = label(world / "run", DataSource(path=tags, photos=photos), tmp_path / "labels", skipped=skipped)
+    assert len(made.content) == 1 and "gone.jpg" in skipped[0]
+    with pytest.raises(UserError, match="labels: already holds a label set"):
+        label(world / "run", source(world), tmp_path / "labels")
+
+
+def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "labels"
+    argv = ["label", f"{world / 'run'}", f"{world / 'tags.csv'}", "--photos", f"{world / 'photos'}", "--out", f"{out}",
+            "--rule", "auto", "--boxes-of-other-classes"]  # fmt: skip
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 0, done
+    assert all(text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative="))
+    assert LabelSet.open(out).rule["other_classes"] is True
