@@ -10,8 +10,9 @@ from fake_weights import Trap, foreign, lpips, random_weights, save, shrink
 from tag2box.errors import UserError
 from tag2box.models.weights import convert
 from tag2box.models.weights.convert import KNOWN_FILES, ConvertOptions, KnownFile
-from tag2box.models.weights.state_dict import PREPROCESS, checked, digest, read_weight_file, shapes_of
+from tag2box.models.weights.state_dict import PREPROCESS, checked, read_weight_file, shapes_of
 from tag2box.models.weights.zoo import lite0_weights
+from tag2box.storage import file_digest
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,15 @@ def _wide(monkeypatch):
 )
 def test_a_network_has_as_many_numbers_as_is_published(architecture, names, numbers):
     assert sum(torch.Size(shape).numel() for shape in shapes_of(architecture, names).values()) == numbers
+
+
+def test_mobile_sam_is_recognised_and_what_is_not_used_is_left_out(tmp_path):
+    ours = random_weights("mobile-sam")
+    path = save(tmp_path / "any.pt", ours | {"image_encoder.head.bias": torch.ones(3)})
+    done = converted(path)
+    assert done.weights.architecture == "mobile-sam" and same(done.weights.tensors, ours)
+    assert done.weights.preprocess == PREPROCESS["torchvision"]
+    assert "left out: image_encoder.head.bias" in done.notes
 
 
 def test_lite0_has_the_tensors_of_its_package_without_the_classifier():
@@ -202,7 +212,7 @@ def test_preprocessing_is_required_if_names_do_not_determine_it(tmp_path):
 def test_a_known_file_or_author_determines_it(tmp_path, monkeypatch):
     path = save(tmp_path / "w.pth", random_weights("vgg16"))
     known = KnownFile("a published file", "caffe", "a licence")
-    monkeypatch.setitem(KNOWN_FILES, digest(path)[:8], known)
+    monkeypatch.setitem(KNOWN_FILES, file_digest(path)[:8], known)
     assert converted(path).weights.preprocess == PREPROCESS["caffe"]
     theirs = foreign("detectron2", random_weights("r50-ws"))
     path = save(tmp_path / "d2.pkl", {"model": theirs, "__author__": "torchvision", "matching_heuristics": True})

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tag2box.errors import UserError
 from tag2box.models.backbone import Preprocess
 from tag2box.models.lite0 import Lite0, fold_weights
 from tag2box.models.rng import StepRng, Stream
@@ -174,3 +175,26 @@ def test_responses_are_means_over_channels_of_the_map_and_of_the_head_convolutio
     wanted = torch.stack([maps.mean(dim=1), head.detach()], dim=1)
     torch.testing.assert_close(seen.detach(), wanted, rtol=1e-4, atol=1e-5)
     assert seen.shape == (count, backbone.layers, side, side)
+
+
+def test_a_pooled_backbone_has_the_vectors_of_the_other() -> None:
+    torch.manual_seed(0)
+    plain = Lite0(pool_size=4, train_neck=False).build(pretrained=False).eval()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.mul_(2)
+    pooled = Lite0(pool_size=4, train_neck=False, pooled=True).build(pretrained=False).eval()
+    pooled.load_state_dict(plain.state_dict())
+    assert (pooled.map_size, pooled.channels, pooled.frozen_roi_maps) == (1, plain.vector_size, True)
+    trunk = plain.trunk(torch.rand(1, 3, 64, 64) * 255)
+    for count in (0, 1, 5):
+        boxes = torch.tensor([[4.0, 4.0, 40.0, 50.0], [0, 0, 64, 64], [8, 2, 30, 60], [1, 1, 9, 9], [2, 3, 60, 20]])
+        proposals = Proposals(boxes[:count], (count,))
+        vectors = pooled.neck(pooled.roi_maps(trunk, proposals))
+        torch.testing.assert_close(vectors, plain.neck(plain.roi_maps(trunk, proposals)))
+    assert pooled.roi_map_key() != plain.roi_map_key()
+
+
+def test_a_pooled_backbone_with_a_trained_neck_is_refused() -> None:
+    with pytest.raises(UserError, match=r"backbone\.pooled: needs a frozen network"):
+        Lite0(pooled=True).build(pretrained=False)

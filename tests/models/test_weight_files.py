@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 from fake_weights import Trap, save
 from tag2box.errors import UserError
-from tag2box.models.weights.state_dict import digest, read_state_dict, read_weight_file
+from tag2box.models.weights.state_dict import read_state_dict, read_weight_file
+from tag2box.storage import file_digest
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
@@ -64,7 +66,7 @@ def test_tensors_are_found_where_programs_put_them(tmp_path, content, ending):
     path = save(tmp_path / f"w{ending}", content)
     found = read_weight_file(path)
     assert list(found.tensors) == ["a"] and found.tensors["a"].tolist() == [[1, 1, 1], [1, 1, 1]]
-    assert found.sha256 == digest(path) and found.author == ""
+    assert found.sha256 == file_digest(path) and found.author == ""
 
 
 def test_nested_names_are_joined_and_what_is_no_array_is_left_out(tmp_path):
@@ -77,6 +79,91 @@ def test_nested_names_are_joined_and_what_is_no_array_is_left_out(tmp_path):
 def test_what_torch_saved_under_another_ending_is_read(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "w.ckpt")
     assert list(read_weight_file(tmp_path / "w.ckpt").tensors) == ["a"]
+
+
+def within_itself(key):
+    content = {"features.0.weight": torch.ones(1)}
+    content[key] = content
+    return content
+
+
+def shared(width, depth):
+    """Few dictionaries, but width ** depth ways through them."""
+    content = {}
+    for _ in range(depth):
+        content = dict.fromkeys(map(str, range(width)), content)
+    return content
+
+
+STRANGE = [
+    (lambda: {}, "holds no named tensors"),
+    (lambda: within_itself("model"), "contain themselves"),
+    (lambda: within_itself("x"), "contain themselves"),
+    (lambda: shared(1, 40), "nest more than 16 deep, or"),
+    (lambda: shared(40, 12), "hold over 100000 entries, or"),
+    (lambda: {1 << 20_000: torch.ones(1)}, "a tensor is named a int"),
+    (lambda: {("a", "b"): torch.ones(1)}, "a tensor is named a tuple"),
+    (lambda: {"a\x1b[2Jb": torch.ones(1)}, r"a tensor is named a\x1b[2Jb"),
+    (lambda: {"a\nb": torch.ones(1)}, "a tensor is named a b"),
+    (lambda: {"": torch.ones(1)}, "a tensor is named a str"),
+    (lambda: {"a" * 10_000: torch.ones(1)}, "a tensor is named aaa"),
+]
+
+
+@pytest.mark.parametrize("ending", [".pkl", ".pth"])
+@pytest.mark.parametrize(("build", "words"), STRANGE, ids=range(len(STRANGE)))
+def test_strange_dictionaries_are_refused_in_one_line(tmp_path, build, words, ending):
+    path = tmp_path / f"w{ending}"
+    if ending == ".pkl":
+        path.write_bytes(pickle.dumps(arrays(build(), {}), protocol=4))
+    else:
+        torch.save(build(), path)
+    with pytest.raises(UserError) as raised:
+        read_weight_file(path)
+    line = str(raised.value)
+    assert line.startswith(f"{path}: ") and line.isprintable()
+    assert words in line or "more than tensors and plain values" in line  # torch itself reads no huge numbers
+
+
+def arrays(value, known):
+    """The same with arrays instead of tensors; dictionaries that are shared stay shared."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if id(value) not in known:
+        known[id(value)] = copy = {}
+        copy.update({key: arrays(item, known) for key, item in value.items()})
+    return known[id(value)]
+
+
+@pytest.mark.parametrize("author", [None, b"x", [[[]]], 1 << 20_000], ids=range(4))
+def test_an_author_that_is_no_text_is_left_out(tmp_path, author):
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps({"a": torch.ones(1).numpy(), "__author__": author}))
+    assert read_weight_file(tmp_path / "w.pkl").author == ""
+
+
+def expanding(path, torch_file):
+    """The archive of torch.save, compressed: torch itself reads that."""
+    with zipfile.ZipFile(torch_file) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member))
+
+
+def test_an_archive_that_expands_is_refused_before_it_is_read(tmp_path):
+    torch.save({"a": torch.zeros(1_000_000)}, tmp_path / "plain.pth")
+    expanding(tmp_path / "w.pth", tmp_path / "plain.pth")
+    assert (tmp_path / "w.pth").stat().st_size < 10_000
+    torch.load(tmp_path / "w.pth", weights_only=True)
+    for read in (read_weight_file, read_state_dict):
+        with pytest.raises(UserError, match=r"w\.pth: an archive that expands"):
+            read(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth", "w.pkl"])
+def test_a_file_far_larger_than_any_weights_is_not_read(tmp_path, name):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match=f"{name}: larger than 8 GB"):
+        read_weight_file(tmp_path / name)
 
 
 @pytest.fixture(scope="module")

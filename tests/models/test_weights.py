@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fake_weights import foreign, random_weights, save, shrink
+from tag2box import io
 from tag2box.errors import UserError
 from tag2box.models.resnet_ws import ResNetWs
 from tag2box.models.vgg16 import Vgg16
 from tag2box.models.weights import weight_cache as cache, zoo as packages
-from tag2box.models.weights.state_dict import PREPROCESS, Weights, digest, load_into, pixels_name
+from tag2box.models.weights.state_dict import PREPROCESS, Weights, load_into, pixels_name
 from tag2box.models.weights.weight_cache import (
     Origin,
     find_weights,
@@ -28,9 +32,11 @@ from tag2box.models.weights.weight_cache import (
     weights_folder,
 )
 from tag2box.models.weights.zoo import lite0_weights
+from tag2box.storage import file_digest
 from tiny_world import tree
 
 ORIGIN = Origin("a test", "a licence", "00ff")
+GONE = 1 << 23  # above the largest process id
 
 
 @pytest.fixture
@@ -93,6 +99,17 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch, variables, fo
     assert stored_names() == []
 
 
+def test_without_a_home_folder_the_error_names_the_variable(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TAG2BOX_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UserError, match=r"no home folder .*; set TAG2BOX_HOME to a folder"):
+        weights_folder()
+
+
 @pytest.mark.parametrize("name", ["", ".", "../x", "a/b", "-x", "w.pth", "w.safetensors", "a b", "a\n"])
 def test_names_cannot_leave_the_folder(home, name):
     with pytest.raises(UserError, match="no name for weights"):
@@ -107,23 +124,86 @@ def test_what_is_stored_comes_back_with_its_provenance(home):
     assert (back.architecture, back.preprocess) == ("vgg16-conv", PREPROCESS["caffe"])
     assert all(torch.equal(back.tensors[name], value) for name, value in weights.tensors.items())
     assert verify(path) == told and stored_names() == ["mine"]
-    raw = json.loads(path.with_suffix(".json").read_text())
+    raw = json.loads(path.with_suffix(".json").read_text())["weights"]
     assert (raw["source"], raw["licence"], raw["original_sha256"]) == ("a test", "a licence", "00ff")
-    assert raw["sha256"] == digest(path) and raw["tag2box"] == version("tag2box")
+    assert raw["sha256"] == file_digest(path) and raw["tag2box"] == version("tag2box")
     assert raw["preprocess"] == json.loads(json.dumps(asdict(PREPROCESS["caffe"])))
     assert raw["date"].startswith("20") and sorted(p.name for p in path.parent.iterdir()) == [
         "mine.json", "mine.safetensors",
     ]  # fmt: skip
 
 
-def test_nothing_half_written_stays(home, monkeypatch):
+@pytest.mark.parametrize("failure", [OSError("no space left"), SafetensorError("no space left")])
+def test_nothing_half_written_stays(home, monkeypatch, failure):
     def full(*_):
-        raise OSError("no space left")
+        raise failure
 
     monkeypatch.setattr(cache, "save_file", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UserError, match=r"mine\.safetensors: cannot be written \(no space left\); free some space"):
         store("mine", convolutions(), ORIGIN)
     assert not list((home / "weights").iterdir())
+
+
+def test_stored_files_have_the_permissions_of_the_umask(home):
+    before = os.umask(0o027)
+    try:
+        store("mine", convolutions(), ORIGIN)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (home / "weights").iterdir()} == {0o640}
+
+
+def test_what_killed_processes_left_is_removed(home):
+    folder = home / "weights"
+    leftover = folder / Path(f".new.{io._host()}-{GONE}-0011aabb")
+    leftover.mkdir(parents=True)
+    (leftover / ".tmpAbCdEf").write_bytes(b"half")
+    (folder / f".mine.json.{io._host()}-{GONE}-0011aabb").write_bytes(b"half")
+    store("mine", convolutions(), ORIGIN)
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.json", "mine.safetensors"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("old", [None, "vgg16-conv"])
+@pytest.mark.parametrize("at", range(9))
+def test_a_kill_at_any_call_leaves_the_old_weights_or_the_new_ones(home, monkeypatch, old, at):
+    weights = {name: Weights(name, PREPROCESS["caffe"], random_weights(name)) for name in ("vgg16-conv", "vgg16")}
+    if old is not None:
+        store("mine", weights[old], ORIGIN)
+    calls = []
+
+    def counted(function):
+        def call(*args, **kwargs):
+            calls.append(function)
+            if len(calls) > at:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (cache, "save_file"),
+            (io, "sync"),
+            (io, "write_json"),
+            (Path, "replace"),
+            (io, "replacing"),
+        ):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            store("mine", weights["vgg16"], ORIGIN)
+        except Killed:
+            expected = {old, "vgg16"}
+        else:
+            assert len(calls) <= at
+            expected = {"vgg16"}
+    found = open_stored(stored_path("mine")).architecture if stored_path("mine").exists() else None
+    assert found in expected
+    store("mine", weights["vgg16"], ORIGIN)
+    assert open_stored(stored_path("mine")).architecture == "vgg16"
 
 
 def test_sound_weights_are_never_replaced_by_others_but_damaged_ones_are_repaired(home):
@@ -139,7 +219,9 @@ def test_sound_weights_are_never_replaced_by_others_but_damaged_ones_are_repaire
 
 
 def edit(path, **changes):
+    """Change a file of version 0.1, which had no digest of its own."""
     raw = json.loads(path.read_text())
+    raw = raw.get("weights", raw)
     raw.update(changes)
     path.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
 
@@ -153,7 +235,7 @@ def flip(path):
 def other_shapes(path):
     tensors = load_file(path) | {"features.0.bias": torch.ones(7)}
     save_file(tensors, path)
-    edit(path.with_suffix(".json"), sha256=digest(path))
+    edit(path.with_suffix(".json"), sha256=file_digest(path))
 
 
 PIXELS = asdict(PREPROCESS["caffe"])
@@ -185,6 +267,41 @@ def test_damaged_weights_are_refused_in_one_line(home, damage, words):
         open_stored(stored_path("mine"))
     assert all(word in str(raised.value) for word in words), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_weights_stored_by_version_0_1_still_open(home):
+    told = store("mine", convolutions("caffe"), ORIGIN)
+    edit(stored_path("mine").with_suffix(".json"))
+    assert "format" not in stored_path("mine").with_suffix(".json").read_text()
+    assert verify(stored_path("mine")) == told and cache.is_stored(stored_path("mine"))
+
+
+def test_a_flipped_bit_in_any_byte_of_the_provenance_is_refused_by_name(home):
+    told = store("mine", convolutions(), ORIGIN)
+    path = stored_path("mine").with_suffix(".json")
+    intact = path.read_bytes()
+    for place in range(len(intact)):
+        content = bytearray(intact)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        assert cache.is_stored(stored_path("mine"))  # so that a pair elsewhere is verified, too
+        with pytest.raises(UserError, match=r"mine\.json: (?:damaged|not readable|expected|field)") as raised:
+            cache.read_provenance(path, "remove it")
+        assert "\n" not in str(raised.value)
+    path.write_bytes(intact)
+    assert verify(stored_path("mine")) == told
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 0.9999), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_the_weights_is_refused_by_name(home, where, bit):
+    store("mine", convolutions(), ORIGIN)
+    content = bytearray(stored_path("mine").read_bytes())
+    content[int(where * len(content))] ^= 1 << bit
+    stored_path("mine").write_bytes(content)
+    for use in (open_stored, lambda path: find_weights("mine"), find_weights):
+        with pytest.raises(UserError, match=r"mine\.safetensors: its checksum is not that in mine\.json"):
+            use(stored_path("mine"))
 
 
 # ---------------------------------------------------------------- by name or by file

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from tag2box.errors import UserError
 from tag2box.extend import PROPOSAL_METHODS
 from tag2box.proposals.base import FoundBoxes, ProposalMethod, default_method, method_from_source
+from tag2box.proposals.combined import Combined
 from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.importers.proposal_files import Imported
@@ -135,7 +136,7 @@ def test_settings_are_flat_and_the_kind_comes_first() -> None:
 def test_every_method_has_a_default_for_ones_own_photos() -> None:
     methods = {kind: default_method(kind) for kind in PROPOSAL_METHODS}
     assert {kind: method.short_side for kind, method in methods.items()} == {
-        "selective_search": 200, "edge_boxes": 200, "wsrpn": 200, "imported": None,
+        "selective_search": 200, "edge_boxes": 200, "combined": 200, "wsrpn": 200, "sam": None, "imported": None,
     }  # fmt: skip
     assert replace(methods["selective_search"], short_side=None) == SelectiveSearch()
     assert default_method("test_base:Fixed") == Fixed(short_side=200)
@@ -148,6 +149,7 @@ def test_every_method_has_a_default_for_ones_own_photos() -> None:
         SelectiveSearch(short_side=99, mode="quality", seed=3, max_boxes=None),
         EdgeBoxes(alpha=0.5, min_side=0),
         Wsrpn(layers=1),
+        Combined(sources=("blobs", "windows"), min_share=0.05),
         Imported(method="cob"),
         Fixed(rows=((1.0, 2.0, 3.0, 4.0, 0.5),), short_side=64),
     ],

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +12,11 @@ import pytest
 from corners import COUNTS, Corner, Seen, content, counts, make, paint
 
 from tag2box.annotations import Photo
-from tag2box.errors import UserError
+from tag2box.errors import Interrupted, UserError
 from tag2box.images import read_photo
+from tag2box.proposals import shards
 from tag2box.proposals.build import build_proposals
+from tag2box.proposals.store import StoreEntry
 
 
 @pytest.fixture
@@ -108,6 +114,82 @@ def test_a_photo_whose_size_changed_is_searched_again(photos: list[Photo], out: 
     assert counts(store) == {**{f"p{n}": n for n in COUNTS}, "p3": 9} and store.sizes["p3"] == (31, 20)
 
 
+def _repaint(photo: Photo, count: int) -> Photo:
+    """Another photo in the place of one: same name, same size."""
+    before = photo.path.stat().st_mtime_ns
+    other = paint(photo.path.parent, photo.id, count, (photo.width, photo.height))
+    os.utime(other.path, ns=(before + 1, before + 1))
+    return other
+
+
+def test_a_photo_replaced_by_another_of_its_size_is_searched_again(photos: list[Photo], out: Path) -> None:
+    make(photos, out)
+    _repaint(photos[0], 9)
+    seen = Seen()
+    store = make(photos, out, progress=seen)
+    assert seen.opened == [(6, 5)] and counts(store) == {**{f"p{n}": n for n in COUNTS}, "p3": 9}
+    make(photos, out, progress=seen)
+    assert len(seen.opened) == 1
+
+
+def test_a_photo_of_another_folder_does_not_get_the_boxes_of_its_namesake(
+    photos: list[Photo], out: Path, tmp_path: Path
+) -> None:
+    make(photos, out)
+    namesake = paint(tmp_path / "elsewhere", "p3", 7)
+    assert counts(make([namesake], out)) == {**{f"p{n}": n for n in COUNTS}, "p3": 7}
+    assert counts(make(photos, out)) == {f"p{n}": n for n in COUNTS}
+
+
+def test_touched_and_copied_photos_are_not_searched_again(photos: list[Photo], out: Path, tmp_path: Path) -> None:
+    make(photos, out)
+    before, seen = content(out), Seen()
+    os.utime(photos[0].path, ns=(1, 1))
+    copies = [replace(photo, path=Path(shutil.copy(photo.path, tmp_path / f"copy-{photo.id}"))) for photo in photos]
+    make(photos, out, progress=seen)
+    make(copies, out, progress=seen)
+    assert seen.opened == [] and content(out) == before
+    more = make([*copies, paint(tmp_path, "new", 1)], out, progress=seen)
+    assert seen.opened == [(7, 6)]
+    assert more.entry("p3") == StoreEntry.of(copies[0])  # written again, with the present time
+
+
+def test_a_store_without_stamps_goes_by_name_and_size(photos: list[Photo], out: Path) -> None:
+    make(photos, out)
+    index = json.loads((out / "index.json").read_text())
+    kept = {name: value for name, value in index.items() if name not in {"sha256", "stamps", "arrays"}}
+    (out / "index.json").write_text(json.dumps({**kept, "format": 2}))
+    seen = Seen()
+    _repaint(photos[0], 9)
+    make(photos, out, progress=seen)
+    assert seen.opened == []
+    store = make([*photos, paint(photos[0].path.parent, "new", 1)], out, progress=seen)
+    assert store.entry("p3") == StoreEntry("p3", 30, 20) and store.entry("new") != StoreEntry("new", 30, 20)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_only_propose_adds_photos_to_a_store_of_other_photos(
+    photos: list[Photo], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool
+) -> None:
+    monkeypatch.setattr(shards, "_MAX_PHOTOS", 2)
+    with suppress(Interrupted):
+        make(photos, out, progress=Seen(0 if is_finished else 4, lambda: signal.raise_signal(signal.SIGINT)))
+    before, others = content(out), [paint(tmp_path / "fruit", f"f{n}", n) for n in range(3)]
+    count = 6 if is_finished else 4
+    with pytest.raises(UserError, match=f"store: holds proposals of {count} other photos and of none of these 3; name"):
+        make(others, out, any_store=False)
+    assert content(out) == before
+    assert len(make([photos[0], *others], out, any_store=False)) == (9 if is_finished else 4)
+
+
+def test_any_store_that_is_empty_or_knows_a_photo_takes_photos(photos: list[Photo], out: Path) -> None:
+    make([], out)
+    photos[0].path.write_bytes(b"")
+    assert [*make(photos[:1], out, any_store=False).failed] == ["p3"]
+    whole = [paint(photos[0].path.parent, "p3", 3), *photos[1:]]
+    assert counts(make(whole, out, any_store=False)) == {f"p{n}": n for n in COUNTS}
+
+
 def test_photos_of_one_name_are_refused(photos: list[Photo], out: Path) -> None:
     with pytest.raises(UserError, match="1 photos share an id"):
         make([*photos, photos[0]], out)
@@ -125,7 +207,7 @@ def test_a_folder_of_something_else_is_refused(photos: list[Photo]) -> None:
 def test_a_damaged_store_is_reported(photos: list[Photo], out: Path) -> None:
     make(photos, out)
     (out / "boxes.npy").unlink()
-    with pytest.raises(UserError, match=r"boxes\.npy: not readable as proposals"):
+    with pytest.raises(UserError, match=r"boxes\.npy: no such file; .+ make the proposals again"):
         make(photos, out)
 
 
@@ -198,4 +280,4 @@ def test_the_index_lists_what_was_skipped(photos: list[Photo], out: Path) -> Non
     photos[0].path.unlink()
     make(photos, out)
     index = json.loads((out / "index.json").read_text())
-    assert [*index["failed"]] == ["p3"] and "p3" not in index["ids"] and index["format"] == 2
+    assert [*index["failed"]] == ["p3"] and "p3" not in index["ids"] and index["format"] == 3

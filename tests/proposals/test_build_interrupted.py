@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from corners import CORNER, COUNTS, Corner, Seen, content, counts, make, paint
@@ -113,13 +114,67 @@ def test_interrupted_work_resumes_with_other_photos_but_not_with_other_settings(
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("damage", [b"", b"rubbish", None])
-def test_a_damaged_part_is_made_again(many: list[Photo], out: Path, tmp_path: Path, damage: bytes | None) -> None:
+def test_a_part_of_a_photo_that_was_replaced_since_is_not_used(many: list[Photo], out: Path) -> None:
+    with pytest.raises(Interrupted):
+        make(many, out, progress=Seen(6, lambda: signal.raise_signal(signal.SIGINT)))
+    paint(many[0].path.parent, "m00", 5)  # of the same size
+    os.utime(many[0].path, ns=(5, 5))
+    seen = Seen()
+    assert counts(make(many, out, progress=seen))["m00"] == 5
+    assert seen.opened == [(12, 5)]
+
+
+def test_settings_of_unfinished_work_that_are_damaged_are_refused_by_name(many: list[Photo], out: Path) -> None:
+    with pytest.raises(Interrupted):
+        make(many, out, progress=Seen(6, lambda: signal.raise_signal(signal.SIGINT)))
+    path = out / "parts" / "source.json"
+    path.write_text(path.read_text().replace("5.0", "5.1"))
+    with pytest.raises(UserError, match=r"source\.json: damaged, .+; remove .+parts"):
+        make(many, out)
+
+
+def test_parts_of_version_0_1_are_used(many: list[Photo], out: Path) -> None:
+    """Without stamps, and with settings that have no digest."""
+    (out / "parts").mkdir(parents=True)
+    (out / "parts" / "source.json").write_text(json.dumps(CORNER.source()))
+    np.savez(
+        out / "parts" / "000001.npz",
+        photos=np.frombuffer(json.dumps([["m01", 30, 20]]).encode(), np.uint8),
+        counts=np.array([1]),
+        boxes=np.array([[1, 2, 3, 4]], np.float32),
+        scores=np.array([1], np.float32),
+    )
+    seen = Seen()
+    store = make(many[:2], out, progress=seen)
+    assert seen.opened == [(2, 1)] and store.boxes("m01").tolist() == [[1, 2, 3, 4]]
+
+
+DAMAGED_PARTS = {
+    "empty": lambda whole: b"",
+    "rubbish": lambda whole: b"rubbish",
+    "cut short": lambda whole: whole[:-30],
+    "a flipped bit in a value": lambda whole: _flipped(whole, len(whole) // 2),
+    "a header that is no Python": lambda whole: whole.replace(b"'descr'", b"'descr("),
+    "an unknown compression": lambda whole: whole.replace(b"PK\x01\x02\x2d\x03\x2d\0", b"PK\x01\x02" + b"\x63" * 4),
+}
+
+
+def _flipped(whole: bytes, position: int) -> bytes:
+    return whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("damage", DAMAGED_PARTS.values(), ids=DAMAGED_PARTS)
+def test_a_damaged_part_is_made_again(
+    many: list[Photo], out: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     make(many, tmp_path / "whole")
     with pytest.raises(Interrupted):
         make(many, out, progress=Seen(7, lambda: signal.raise_signal(signal.SIGINT)))
     part = out / "parts" / "000002.npz"
-    part.write_bytes(part.read_bytes()[:-30] if damage is None else damage)
+    whole = part.read_bytes()
+    part.write_bytes(damage(whole))
+    assert part.read_bytes() != whole
     seen = Seen()
     make(many, out, progress=seen)
     assert seen.opened == [(12, 4)]
@@ -156,35 +211,37 @@ def test_a_second_writer_waits_and_finds_the_work_done(
                 assert not waiting.done()
                 time.sleep(0.01)
             boxes = [Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]]))] * len(photos)
-            entries = [StoreEntry(photo.id, photo.width, photo.height) for photo in photos]
-            write_entries(out, json.loads(json.dumps(CORNER.source())), entries, boxes)
+            found = zip(map(StoreEntry.of, photos), boxes, strict=True)
+            write_entries(out, json.loads(json.dumps(CORNER.source())), found)
         assert len(waiting.result()) == 6
     assert seen.opened == [(1, 0)]  # nothing was searched
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_reported_in_one_line(
-    photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch, error: int
+@pytest.mark.parametrize("call", ["fsync", "replace", "open"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_or_broken_disk_is_reported_in_one_line_and_nothing_incomplete_stays(
+    many: list[Photo], out: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch, error: int, call: str
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(error, "No space left on device")
+    """The disk fails at the n-th call, for every n until the work succeeds."""
+    original, failures = getattr(os, call), 0
+    while True:
+        left = [failures]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(
-            UserError, match="store: no space left on the disk; free some, then rerun the same command to resume"
-        ):
-            make(photos, out)
-    assert not ProposalStore.exists(out)
-    assert len(make(photos, out)) == 6
+        def failing(*args: object, **options: object) -> object:
+            left[0] -= 1  # noqa: B023 - used within this turn
+            if left[0] == -1:  # noqa: B023
+                raise OSError(error, os.strerror(error))
+            return original(*args, **options)
 
-
-def test_other_errors_of_the_disk_are_not_taken_for_that(
-    photos: list[Photo], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="Input/output"):
-        make(photos, out)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, failing)
+            try:
+                make(many, out)
+                break
+            except UserError as problem:
+                assert os.strerror(error) in str(problem) and "run the same command again" in str(problem)
+        assert not any(path.name.startswith(".") for path in out.rglob("*")), failures
+        failures += 1
+    assert failures >= 3
+    make(many, out)
+    assert counts(ProposalStore.open(out)) == {f"m{i:02}": (i * 7) % 11 for i in range(12)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -179,7 +180,13 @@ BROKEN: list[tuple[str, bytes, str]] = [
     ("one side", boxes_file(6, (8,), EIGHT), "shape"),
     ("a thousand sides", boxes_file(6, (1,) * 1000, EIGHT), "shape"),
     ("claims a billion rows", boxes_file(6, (1 << 30, 4), EIGHT), "damaged"),
-    ("claims a billion cells", boxes_file(1, (1 << 30, 1), b"") + matrix(b"images", 1, (0, 0), b""), "cells"),
+    ("claims a billion cells", boxes_file(1, (1 << 30, 1), b"") + matrix(b"images", 1, (0, 0), b""), "images in so"),
+    ("fewer cells", boxes_file(1, (3, 1), b"") + matrix(b"images", 1, (0, 0), b""), "0 cells or more"),
+    ("more cells", boxes_file(1, (0, 0), element(14, b"") * 9) + matrix(b"images", 1, (0, 0), b""), "1 cells or more"),
+    ("claims a billion ids", boxes_file(1, (0, 0), b"") + matrix(b"images", 1, (1 << 30, 1), b""), "images in so"),
+    ("a billion numeric ids", boxes_file(1, (0, 0), b"") + matrix(b"images", 6, (1 << 30, 1), EIGHT), "images in so"),
+    ("a billion rows of text", boxes_file(1, (0, 0), b"") + matrix(b"images", 4, (1 << 30, 0), element(16, b"")),
+     "more text than ids"),
     ("numbers of no type", boxes_file(6, (2, 4), element(99, b"\0" * 64)), "damaged"),
     ("no numbers", boxes_file(6, (2, 4), b""), "damaged"),
     ("a struct", boxes_file(2, (1, 1), b""), "expected numbers"),
@@ -232,12 +239,37 @@ def test_wrong_content_is_refused_in_one_line(
     assert reason in str(caught.value)
 
 
-def test_a_packed_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_mat(tmp_path / "a.mat", boxes=np.zeros((100_000, 4)))
-    assert len(everything(path)["a"][0]) == 100_000
-    monkeypatch.setattr("tag2box.proposals.importers.matlab._MAX_EXTRA", 1 << 20)
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_packed_bomb_is_not_unpacked(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is that of the whole file: many variables of a tenth of it are refused, too."""
+    variables = {f"x{number}": np.zeros((100_000 // count, 4)) for number in range(count - 1)}
+    path = save_mat(tmp_path / "a.mat", boxes=np.zeros((100_000 // count, 4)), **variables)
+    assert len(everything(path)["a"][0]) == 100_000 // count
+    monkeypatch.setattr("tag2box.proposals.importers.validate._MAX_EXTRA", 1 << 20)
     with pytest.raises(UserError, match="far larger than any boxes"):
         everything(path)
+
+
+def test_cells_without_end_in_a_small_file_are_not_counted(tmp_path: Path) -> None:
+    """30 million empty cells fit into 230 kB; to visit each would take minutes."""
+    cells_of_nothing = element(14, b"") * 8_000_000
+    path = tmp_path / "a.mat"
+    inner = matrix(b"boxes", 1, (8_000_000, 1), cells_of_nothing)
+    path.write_bytes(packed(inner) + matrix(b"images", 1, (0, 0), b""))
+    assert path.stat().st_size < 100_000
+    with pytest.raises(UserError, match="8,000,000 images in so small a file"):
+        everything(path)
+
+
+def test_more_boxes_than_any_image_has(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="more than 200,000 boxes in one image"):
+        everything(save_mat(tmp_path / "a.mat", boxes=np.zeros((300_000, 4), np.uint8)))
+
+
+def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.mat")
+    with pytest.raises(UserError, match=r"a\.mat: not readable \(a device or a pipe"):
+        everything(tmp_path / "a.mat")
 
 
 def test_a_folder_without_files(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def world(folder: Path) -> tuple[Step, FeatureBatches]:
 def tensors(run: Path) -> dict[str, Tensor]:
     folder = run / checkpoint.read_state(run).folder
     files = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.ADVERSARY, checkpoint.ADVERSARY_OPTIMIZER)
-    return {f"{f} {name}": t for f in files for name, t in checkpoint._tensors(folder / f).items()}
+    return {f"{f} {name}": t for f in files for name, t in checkpoint.read_tensors(folder / f).items()}
 
 
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(tmp_path: Path):

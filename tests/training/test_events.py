@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from tag2box.errors import UserError
 from tag2box.training.events import EVENTS_FILE, EventLog, read_events
 
 
@@ -31,14 +35,65 @@ def test_a_run_that_wrote_nothing_has_no_events(tmp_path: Path) -> None:
 
 
 def test_each_event_is_on_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
+    flushed: list[int] = []
+    named: list[int] = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (flushed.append(os.fstat(handle).st_size), fsync(handle)))
-    log = EventLog(tmp_path)
+
+    def watched(handle: int) -> None:
+        info = os.fstat(handle)
+        (named if stat.S_ISDIR(info.st_mode) else flushed).append(info.st_size)
+        fsync(handle)
+
+    log = EventLog(tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", watched)
     for count in (1, 2, 3):
         log.write("step", {"iteration": count})
-        assert len(list(read_events(tmp_path))) == count == len(flushed)
-        assert flushed[-1] == (tmp_path / EVENTS_FILE).stat().st_size  # the whole line
+        assert len(list(read_events(tmp_path / "run"))) == count == len(flushed)
+        assert flushed[-1] == (tmp_path / "run" / EVENTS_FILE).stat().st_size  # the whole line
+        assert len(named) == 1  # the name of the file, once
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_on_a_full_disk_nothing_of_an_event_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, before: int
+) -> None:
+    log = EventLog(tmp_path)
+    for count in range(before):
+        log.write("step", {"iteration": count})
+    content = (tmp_path / EVENTS_FILE).read_bytes() if before else b""
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Small(io.FileIO):
+        def write(self, line: bytes) -> int:
+            if len(line) > 5:
+                return super().write(line[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if fails == "write":
+            patch.setattr(Path, "open", lambda path, mode, buffering: Small(path, mode))
+        else:
+            patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=f"{EVENTS_FILE}: cannot be written .No space left on device.; free some"):
+            log.write("step", {"iteration": 7, "more": "x" * 33})
+    assert (tmp_path / EVENTS_FILE).read_bytes() == content
+    log.write("step", {"iteration": 8})
+    assert [event["iteration"] for event in read_events(tmp_path)] == [*range(before), 8]
+
+
+LONG_NUMBER = b'{"event": "x", "n": ' + b"9" * 5000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"3", b"null", b"[]", b"{}", b'{"event": 3}', b"\xff", LONG_NUMBER, b"[" * 100_000]
+)
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / EVENTS_FILE).write_bytes(b'{"event": "start"}\n' + line + b"\n")
+    with pytest.raises(UserError, match=f"{EVENTS_FILE}:2: not an event of training; remove this line"):
+        list(read_events(tmp_path))
 
 
 def test_a_log_opened_again_is_continued(tmp_path: Path) -> None:

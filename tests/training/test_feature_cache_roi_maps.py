@@ -136,10 +136,16 @@ def test_unfinished_files_of_a_killed_process_are_deleted(tmp_path: Path) -> Non
     live = live_world(tmp_path)
     name = name_of(live, tmp_path / "maps")
     (tmp_path / "maps" / name).unlink()
-    (tmp_path / "maps" / f".{name}.left").write_bytes(b"half")
-    (tmp_path / "maps" / ".another.f16.left").write_bytes(b"half")
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    mine = lock.temporary_path(tmp_path / "maps" / name)
+    left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{child}-"))
+    mine.write_bytes(b"half")  # of this process, which lives
+    left.write_bytes(b"half")
     assert name_of(live, tmp_path / "maps") == name
-    assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, ".another.f16.left"}
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, mine.name}
 
 
 def test_of_two_processes_one_builds_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,8 @@ from tag2box.images import View, read_photo, render_view
 from tag2box.models.backbone import Backbone
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.progress import Bar
-from tag2box.training.feature_cache import FeatureCache, TrunkMaps
+from tag2box.training import feature_cache
+from tag2box.training.feature_cache import FeatureCache, TrunkMaps, verify_cache_file
 from tiny import TinyBackbone, tiny_detector, tiny_photos
 
 VIEW = View(32, flip=False, long_max=64)
@@ -107,12 +110,15 @@ def test_a_second_cache_reads_what_the_first_built(tmp_path: Path, monkeypatch: 
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(1, VIEW), expected)
 
 
-BROKEN = {
+HEAD = 8 * (2 + 4 * 3) + 32 * 4  # bytes before the values of three photos
+INCOMPLETE = {
     "empty": lambda whole: b"",
     "a few bytes": lambda whole: whole[:7],
-    "the head alone": lambda whole: whole[: 8 * (2 + 4 * 3)],
+    "the head alone": lambda whole: whole[:HEAD],
     "the end is missing": lambda whole: whole[:-2],
     "longer": lambda whole: whole + b"\0\0",
+}
+DAMAGED = {
     "zeros": lambda whole: bytes(len(whole)),
     "no magic number": lambda whole: b"NUMPY..." + whole[8:],
     "another number of photos": lambda whole: whole[:8] + (4).to_bytes(8, "little") + whole[16:],
@@ -121,15 +127,99 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_file_is_made_again(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", INCOMPLETE)
+def test_an_incomplete_file_is_made_again(tmp_path: Path, how: str) -> None:
     live = live_world(tmp_path)
     FeatureCache(live, tmp_path / "maps").build([VIEW])
     (path,) = (tmp_path / "maps").glob("*.f16")
     whole = path.read_bytes()
-    path.write_bytes(BROKEN[how](whole))
+    path.write_bytes(INCOMPLETE[how](whole))
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(2, VIEW), live.get(2, VIEW))
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_header_is_refused_by_name(tmp_path: Path, how: str) -> None:
+    live = live_world(tmp_path)
+    FeatureCache(live, tmp_path / "maps").build([VIEW])
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    path.write_bytes(DAMAGED[how](path.read_bytes()))
+    with pytest.raises(UserError, match=rf"{path}: damaged in its header; remove the file; it is built again"):
+        FeatureCache(live, tmp_path / "maps").get(2, VIEW)
+    path.unlink()
+    assert torch.equal(FeatureCache(live, tmp_path / "maps").get(2, VIEW), live.get(2, VIEW))
+
+
+def test_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
+    """At the first, the last and every few bytes between: the header, the digests, all values."""
+    live = live_world(tmp_path)
+    cached = FeatureCache(live, tmp_path / "maps")
+    cached.build([VIEW])
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    whole = path.read_bytes()
+    for number, position in enumerate([*range(0, HEAD, 3), *range(HEAD, len(whole), 41), len(whole) - 1]):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << number % 8
+        path.write_bytes(damaged)
+        cached.close()
+        with pytest.raises(UserError, match=rf"{path}: damaged in .+; remove the file; it is built again"):
+            for index in range(3):
+                cached.get(index, VIEW)
+        with pytest.raises(UserError, match=rf"{path}: damaged "):
+            verify_cache_file(path)
+    path.write_bytes(whole)
+    assert verify_cache_file(path)
+    cached.close()
+
+
+def test_features_are_verified_once_and_those_of_other_photos_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = live_world(tmp_path)
+    cached = FeatureCache(live, tmp_path / "maps")
+    cached.build([VIEW])
+    (path,) = (tmp_path / "maps").glob("*.f16")
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+    digested: list[int] = []
+    monkeypatch.setattr(feature_cache, "_SHA", lambda raw: digested.append(len(raw)) or hashlib.sha256(raw))
+    for _ in range(2):
+        for index in range(2):
+            assert torch.equal(cached.get(index, VIEW), live.get(index, VIEW))
+        with pytest.raises(UserError, match="damaged in the features of photo 2"):
+            cached.get(2, VIEW)
+    assert len(digested) == 2 + 2  # the damaged ones each time
+    cached.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"rubbish" * 9, (b"tg2bexv2" + b"\xff" * 8) * 3])
+def test_a_file_that_is_no_cache_is_reported_by_its_verification(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.f16").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.f16: damaged or cut short; remove the file"):
+        verify_cache_file(tmp_path / "x.f16")
+
+
+def test_files_of_version_0_1_are_neither_read_nor_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "x.f16").write_bytes(b"tg2bexv1" + bytes(99))
+    assert not verify_cache_file(tmp_path / "x.f16")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = live_world(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cached = FeatureCache(live, tmp_path / "maps")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(
+            UserError, match=r"\.f16: cannot be written \(No space left on device\); free some space, or"
+        ):
+            cached.build([VIEW])
+    assert list((tmp_path / "maps").glob("*")) == []
+    assert torch.equal(cached.get(0, VIEW), live.get(0, VIEW))
 
 
 def test_a_file_truncated_while_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -238,7 +328,7 @@ def test_the_disk_space_of_trunk_maps_is_never_underestimated(
 ) -> None:
     live = live_world(tmp_path, 5, backbone)
     FeatureCache(live, tmp_path / "maps").build(views)
-    head = 8 * (2 + 4 * 5)
+    head = 8 * (2 + 4 * 5) + 32 * 6
     taken = sum(path.stat().st_size - head for path in (tmp_path / "maps").glob("*.f16"))
     estimate = live.cache_bytes(views)
     assert taken <= estimate

@@ -223,7 +223,8 @@ print("end", flush=True)
 """
 
 
-def test_ctrl_c_stops_training_not_the_processes_that_feed_it() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_training_not_the_processes_that_feed_it(number: signal.Signals) -> None:
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     child = subprocess.Popen(
         [sys.executable, "-c", CTRL_C, *folders],
@@ -231,7 +232,7 @@ def test_ctrl_c_stops_training_not_the_processes_that_feed_it() -> None:
     )  # fmt: skip
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all at once
+    os.killpg(child.pid, number)  # as a terminal, or a batch system, does: to all at once
     out, err = child.communicate(timeout=300)
     assert (out, err, child.returncode) == ("saved\nend\n", "", 0)
     with pytest.raises(ProcessLookupError):

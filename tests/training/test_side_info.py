@@ -30,7 +30,15 @@ def source_of(kind: str, folder: Path, loader: Loader = LOADER) -> ImageBatches 
         """A value that identifies its proposal."""
         return store.boxes(photo_id)[:, 0] / 100
 
-    side_info = SideInfoLoader(counts=numbers, evidence=left_edges, objectness=lambda name: left_edges(name) / 2)
+    def of_classes(photo_id: str) -> Tensor:
+        return left_edges(photo_id)[:, None] * torch.tensor([1.0, 2.0, 3.0])
+
+    side_info = SideInfoLoader(
+        counts=numbers,
+        evidence=left_edges,
+        objectness=lambda name: left_edges(name) / 2,
+        class_evidence=of_classes,
+    )
     backbone = tiny_detector(3).backbone
     if kind == "pixels":
         return ImageBatches(photos, store, loader, 0, side_info=side_info)
@@ -49,6 +57,8 @@ def test_side_info_is_that_of_the_photos_and_proposals_drawn(tmp_path: Path, kin
         assert side_info.counts.tolist() == [[3 * row, 3 * row + 1, 3 * row + 2] for row in rows]
         assert side_info.evidence.shape == side_info.objectness.shape == (len(batch.proposals.boxes),)
         assert torch.equal(side_info.objectness, side_info.evidence / 2)
+        assert side_info.class_evidence is not None
+        assert torch.equal(side_info.class_evidence, side_info.evidence[:, None] * torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,6 +108,7 @@ def test_shards_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: 
     whole = source.batch(1).meta()
     shares = [replace(source, dist=DistContext(rank, size)).batch(1).meta() for rank in range(size)]
     joined = BatchMeta.joined(shares)
+    assert joined.proposals.frames == whole.proposals.frames
     for name in SideInfo.__slots__:
         assert torch.equal(getattr(joined.side_info, name), getattr(whole.side_info, name))
 

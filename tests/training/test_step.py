@@ -12,6 +12,8 @@ from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.models.augment import Augment, rois_of
+from tag2box.models.class_maps import Prior
+from tag2box.models.context import Context
 from tag2box.models.detector import Detector, Heads
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
@@ -20,7 +22,7 @@ from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
 from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies, preview
 from tag2box.training.step import Forward, Step, plain_step
-from tag2box.types import AugmentedRois, Batch, Proposals
+from tag2box.types import AugmentedRois, Batch, Proposals, SideInfo
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
@@ -41,7 +43,7 @@ class World:
 
     def step(self, **how: object) -> Step:
         detector = tiny_detector(self.classes, frozen=False, heads=self.heads).double()
-        detector.backbone.dropout = 0.4  # type: ignore[assignment]
+        getattr(detector.backbone, "inner", detector.backbone).dropout = 0.4
         return Step(detector, self.criterion, DropBlock(block=2), self.augment, **how)  # type: ignore[arg-type]
 
     def batch(self) -> Batch:
@@ -53,7 +55,10 @@ class World:
         tags = torch.zeros(count, self.classes, dtype=torch.bool)
         for i, present in enumerate(self.tags):
             tags[i, list(present)] = True
-        batch = Batch(tuple(f"{i}" for i in range(count)), tags, Proposals(boxes.double(), self.sizes), images=images)
+        proposals = Proposals(boxes.double(), self.sizes, ((44, 40),) * count)
+        evidence = torch.rand(sum(self.sizes), self.classes, generator=generator, dtype=torch.float64)
+        side_info = SideInfo(class_evidence=evidence) if self.criterion.prior != Prior() else SideInfo()
+        batch = Batch(tuple(f"{i}" for i in range(count)), tags, proposals, images=images, side_info=side_info)
         detector = self.step().detector
         with torch.no_grad():
             if self.pixels == "trunks":
@@ -74,6 +79,15 @@ WORLDS = {
     "maps": World((9, 5, 6), ((0, 2), (), (2,)), pixels="maps"),
     "the published code's views": World(
         (9, 5), ((0,), (0, 1)), augment=Augment(rescale_mask=True, noise_per_channel=True)
+    ),
+    "prior": World(
+        (9, 0, 5),
+        ((0,), (1,), (0, 1)),
+        criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9)),
+    ),
+    "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
+    "context of trunks": World(
+        (9, 5), ((0,), (0, 1)), pixels="trunks", heads=Heads(embed_dim=6, context=Context(on="mil", scale=1.3))
     ),
     "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
@@ -146,7 +160,7 @@ def test_the_exact_step_equals_the_plain_one_to_the_bit(name: str) -> None:
 def converted(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(
         batch,
-        proposals=Proposals(batch.proposals.boxes.to(dtype), batch.proposals.sizes),
+        proposals=replace(batch.proposals, boxes=batch.proposals.boxes.to(dtype)),
         images=None if batch.images is None else batch.images.to(dtype),
         maps=None if batch.maps is None else batch.maps.to(dtype),
         trunks=None if batch.trunks is None else tuple(trunk.to(dtype) for trunk in batch.trunks),
@@ -155,7 +169,9 @@ def converted(batch: Batch, dtype: torch.dtype) -> Batch:
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("name", ["many", "no tags at all", "trunks", "maps", "the published code's views", "OICR+"])
+@pytest.mark.parametrize(
+    "name", ["many", "no tags at all", "trunks", "maps", "the published code's views", "context", "prior"]
+)
 def test_processes_together_leave_the_gradients_of_one(name: str, count: int, memory: str) -> None:
     """Five processes outnumber the photos: some have none, and others no exemplar."""
     world = WORLDS[name]
@@ -180,10 +196,15 @@ def share_of(batch: Batch, dist: DistContext) -> Batch:
     return Batch(
         ids=tuple(photo.ids[0] for photo in mine),
         tags=torch.cat([photo.tags for photo in mine]),
-        proposals=Proposals(torch.cat([p.boxes for p in meta]), tuple(p.sizes[0] for p in meta)),
+        proposals=Proposals(
+            torch.cat([p.boxes for p in meta]),
+            tuple(p.sizes[0] for p in meta),
+            tuple(f for p in meta for f in p.frames),
+        ),
         images=None if batch.images is None else torch.cat([p.images for p in mine if p.images is not None]),
         maps=None if batch.maps is None else torch.cat([p.maps for p in mine if p.maps is not None]),
         trunks=None if batch.trunks is None else tuple(p.trunks[0] for p in mine if p.trunks is not None),
+        side_info=SideInfo.joined([photo.side_info for photo in mine]),
     )
 
 

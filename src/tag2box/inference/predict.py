@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int64
+from numpy import ndarray
 from pydantic import Field
 
+from tag2box import errors
 from tag2box.annotations import BoxSource, Detections, Photo
 from tag2box.images import Side, View, boxes_in_view, view_size
 from tag2box.methods.wsrpn import KEEP_EVERYTHING, Rescore
+from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
 from tag2box.ops.losses import mil_scores
 from tag2box.progress import Progress, silent
 from tag2box.training import batches, feature_cache
+from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.types import StageScores
+from tag2box.types import PerProposalAndClass, StageScores
+
+OnPhoto = Callable[[Photo, Detections | errors.UserError], None]
+"""Receives the detections of a photo, or the error if it cannot be read."""
+Select = Callable[[Photo, Detections], Detections]
+"""Reduces the detections of a photo to those that are wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,7 @@ class Predict:
 
     nms_iou: Annotated[float, Field(gt=0, le=1)] = 0.4
     score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
-    max_detections: Annotated[int, Field(ge=1)] = 100
+    max_detections: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Per image, over all classes."""
 
     def __call__(self, scored: Scored, width: int, height: int) -> Detections:
@@ -86,6 +97,10 @@ def rescale(passed: Scored, across: float, down: float) -> Scored:
     return replace(passed, boxes=passed.boxes * factors)
 
 
+OnScores = Callable[[Photo, Scored], None]
+"""Receives the scores of all proposals of a photo."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inference:
     """Test-time augmentation and postprocessing."""
@@ -95,6 +110,8 @@ class Inference:
     long_max: Side = 2000
     mirror: bool = True
     """Also run the horizontal flip of every scale."""
+    prior: Prior = NO_PRIOR
+    """Prior on boxes: scores become weighted geometric means of probability, evidence and area share."""
     predict: Predict = Predict()
 
     def views(self) -> tuple[View, ...]:
@@ -103,7 +120,7 @@ class Inference:
         return tuple(View(scale, flip, self.long_max) for scale in self.scales for flip in flips)
 
 
-def run_detector(
+def run_detector(  # noqa: PLR0913
     detector: Detector,
     photos: Sequence[Photo],
     store: BoxSource,
@@ -113,28 +130,94 @@ def run_detector(
     rescore: Rescore = KEEP_EVERYTHING,
     progress: Progress = silent,
     dist: DistContext = SINGLE_PROCESS,
+    on_photo: OnPhoto | None = None,
+    on_scores: OnScores | None = None,
+    select: Select | None = None,
 ) -> dict[str, Detections]:
     """Detections by photo id, in the photo's own pixels. Each photo is decoded once, prefetched by a thread.
 
     Each rank detects on its shard of the photos; all ranks return all detections.
+
+    Args:
+        on_photo: called as each photo of this rank is finished, or with the error if it cannot be read: it is then
+            skipped, unless this raises. Default: raise the error.
+        on_scores: called with the scores of all proposals of each photo of this rank, prior included, for analyses.
+        select: reduces the detections of a photo to those that are wanted. Default: all.
     """
     views, mine = inference.views(), dist.shard(len(photos))
+    evidence = class_evidence(detector, photos, store) if inference.prior.evidence else None
     found: dict[str, Detections] = {}
+
+    def read(index: int) -> Iterator[Float[torch.Tensor, "P ch h w"]] | errors.UserError:
+        try:
+            return maps.passes(index, views)
+        except errors.UserError as error:
+            return error
+
     with (
         torch.no_grad(),
         progress("detecting", len(mine)) as bar,
         ThreadPoolExecutor(1, thread_name_prefix="tag2box-photos") as pool,
     ):
-        for index, passes in zip(mine, batches.prefetch(pool, lambda i: maps.passes(i, views), mine), strict=True):
+        for index, passes in zip(mine, batches.prefetch(pool, read, mine), strict=True):
             photo = photos[index]
-            boxes = store.boxes(photo.id)
-            objectness = store.scores(photo.id) if detector.box_prior else None
-            weighted = [detector.weight_by_objectness(own, objectness) for own in passes]
-            passed = [_scored(detector, photo, boxes, view, own) for view, own in zip(views, weighted, strict=True)]
-            kept = _rescored(merge_passes(passed), boxes, rescore)
-            found[photo.id] = inference.predict(kept, photo.width, photo.height).to(torch.device("cpu"))
+            if isinstance(passes, errors.UserError):
+                if on_photo is None:
+                    raise passes
+                on_photo(photo, passes)
+            else:
+                merged = merge_passes(_passes(detector, photo, store, views, passes))
+                weighted = merged
+                if inference.prior != NO_PRIOR:
+                    found_evidence = None if evidence is None else evidence(photo.id)
+                    weighted = _with_prior(merged, store.boxes(photo.id), photo, inference.prior, found_evidence)
+                if on_scores is not None:
+                    on_scores(photo, weighted)
+                kept = _rescored(weighted, store.boxes(photo.id), rescore)
+                detected = inference.predict(kept, photo.width, photo.height).to(torch.device("cpu"))
+                found[photo.id] = detected if select is None else select(photo, detected)
+                if on_photo is not None:
+                    on_photo(photo, found[photo.id])
             bar.advance()
     return {name: detections for share in dist.all_gather_object(found) for name, detections in share.items()}
+
+
+def class_evidence(detector: Detector, photos: Sequence[Photo], store: BoxSource) -> PerProposalAndClass:
+    """The evidence of the detector's class maps for proposals; raises if it was trained without adaptation."""
+    if detector.class_maps is None:
+        raise errors.UserError(
+            "inference.prior.evidence: needs class maps, and the run was trained without; set it to 0, or train with "
+            "adaptation.epochs above 0"
+        )
+    if isinstance(store, PreselectedBoxes):
+        return store.class_evidence
+    return ClassEvidence(detector.class_maps, photos, store)
+
+
+def _with_prior(
+    passed: Scored,
+    boxes: Float[torch.Tensor, "P 4"],
+    photo: Photo,
+    prior: Prior,
+    evidence: Float[torch.Tensor, "P C"] | None,
+) -> Scored:
+    """Scores with the prior on their proposals."""
+    shares = areas(boxes.to(passed.probs)) / (photo.width * photo.height)
+    return replace(passed, probs=prior.mean(passed.probs, shares, evidence))
+
+
+def _passes(
+    detector: Detector,
+    photo: Photo,
+    store: BoxSource,
+    views: Sequence[View],
+    maps: Iterator[Float[torch.Tensor, "P ch h w"]],
+) -> list[Scored]:
+    """The passes over a photo, one per view."""
+    boxes = store.boxes(photo.id)
+    objectness = store.scores(photo.id) if detector.box_prior else None
+    weighted = [detector.weight_by_objectness(own, objectness) for own in maps]
+    return [_scored(detector, photo, boxes, view, own) for view, own in zip(views, weighted, strict=True)]
 
 
 def _rescored(passed: Scored, boxes: Float[torch.Tensor, "P 4"], rescore: Rescore) -> Scored:
@@ -160,3 +243,84 @@ def _scored(
     passed = scored(scores, boxes_in_view(view, boxes, size).to(device), detector.num_classes)
     upright = unflip(passed, width) if view.flip else passed
     return rescale(upright, photo.width / width, photo.height / height)
+
+
+# ---------------------------------------------------------------- in other processes
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoTask:
+    """A photo with its proposals: a worker may have no access to the store."""
+
+    photo: Photo
+    proposals: Float32[ndarray, "P 4"]
+    ranks: Float32[ndarray, " P"]
+
+    @property
+    def path(self) -> Path:
+        """The file of the photo."""
+        return self.photo.path
+
+    def boxes(self, photo_id: str, /) -> Float32[torch.Tensor, "P 4"]:
+        """The proposals of the only photo."""
+        return torch.from_numpy(self.proposals.copy())
+
+    def scores(self, photo_id: str, /) -> Float32[torch.Tensor, " P"]:
+        """Their scores."""
+        return torch.from_numpy(self.ranks.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoResult:
+    """Detections of a photo, or an error message. Arrays: tensors are more expensive to send between processes."""
+
+    boxes: Float32[ndarray, "B 4"] | None = None
+    scores: Float32[ndarray, " B"] | None = None
+    labels: Int64[ndarray, " B"] | None = None
+    problem: str = ""
+
+    def outcome(self) -> Detections | errors.UserError:
+        """The detections, or the error."""
+        if self.boxes is None or self.scores is None or self.labels is None:
+            return errors.UserError(self.problem)
+        # Copies: arrays received from another process may be read-only memory.
+        return Detections(*(torch.from_numpy(x.copy()) for x in (self.boxes, self.scores, self.labels)))
+
+
+@dataclass(frozen=True)
+class DetectTask:
+    """The work of a process: it builds the network once, from weights sent as arrays, then detects photo by photo."""
+
+    build: Callable[[], Detector]
+    weights: Mapping[str, ndarray]
+    inference: Inference
+    rescore: Rescore
+    keep_boxes: int | None  # as of ``adaptation``
+    threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
+
+    def __call__(self, task: PhotoTask) -> PhotoResult:
+        """All detections of a photo."""
+        detector, photos = self._detector, (task.photo,)
+        try:
+            boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
+            maps = feature_cache.RoiMaps(detector.backbone, photos, boxes)
+            found = run_detector(detector, photos, boxes, maps=maps, inference=self.inference, rescore=self.rescore)[
+                task.photo.id
+            ]
+        except errors.UserError as error:
+            return PhotoResult(problem=f"{error}")
+        return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
+
+    @cached_property
+    def _detector(self) -> Detector:
+        torch.set_num_threads(self.threads)
+        detector = self.build()
+        detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
+        return detector.eval()
+
+
+def lost_photo(task: PhotoTask, number: int) -> PhotoResult:
+    """The result for a photo whose process died."""
+    ended = f"was ended by signal {number}" if number else "died at every attempt"
+    hint = "perhaps out of memory; smaller inference.scales need less"
+    return PhotoResult(problem=f"{task.path}: the process that worked on it {ended}; {hint}")

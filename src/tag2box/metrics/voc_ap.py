@@ -13,8 +13,8 @@ from tag2box.ops import iou
 ObjectAreas = Mapping[str, Float[torch.Tensor, " B"]]
 """Area of each object of an image, by image id."""
 
-JsonNumbers = dict[str, float | dict[str, float | None] | None]
-"""Numbers of a metric as JSON: names to fractions, or to fractions per class."""
+JsonNumbers = dict[str, float | Mapping[str, object] | None]
+"""Numbers of a metric as JSON: names to fractions (counts are whole numbers), or to tables of such names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,17 +27,17 @@ class ConcreteDropBlock:
     """Side of a dropped square, in cells."""
     drop: Annotated[float, Field(ge=0, le=1)] = 0.3
     """tau: a cell is the centre of a dropped square with rate tau / block^2 at most, if the mask net outputs 1."""
-    hidden: Annotated[int, Field(ge=1)] = 512
+    hidden: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Hidden channels of the mask net; 32 or 64 avoid most of its cost on a CPU."""
     temperature: Annotated[float, Field(gt=0)] = 0.01
     """Temperature of the Gumbel-softmax."""
     weight: Annotated[float, Field(ge=0)] = 0.01
     """The mask net minimizes minus this factor times the detector's loss."""
-    lr: Annotated[float, Field(gt=0)] = 1e-4
+    lr: Annotated[float, Field(gt=0, le=1000)] = 1e-4
     """Learning rate of the mask net, which has an SGD optimizer of its own."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 1e-4
     """Weight decay of the mask net."""
-    lr_growth: Annotated[float, Field(gt=0)] = 3.0
+    lr_growth: Annotated[float, Field(gt=0, le=1000)] = 3.0
     """Factor on the mask net's learning rate at each step at which the detector's is decayed."""
 
     def build(self, channels: int, seed: int) -> "MaskNet":

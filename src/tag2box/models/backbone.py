@@ -100,6 +100,25 @@ class Backbone(nn.Module):
         """Channel mean of each of L layers, per cell of a RoI (attention maps of CASD). The default is f alone."""
         return maps.mean(dim=1, keepdim=True)
 
+    @property
+    def photo_channels(self) -> int:
+        """Channels of ``photo_features``."""
+        return self.channels
+
+    def photo_features(self, trunk: Float[Tensor, "N c h w"], *, dense: bool = False) -> Float[Tensor, "N F h1 w1"]:
+        """Features of all cells of a photo, which an image classifier pools, from the trunk's map.
+
+        The default is that map itself.
+
+        Args:
+            dense: at the stride of the trunk, if the layers behind it have strides of their own.
+        """
+        return trunk
+
+    def photo_modules(self) -> tuple[nn.Module, ...]:
+        """The modules that ``trunk`` and ``photo_features`` run: those that adaptation trains."""
+        return self.trunk_modules()
+
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError

@@ -9,9 +9,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tag2box.models.backbone import Backbone
+from tag2box.models.class_maps import ClassMaps
+from tag2box.models.context import Context, ContextBackbone
 from tag2box.models.rng import RowRng
 from tag2box.ops.losses import at_least_single, unit_rows
-from tag2box.types import Batch, Proposals, StageScores
+from tag2box.types import Batch, StageScores
 
 HEAD_STD = 0.001
 """Standard deviation of initial head weights: scores start nearly uniform."""
@@ -33,9 +35,11 @@ class MilHead(nn.Module):
         self.det = _linear(features, columns)
         self.temperature = temperature
 
-    def logits(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
-        """Logits of both streams; detection logits are divided by the temperature."""
-        return self.cls(vector), self.det(vector) / self.temperature
+    def logits(
+        self, vector: Float[Tensor, "R F"], contrast: Float[Tensor, "R F"] | None = None
+    ) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
+        """Logits of both streams; the detection stream reads ``contrast``, and is divided by the temperature."""
+        return self.cls(vector), self.det(vector if contrast is None else contrast) / self.temperature
 
 
 class RefineHead(nn.Module):
@@ -68,11 +72,11 @@ class SimilarityHead(nn.Module):
 class Heads:
     """Heads on top of the backbone."""
 
-    stages: Annotated[int, Field(ge=0)] = 3
+    stages: Annotated[int, Field(ge=0, le=100)] = 3
     """K, the number of refinement stages; with 0, detections come from the MIL head."""
     regress: bool = True
     """Class-specific box regression in every stage."""
-    embed_dim: Annotated[int, Field(ge=1)] = 128
+    embed_dim: Annotated[int, Field(ge=1, le=65_536)] = 128
     """D, the size of the similarity embedding."""
     mil_background: bool = False
     """A background column in both MIL softmaxes (the published code has one, the paper has none).
@@ -91,6 +95,8 @@ class Heads:
     WSDDN's authors use 10 with Edge Boxes. Requires proposals with scores.
     """
 
+    context: Context = Context()
+
     def mil_columns(self, num_classes: int) -> int:
         """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
@@ -106,11 +112,12 @@ class Detector(nn.Module):
         scores = detector.score(vectors)  # MIL and refinement logits, box deltas
     """
 
-    def __init__(self, backbone: Backbone, num_classes: int, heads: Heads) -> None:
+    def __init__(self, backbone: Backbone, num_classes: int, heads: Heads, class_maps: ClassMaps | None = None) -> None:
         super().__init__()
-        features = backbone.vector_size
+        features = self.vector_size = backbone.vector_size
         self.num_classes = num_classes
-        self.backbone = backbone
+        self.context = heads.context
+        self.backbone = backbone if heads.context.on == "none" else ContextBackbone(backbone, heads.context.scale)
         self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
@@ -119,6 +126,15 @@ class Detector(nn.Module):
             RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
         )
         self.similarity = SimilarityHead(features, heads.embed_dim)
+        self.class_maps = class_maps.requires_grad_(False) if class_maps is not None else None
+        self.is_adapted = False
+
+    def load_adapted(self) -> None:
+        """Start from the backbone of the class maps, which has learned the tags."""
+        assert self.class_maps is not None
+        own = self.backbone.inner if isinstance(self.backbone, ContextBackbone) else self.backbone
+        own.load_state_dict(self.class_maps.backbone.state_dict())
+        self.is_adapted = True
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map per proposal; read from the batch if it comes from the feature cache."""
@@ -138,27 +154,37 @@ class Detector(nn.Module):
         if batch.images is not None:
             return self.backbone.roi_maps(self.backbone.trunk(batch.images), batch.proposals)
         assert batch.trunks is not None  # a Batch carries one of the three
-        photos = zip(batch.trunks, batch.proposals.split(batch.proposals.boxes), strict=True)
-        return torch.cat([self.backbone.roi_maps(t[None], Proposals(b, (len(b),))) for t, b in photos])
+        photos = enumerate(batch.trunks)
+        return torch.cat([self.backbone.roi_maps(trunk[None], batch.proposals.image(i)) for i, trunk in photos])
 
     def neck(self, maps: Float[Tensor, "R ch h w"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
-        """v = eta(f): the feature vector of each proposal."""
+        """v = eta(f): the feature vector of each proposal; with context, followed by that of its surroundings."""
         return self.backbone.neck(maps, row_rng)
+
+    def own(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R f"]:
+        """The feature vector of each proposal, without that of its surroundings."""
+        return vector if self.context.on == "none" else vector[:, : self.vector_size]
 
     def score(self, vector: Float[Tensor, "R F"]) -> StageScores:
         """Logits and box deltas of all stages."""
+        own = contrast = vector
+        if self.context.on != "none":
+            own, around = vector.split(self.vector_size, dim=1)
+            contrast = self.context.contrast(own, around)
+        seen = contrast if self.context.on in {"mil", "both"} else own  # by the detection stream
+        refined = contrast if self.context.on in {"refine", "both"} else own
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]
         more = [head for head in self.mil_more if isinstance(head, MilHead)]
-        mil_cls, mil_det = self.mil.logits(vector)
+        mil_cls, mil_det = self.mil.logits(own, seen)
         return StageScores(
             mil_cls=mil_cls,
             mil_det=mil_det,
-            refine=tuple(stage.cls(vector) for stage in stages),
-            deltas=tuple(stage.box(vector) for stage in stages if stage.box is not None),
-            mil_more=tuple(x for head in more for x in head.logits(vector)),
+            refine=tuple(stage.cls(refined) for stage in stages),
+            deltas=tuple(stage.box(own) for stage in stages if stage.box is not None),
+            mil_more=tuple(x for head in more for x in head.logits(own, seen)),
         )
 
     def embed(self, vector: Float[Tensor, "R F"]) -> Float[Tensor, "R D"]:
         """z = phi(v): unit-length embeddings."""
-        embedding: Tensor = self.similarity(vector)
+        embedding: Tensor = self.similarity(vector if self.context.on == "none" else self.own(vector))
         return embedding

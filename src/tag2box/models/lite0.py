@@ -16,6 +16,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from tag2box.errors import UserError
 from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.models.rng import RowRng, dropout
 from tag2box.models.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into, state_dict
@@ -35,7 +36,7 @@ class Lite0(BackboneSettings):
     layers: ClassVar[int] = 2
     pooling: Literal["align", "max"] = "align"
     """RoI pooling: RoIAlign, whose values are like those the blocks were pretrained on, or max pooling (RoIPool)."""
-    pool_size: Annotated[int, Field(ge=2, multiple_of=2)] = 14
+    pool_size: Annotated[int, Field(ge=2, le=64, multiple_of=2)] = 14
     """Side of the pooled grid before blocks 11-15, which halve it: 14 gives the paper's 7 x 7 maps, 8 is cheaper."""
     train_tail: bool = False
     """Train blocks 11-15. The feature cache then holds maps of photos instead of RoI maps."""
@@ -43,10 +44,17 @@ class Lite0(BackboneSettings):
     """Train the head convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout rate on the feature vector of a proposal."""
+    pooled: bool = False
+    """RoI maps of one cell, with the feature vector: a small cache and fast training, but no cells to drop or mask.
+
+    Needs a frozen neck (``train_neck = false``), which is then part of the cached network.
+    """
 
     def build(self, *, pretrained: bool = True) -> "Lite0Backbone":
         """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
-        backbone = Lite0Backbone(self)
+        if self.pooled and (self.train_neck or self.train_tail):
+            raise UserError("backbone.pooled: needs a frozen network; set train_neck=false and train_tail=false")
+        backbone = (PooledLite0Backbone if self.pooled else Lite0Backbone)(self)
         if pretrained:
             load_into(backbone, fold_weights(lite0_weights()), LITE0_PACKAGE)
         return backbone
@@ -70,7 +78,7 @@ class Lite0Backbone(Backbone):
         self.stem = _Conv(3, state_dict.LITE0_STEM, kernel=3, stride=2)
         self.body = nn.Sequential(*blocks[:_TRUNK_BLOCKS])
         self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
-        self.head = _Conv(self.channels, state_dict.LITE0_HEAD)
+        self.head = _Conv(state_dict.LITE0_STAGES[-1][2], state_dict.LITE0_HEAD)
         self.dropout = settings.dropout
         self.stem.requires_grad_(False)
         self.body.requires_grad_(False)
@@ -94,6 +102,24 @@ class Lite0Backbone(Backbone):
             for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True)
         ]
         return torch.cat(parts)
+
+    @property
+    def photo_channels(self) -> int:
+        """The channels of the head convolution."""
+        return self.vector_size
+
+    def photo_features(self, trunk: Float[Tensor, "N 112 h w"], *, dense: bool = False) -> Float[Tensor, "N 1280 h w"]:
+        """Blocks 11-15 and the head convolution, at stride 32, or at stride 16 if ``dense``."""
+        x = trunk
+        for block in self.tail:
+            assert isinstance(block, _Block)
+            x = block.dilated(x) if dense else block(x)
+        y: Tensor = self.head(x)
+        return y
+
+    def photo_modules(self) -> tuple[nn.Module, ...]:
+        """All of it."""
+        return (self.stem, self.body, self.tail, self.head)
 
     def neck(self, maps: Float[Tensor, "R 320 s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""
@@ -133,6 +159,46 @@ class Lite0Backbone(Backbone):
         return (self.stem, self.body)
 
 
+class PooledLite0Backbone(Lite0Backbone):
+    """EfficientNet-lite0 whose RoI maps are the feature vectors themselves; the neck only drops out."""
+
+    channels = state_dict.LITE0_HEAD
+    layers = 1
+
+    def __init__(self, settings: Lite0) -> None:
+        super().__init__(settings)
+        self.map_size = 1
+
+    def roi_maps(self, features: Float[Tensor, "N 112 h w"], proposals: Proposals) -> Float[Tensor, "R 1280 1 1"]:
+        """The feature vector of each proposal."""
+        maps = super().roi_maps(features, proposals)
+        cells, ones = super().neck_stem(maps), maps.new_ones(len(maps), maps.shape[2] * maps.shape[3])
+        assert self.head.bias is not None
+        return masked_mean(cells, ones, self.head.bias)[:, :, None, None]
+
+    def neck_stem(self, maps: Float[Tensor, "R 1280 1 1"]) -> Float[Tensor, "R 1280 1 1"]:
+        """The identity."""
+        return maps
+
+    def neck_tail(
+        self, stem: Float[Tensor, "R 1280 1 1"], factors: Float[Tensor, "R 1 1"], row_rng: RowRng | None = None
+    ) -> Float[Tensor, "R 1280"]:
+        """Dropout."""
+        return dropout((stem * factors[:, None].to(stem.dtype)).flatten(1), self.dropout, row_rng)
+
+    def responses(self, maps: Float[Tensor, "R 1280 1 1"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R 1 1 1"]:
+        """Of the only layer and cell."""
+        return maps.mean(dim=1, keepdim=True)
+
+    def roi_map_key(self) -> str:
+        """The key, and the size of the grid that is averaged."""
+        return f"{super().roi_map_key()} pooled {self.pool_size}"
+
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
+        """All of it."""
+        return (self.stem, self.body, self.tail, self.head)
+
+
 class _Conv(nn.Conv2d):
     """A convolution with its batch norm folded in, then ReLU6 unless ``linear``.
 
@@ -150,6 +216,14 @@ class _Conv(nn.Conv2d):
         y = super().forward(x if self.before is None else nn.functional.pad(x, self.before))
         return y if self.linear else nn.functional.relu6(y, inplace=True)
 
+    def dilated(self, x: Tensor) -> Tensor:
+        """Stride 1 for a stride of 2, dilation 2 for stride 1: with every second cell dropped, ``forward``."""
+        half = self.kernel_size[0] // 2
+        padded = nn.functional.pad(x, (half - 1, half + 1) * 2 if self.before else (2 * half,) * 4)
+        dilation = 1 if self.before else 2
+        y = nn.functional.conv2d(padded, self.weight, self.bias, dilation=dilation, groups=self.groups)
+        return nn.functional.relu6(y, inplace=True)
+
 
 class _Block(nn.Module):
     """Inverted residual: expand, filter each channel, project; added to its input if the shapes agree."""
@@ -164,6 +238,11 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.project(self.depthwise(self.expand(x)))
+        return x + y if self.residual else y
+
+    def dilated(self, x: Tensor) -> Tensor:
+        """The block at twice the resolution: its own stride is skipped, and that of a block before it made up for."""
+        y: Tensor = self.project(self.depthwise.dilated(self.expand(x)))
         return x + y if self.residual else y
 
 

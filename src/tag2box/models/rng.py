@@ -41,6 +41,10 @@ class RowRng:
         """Draw from N(0, 1): one tensor of ``shape`` per row."""
         return self._draw(torch.randn, shape)
 
+    def copy(self) -> "RowRng":
+        """An RNG that draws the same numbers from now on."""
+        return RowRng(self.images, {image: generator.clone_state() for image, generator in self.generators.items()})
+
     def _draw(self, source: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         images, device = self.images, self.images.device
         counts = torch.bincount(images).tolist() if len(images) else []

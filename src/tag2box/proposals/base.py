@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import cv2
 import numpy as np
@@ -14,14 +14,20 @@ import torch
 from jaxtyping import Float, Float32, Int, UInt8
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
 from tag2box.extend import Plugin
+
+DEFAULT_KIND = "selective_search"
+"""Method of `tag2box propose` and of the trial search of `tag2box data check`."""
 
 DEFAULT_SHORT_SIDE = 200
 """Working resolution of people's own photos: a search then takes a fraction of a second per photo."""
 
 _MAX_ASPECT = 8  # a working copy's long side is at most this many short sides, so that extreme strips stay affordable
 _FILE = re.compile(r".+ sha256:[0-9a-f]{64}")  # a file setting, as ``source`` records it
+
+SNAPPED = "snapped"
+"""Kind of stores with boxes snapped from others; ``proposals`` in their source is that of the boxes they began with."""
 
 ProposalSource = Mapping[str, object]
 """Provenance of a store's boxes, as JSON: a ``kind``, and the settings that affect the result."""
@@ -60,7 +66,8 @@ class ProposalMethod:
     """Base class of proposal methods: the fields are the settings, a subclass implements ``search``."""
 
     kind: str = ""
-    short_side: Annotated[int, Field(ge=32)] | None = None
+    uses: ClassVar[str] = ""  # boxes or masks that the method was trained on: named wherever its results are shown
+    short_side: Annotated[int, Field(ge=32, le=20_000)] | None = None
     """Short side to which photos are resized for the search; None searches them at full size."""
     max_boxes: Annotated[int, Field(ge=1)] | None = 2000
     """Maximum number of boxes per photo."""
@@ -80,8 +87,9 @@ class ProposalMethod:
 
     def source(self) -> dict[str, object]:
         """The settings as a store records them; a file is recorded by name and content hash, not by path."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
         values["kind"] = Plugin("proposal method").kind_of(self)
+        values |= {"uses": self.uses} if self.uses else {}
         return {name: _file_identity(v) if isinstance(v, Path) else v for name, v in values.items()}
 
     def working_size(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -109,6 +117,17 @@ class ProposalMethod:
         kept = self.order(boxes, scores)[: self.max_boxes]
         return Candidates(torch.from_numpy(boxes[kept]), torch.from_numpy(scores[kept]))
 
+    def propose(
+        self, photo_id: str, image: UInt8[torch.Tensor, "3 H W"], size: tuple[int, int] | None = None
+    ) -> Candidates:
+        """Propose boxes for a photo of a dataset; a method that knows more of it than its pixels overrides this."""
+        return self(image, size)
+
+
+def uses_of(source: ProposalSource) -> str:
+    """The boxes or masks that a store's method was trained on; empty for most."""
+    return printable(str(source.get("uses") or ""), 60)
+
 
 def default_method(kind: str) -> ProposalMethod:
     """The method of a kind for people's own photos: its defaults, and a ``short_side`` of 200 if it sets none."""
@@ -126,7 +145,7 @@ def method_from_source(source: ProposalSource) -> ProposalMethod:
     known = {field.name for field in fields(cls) if field.init} - {"kind"}
     values: dict[str, Any] = {}
     for name, value in source.items():
-        if name == "kind":
+        if name in {"kind", "uses"}:
             continue
         if isinstance(value, str) and _FILE.fullmatch(value):
             raise UserError(f"made with {value}; name this file with --set proposals.{name}=FILE")
@@ -153,6 +172,12 @@ def _resized(bgr: UInt8[np.ndarray, "H W 3"], cols: int, rows: int) -> UInt8[np.
         return bgr
     interpolation = cv2.INTER_AREA if rows * cols < bgr.shape[0] * bgr.shape[1] else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(bgr, (cols, rows), interpolation=interpolation))
+
+
+def resized_image(image: UInt8[torch.Tensor, "3 H W"], cols: int, rows: int) -> UInt8[torch.Tensor, "3 h w"]:
+    """An image at another size."""
+    pixels = _resized(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cols, rows)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _distinct(

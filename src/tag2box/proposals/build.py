@@ -1,14 +1,13 @@
 """Building a proposal store: photos are searched in parallel, and an interrupted build resumes.
 
-Finished photos are kept as shards in the store's folder until all are done. Photos that are new, or whose size has
-changed, are added to an existing store.
+Finished photos are kept as shards in the store's folder until all are done. Photos that are new, or whose size or
+content has changed, are added to an existing store.
 """
 
-import errno
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,9 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
+from tag2box import io, storage
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
-from tag2box.io import LOCK, wait_for_lock
 from tag2box.parallel.pool import LocalPool, Pool
 from tag2box.progress import Progress, silent
 from tag2box.proposals import shards, store
@@ -29,8 +28,7 @@ from tag2box.proposals.base import Candidates, ProposalMethod, ProposalSource
 
 SHARDS_FOLDER = "parts"
 _MAX_REDUCTIONS = 16  # powers of two by which an image may be reduced while it is decoded
-_TEMPORARY = re.compile(r"\.(boxes|scores|index).*")
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+_TEMPORARY = re.compile(r"\.(boxes|scores|index).*|\..+\.([0-9a-f]{6}-)?[0-9]{1,10}-[0-9a-f]{8}")
 
 
 class ReadPhoto(Protocol):
@@ -41,7 +39,7 @@ class ReadPhoto(Protocol):
         ...
 
 
-def build_proposals(
+def build_proposals(  # noqa: PLR0913 - what to search, with what, where
     photos: Sequence[Photo],
     method: ProposalMethod,
     out: Path,
@@ -50,6 +48,7 @@ def build_proposals(
     workers: int | None = None,
     pool: Pool | None = None,
     skip_bad: bool = False,
+    any_store: bool = True,
     progress: Progress = silent,
 ) -> store.ProposalStore:
     """Build the proposal store of some photos, or complete an existing one.
@@ -62,20 +61,23 @@ def build_proposals(
         workers: number of processes; None starts up to one per core. The store does not depend on it, nor on ``pool``.
         pool: another executor, such as a Ray cluster.
         skip_bad: record photos that cannot be searched as failed, instead of raising at the first.
+        any_store: add the photos even to a store that has none of them, and so was made for another dataset.
     """
     _check_distinct(photos)
     _check_folder(out)
     source = json.loads(json.dumps(method.source()))  # as it is read back: tuples become lists
     stored = _open_store(out, source)
-    if stored is not None and not _missing(photos, stored.sizes):
+    if stored is not None and all(map(stored.holds, photos)):
         with suppress(UserError, OSError):  # the folder may be read-only, or locked by a writer
             _clean_up(out, source)
         return stored
     method.ready()
     waiting = partial(progress, "proposals: another process makes them; waiting", 1)
-    with _disk_full_as_user_error(out), wait_for_lock(out / LOCK, waiting):
+    with storage.writing(out), io.wait_for_lock(out / io.LOCK, waiting):
         stored = _open_store(out, source)
         build = _Build(out, source, tuple(photos), stored, shards.Shards.open(out / SHARDS_FOLDER, source))
+        if not any_store:
+            build.check_related()
         _remove_temporary(out, stored)
         with build.flushed_on_interrupt():
             build.search(partial(search_photo, method, read), pool or LocalPool(workers), skip_bad, progress)
@@ -93,6 +95,7 @@ class SearchResult:
     boxes: Float32[np.ndarray, "P 4"] | None
     scores: Float32[np.ndarray, " P"] | None
     problem: str = ""
+    stamp: storage.FileStamp | None = None  # of the file that was searched
 
     def candidates(self) -> Candidates | None:
         """Boxes and scores as tensors; None if there was a problem."""
@@ -105,11 +108,12 @@ class SearchResult:
 def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> SearchResult:
     """Propose boxes for a photo; every error becomes a one-line problem."""
     size = (photo.width, photo.height)
+    stamp = store.StoreEntry.of(photo).stamp  # before the photo is read: one that changes meanwhile is searched again
     try:
         working = method.working_size(size)
         image = read(photo.path, None if working == size else working)
         _check_size(photo, (image.shape[2], image.shape[1]))
-        found = method(image, size)
+        found = method.propose(photo.id, image, size)
         store.check_candidates(f"{photo.path}: photo {photo.id}", size, found)
     except UserError as error:
         return SearchResult(None, None, str(error))
@@ -118,7 +122,7 @@ def search_photo(method: ProposalMethod, read: ReadPhoto, photo: Photo) -> Searc
         reason = (str(error).splitlines() or [""])[0]
         problem = f"{photo.path}: not searched ({type(error).__name__}: {reason}); repair or remove it"
         return SearchResult(None, None, problem)
-    return SearchResult(found.boxes.numpy(), found.scores.numpy())
+    return SearchResult(found.boxes.numpy(), found.scores.numpy(), stamp=stamp)
 
 
 def crashed_search(photo: Photo, number: int) -> SearchResult:
@@ -144,6 +148,9 @@ def _check_size(photo: Photo, size: tuple[int, int]) -> None:
 # ---------------------------------------------------------------- all photos
 
 
+_Holder = store.ProposalStore | shards.Shards
+
+
 @dataclass(slots=True)
 class _Build:
     """State of a build in a locked folder."""
@@ -154,6 +161,29 @@ class _Build:
     stored: store.ProposalStore | None
     shards: shards.Shards
     failed: dict[str, str] = field(default_factory=dict)
+    done: dict[str, tuple[store.StoreEntry, _Holder]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Find the photos that were searched before, and are unchanged."""
+        holders: list[_Holder] = [self.shards] if self.stored is None else [self.stored, self.shards]
+        for holder in holders:
+            for photo in self.photos:
+                entry = holder.entry(photo.id)
+                current = None if entry is None else entry.updated(photo)
+                if current is not None:
+                    self.done[photo.id] = (current, holder)
+
+    def check_related(self) -> None:
+        """Raise if there are proposals of other photos only."""
+        others = self.stored.failed if self.stored else {}
+        if self.done or any(photo.id in others for photo in self.photos):
+            return
+        count = len(self.shards.entries) + (len(self.stored) if self.stored else 0)
+        if count:
+            raise UserError(
+                f"{self.out}: holds proposals of {count:,} other photos and of none of these {len(self.photos):,}; "
+                f"name another store, or add the photos with `tag2box propose DATA --out {self.out}`"
+            )
 
     @contextmanager
     def flushed_on_interrupt(self) -> Iterator[None]:
@@ -162,14 +192,13 @@ class _Build:
             yield
         except KeyboardInterrupt:
             self.shards.flush()
-            done = len(self.photos) - len(self._missing())
             raise Interrupted(
-                f"{self.out}: {done} of {len(self.photos)} photos are done; rerun the same command to resume"
+                f"{self.out}: {len(self.done)} of {len(self.photos)} photos are done; rerun the same command to resume"
             ) from None
 
     def search(self, search: Callable[[Photo], SearchResult], pool: Pool, skip_bad: bool, progress: Progress) -> None:
         """Search the photos that are neither in the store nor in the shards, and add them to the shards."""
-        missing = self._missing()
+        missing = [photo for photo in self.photos if photo.id not in self.done]
         if not missing:
             return
         with (
@@ -183,7 +212,9 @@ class _Build:
     def _add(self, photo: Photo, result: SearchResult, *, skip_bad: bool) -> None:
         candidates = result.candidates()
         if candidates is not None:
-            self.shards.add(_entry(photo), candidates)
+            entry = store.StoreEntry(photo.id, photo.width, photo.height, result.stamp)
+            self.done[photo.id] = (entry, self.shards)
+            self.shards.add(entry, candidates)
         elif skip_bad:
             self.failed[photo.id] = result.problem
         else:
@@ -195,31 +226,21 @@ class _Build:
         before = dict(self.stored.failed) if self.stored else {}
         failed = {name: why for name, why in before.items() if name not in named}
         failed |= {photo.id: self.failed[photo.id] for photo in self.photos if photo.id in self.failed}
-        if self.stored is None or self.shards.sizes or failed != before:
-            entries = [_entry(photo) for photo in self.photos if photo.id not in failed]
-            entries += [store.StoreEntry(name, *size) for name, size in self._kept().items() if name not in named]
-            store.write_entries(self.out, self.source, entries, map(self._candidates, entries), failed=failed)
+        if self.stored is None or self.shards.entries or failed != before:
+            store.write_entries(self.out, self.source, self._found(named), failed=failed)
         self.shards.remove()
 
-    def _candidates(self, entry: store.StoreEntry) -> Candidates:
-        if self.stored is None or self.shards.sizes.get(entry.id) == entry.size:
-            return self.shards.candidates(entry.id)
-        return self.stored.candidates(entry.id)
-
-    def _missing(self) -> list[Photo]:
-        return _missing(self.photos, {**self._kept(), **self.shards.sizes})
-
-    def _kept(self) -> Mapping[str, tuple[int, int]]:
-        return self.stored.sizes if self.stored else {}
-
-
-def _entry(photo: Photo) -> store.StoreEntry:
-    return store.StoreEntry(photo.id, photo.width, photo.height)
-
-
-def _missing(photos: Sequence[Photo], sizes: Mapping[str, tuple[int, int]]) -> list[Photo]:
-    """The photos that are new, or have changed their size."""
-    return [photo for photo in photos if sizes.get(photo.id) != (photo.width, photo.height)]
+    def _found(self, named: Set[str]) -> Iterator[tuple[store.StoreEntry, Candidates]]:
+        """Entries and boxes of the photos in order, then those of the photos that only the existing store has."""
+        for photo in self.photos:
+            if photo.id in self.done:
+                entry, holder = self.done[photo.id]
+                yield entry, holder.candidates(photo.id)
+        if self.stored is not None:
+            for name in self.stored.sizes:
+                kept = self.stored.entry(name) if name not in named else None
+                if kept is not None:
+                    yield kept, self.stored.candidates(name)
 
 
 # ---------------------------------------------------------------- the folder
@@ -245,15 +266,15 @@ def _check_distinct(photos: Sequence[Photo]) -> None:
 def _check_folder(out: Path) -> None:
     """Raise if a folder contains files other than a store's, so that users' files are never mixed with proposals."""
     for path in out.iterdir() if out.is_dir() else ():
-        is_plain = path.name in {SHARDS_FOLDER, LOCK, store.INDEX}
-        if not (is_plain or store.ARRAY_FILE.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)):
+        is_plain = path.name in {SHARDS_FOLDER, io.LOCK, store.INDEX}
+        if not (is_plain or store.is_array(path) or _TEMPORARY.fullmatch(path.name)):
             raise UserError(f"{out}: holds {path.name}, which is no part of a proposal store; name a folder of its own")
 
 
 def _clean_up(out: Path, source: ProposalSource) -> None:
     """Remove what a build left behind that was killed after its store was complete."""
     names = {path.name for path in out.iterdir()}
-    if names & {SHARDS_FOLDER, LOCK} or any(map(_TEMPORARY.fullmatch, names)):
+    if names & {SHARDS_FOLDER, io.LOCK} or any(map(_TEMPORARY.fullmatch, names)):
         with store.store_lock(out):
             _remove_temporary(out, _open_store(out, source))
             shards.Shards.open(out / SHARDS_FOLDER, source).remove()
@@ -266,13 +287,3 @@ def _remove_temporary(out: Path, stored: store.ProposalStore | None) -> None:
             path.unlink()
     if stored is not None:
         store.remove_old_arrays(out, stored.generation)
-
-
-@contextmanager
-def _disk_full_as_user_error(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
-            raise
-        raise UserError(f"{out}: no space left on the disk; free some, then rerun the same command to resume") from None

@@ -30,7 +30,7 @@ class Wsrpn(base.ProposalMethod):
     """
 
     kind: Literal["wsrpn"] = "wsrpn"
-    short_side: Annotated[int, Field(ge=32)] | None = 200
+    short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     layers: Annotated[int, Field(ge=1, le=3)] = 3
     """Number of layers used, finest first: at strides 2, 4 and 8."""

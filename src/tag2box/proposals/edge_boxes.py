@@ -30,7 +30,7 @@ class EdgeBoxes(ProposalMethod):
     """
 
     kind: Literal["edge_boxes"] = "edge_boxes"
-    short_side: Annotated[int, Field(ge=32)] | None = 200
+    short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.65
     """IoU of neighboring windows in the search: higher is denser and slower."""

@@ -35,16 +35,16 @@ BLACK: PadColour = (0.0, 0.0, 0.0)
 class Loader:
     """Batch size, image views and worker processes."""
 
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Photos per batch. The exemplars S_c span the batch, so this is part of the method."""
     resize: images.Resize = images.Resize()
-    views_per_image: Annotated[int, Field(ge=1)] = 1
+    views_per_image: Annotated[int, Field(ge=1, le=1000)] = 1
     """Views of every photo in its batch, with the same proposals; CASD compares them and uses 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """Proposals per photo and iteration, a random subset each time; default: all."""
     group_aspect: bool = False
     """Batch landscape photos with landscape ones and portrait with portrait: less padding, less mixing."""
-    workers: Annotated[int, Field(ge=0)] | None = None
+    workers: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Worker processes that decode photos; 0 decodes in the main process. With a feature cache, a thread (or 0: none).
 
     Default: half the cores, at most 4, if shared memory holds their batches. Batches do not depend on it.
@@ -129,7 +129,7 @@ class BatchSampler:
 
     def sampled(self, iteration: int) -> tuple[SampledView, ...]:
         """The photos of an iteration on all ranks, each in its views."""
-        slots = batch_slots(len(self.photos), self.loader.batch_size, self.seed, iteration, wide=self._wide)
+        slots = batch_slots(len(self.photos.photos), self.loader.batch_size, self.seed, iteration, wide=self._wide)
         draws = [(slot.index, (self.seed, slot.epoch, slot.index)) for slot in slots]
         return tuple(SampledView(index, view, draw) for index, draw in draws for view in self.loader.views(draw))
 
@@ -183,10 +183,11 @@ class FeatureBatches(BatchSampler):
     def _collate(self, sampled: Sequence[SampledView], most: int | None) -> Batch:
         if not sampled:
             return Batch.empty(len(self.classes))
-        boxes, features, side_info = [], [], []
+        boxes, features, side_info, frames = [], [], [], []
         for one in sampled:
             photo = self.photos.photos[one.index]
             own = images.boxes_in_view(one.view, self.store.boxes(photo.id), (photo.height, photo.width))
+            frames.append(images.view_size(one.view, (photo.height, photo.width))[::-1])
             rows = draw_rows(len(own), most, one.draw)
             kept = self.features.get(one.index, one.view)
             boxes.append(own[rows])
@@ -197,7 +198,7 @@ class FeatureBatches(BatchSampler):
         return Batch(
             ids=tuple(self.photos.photos[i].id for i in index),
             tags=self.photos.tags[index],
-            proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes))),
+            proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes)), tuple(frames)),
             maps=torch.cat(features) if self.has_roi_maps else None,
             trunks=None if self.has_roi_maps else tuple(features),
             unsure=None if unsure is None else unsure[index],
@@ -284,10 +285,11 @@ def collate(samples: Sequence[Sample], pad: PadColour = BLACK, *, size: tuple[in
         padded[:, : sample.image.shape[1], : sample.image.shape[2]] = sample.image
     unsure = [sample.unsure for sample in samples if sample.unsure is not None]
     boxes = [sample.boxes for sample in samples]
+    frames = tuple((sample.image.shape[2], sample.image.shape[1]) for sample in samples)
     return Batch(
         ids=tuple(sample.id for sample in samples),
         tags=torch.stack([sample.tags for sample in samples]),
-        proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes))),
+        proposals=Proposals(torch.cat(boxes), tuple(map(len, boxes)), frames),
         images=images,
         unsure=torch.stack(unsure) if unsure else None,
         side_info=SideInfo.joined([sample.side_info for sample in samples]),

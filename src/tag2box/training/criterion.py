@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tag2box.extend import Plugin
 from tag2box.methods import casd, discovery, oim, pcl, protocols, wscl, wsddn, wsrpn
+from tag2box.models.class_maps import NO_PRIOR, Prior, area_shares
 from tag2box.ops.losses import box_loss, refine_loss
 from tag2box.types import (
     AugmentedRois,
@@ -143,6 +144,8 @@ class Criterion:
 
     mil: Annotated[protocols.MilStrategy, Plugin("MIL head")] = field(default_factory=wsddn.Wsddn)
     rescore: wsrpn.Rescore = wsrpn.Rescore()
+    prior: Prior = NO_PRIOR
+    """Factors on the teacher scores that pseudo boxes are chosen by, relative to the largest of a photo and class."""
     labeler: Annotated[protocols.Labeler, Plugin("labeler")] = field(default_factory=discovery.Discovery)
     sampling: wscl.Sampling = wscl.Sampling()
     contrast: wscl.Contrast = wscl.Contrast()
@@ -157,6 +160,7 @@ class Criterion:
         """The union of what all parts require of the network and the data."""
         needed = self.mil.requirements | self.labeler.requirements | Requirements(exemplars=self.contrast.enabled)
         needed = needed | self.spatial.requirements | self.attention.requirements
+        needed = needed | Requirements(class_evidence=self.prior.evidence != 0)
         return reduce(or_, (term.requirements for term in self.extra), needed)
 
     def terms(self, fraction: float, everything: StageInputs) -> tuple[Term, ...]:
@@ -188,10 +192,13 @@ class Criterion:
         return replace(loss, labeling=scatter_labels(loss.labeling, rows, meta))
 
     def _loss(self, batch: StageInputs, everything: StageInputs, fraction: float) -> LossOutput:
-        inputs = self._labeler_input(batch, fraction)
+        factors = relative_factors(self.prior, batch.meta) if self.prior != NO_PRIOR else None
+        inputs = self._labeler_input(batch, factors, fraction)
         if self.requirements.exemplars:
             is_mean = self.refine.last_teacher == "mean"
             augment_rois = self._with_last_teacher(batch.augment_rois) if is_mean else batch.augment_rois
+            if factors is not None:
+                augment_rois = with_factors(augment_rois, factors)
             inputs = replace(inputs, exemplars=self.sampling(inputs, augment_rois))
         labeling = run_labeler(self.labeler, inputs)
         taught = replace(labeling, stages=labeling.stages[: len(batch.outputs.scores.refine)])
@@ -221,12 +228,14 @@ class Criterion:
 
         return augment
 
-    def _labeler_input(self, batch: StageInputs, fraction: float) -> LabelerInput:
+    def _labeler_input(self, batch: StageInputs, factors: Float[Tensor, "R C"] | None, fraction: float) -> LabelerInput:
         outputs, meta, mil = batch.outputs, batch.meta, batch.mil
         num_classes = meta.tags.shape[1]
         probs = teachers(mil.scores, outputs.scores, num_classes, self.refine.last_teacher)
         if meta.views_per_image > 1:
             probs = tuple(mean_over_views(p, meta) for p in probs)
+        if factors is not None:
+            probs = tuple(p * factors for p in probs)
         return LabelerInput(
             meta.proposals,
             meta.tags,
@@ -258,6 +267,24 @@ class StageInputs:
         second = None if self.mil.second is None else self.mil.second[rows]
         mil = replace(self.mil, scores=self.mil.scores[rows], second=second)
         return StageInputs(self.outputs.map(lambda x: x[rows]), self.meta.subset(rows), augment, mil)
+
+
+def relative_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
+    """Factors of a prior, divided by the largest of each photo and class, so that scores keep their scale."""
+    proposals, side_info = meta.proposals, meta.side_info
+    factors = prior.factors(area_shares(proposals), side_info.class_evidence, meta.tags.shape[1])
+    parts = [own / own.max(dim=0).values if len(own) else own for own in proposals.split(factors)]
+    return torch.cat([factors[:0], *parts])
+
+
+def with_factors(augment_rois: AugmentRois, factors: Float[Tensor, "R C"]) -> AugmentRois:
+    """Augmented copies whose teacher scores have the factors of their proposals."""
+
+    def augment(rows: Int[Tensor, " m"]) -> AugmentedRois:
+        made = augment_rois(rows)
+        return replace(made, probs=tuple(probs * factors[rows] for probs in made.probs))
+
+    return augment
 
 
 def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput) -> Labeling:

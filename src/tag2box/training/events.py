@@ -3,11 +3,15 @@
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 import torch
 
+from tag2box import errors, io
 from tag2box.models.rng import StepRng
 from tag2box.training import batches, criterion, grad_cache
 from tag2box.training.step import Step
@@ -20,17 +24,24 @@ class EventLog:
     """Appends one JSON object per line; each is on disk before the next begins."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        io.make_folder(folder)
         self._path = folder / EVENTS_FILE
         self._mend_last_line()
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
-        """Append an event with a time stamp."""
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append an event with a time stamp; on a full disk nothing of it is left."""
+        line = (json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False) + "\n").encode()
+        is_new = not self._path.exists()
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                _append(file, line)
+            if is_new:
+                io.sync(self._path.parent)
+        except OSError as error:
+            raise errors.UserError(
+                f"{self._path}: cannot be written ({error.strerror or error}); free some space or repair the disk, "
+                "then continue with --resume"
+            ) from None
 
     def _mend_last_line(self) -> None:
         """Cut half a line left by a killed process; the next event would be appended to it."""
@@ -40,6 +51,20 @@ class EventLog:
         if content and not content.endswith(b"\n"):
             with self._path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
+                os.fsync(file.fileno())
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Write a whole line to disk, or none of it."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while line:
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 class NullEventLog:
@@ -49,11 +74,24 @@ class NullEventLog:
         """Discard the event."""
 
 
+def warn(log: EventLog | NullEventLog, run: Path, iteration: int, problem: str) -> None:
+    """Log a sign of a training that does not learn, and show it as one line."""
+    log.write("warning", {"iteration": iteration, "problem": problem})
+    warnings.warn(f"{run}: iteration {iteration}: {problem}", stacklevel=2)
+
+
 def read_events(folder: Path) -> Iterator[dict[str, object]]:
     """The events of a run in order; an incomplete last line, left by a killed process, is skipped."""
-    for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    path = folder / EVENTS_FILE
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, or brackets nested too deeply
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            raise errors.UserError(f"{path}:{number}: not an event of training; remove this line")
+        yield event
 
 
 def step_event(iteration: int, loss: criterion.LossOutput, lr: float, seconds: float) -> dict[str, object]:
@@ -82,6 +120,15 @@ def pseudo_event(iteration: int, loss: criterion.LossOutput, classes: Sequence[s
 
 def _ratio(count: int, of: int) -> float | None:
     return count / of if of else None
+
+
+def has_constant_scores(step: Step, source: batches.BatchSource) -> bool:
+    """Whether a training photo's proposals all have the same scores in every head, so that nothing can be learnt."""
+    with torch.no_grad():
+        batch = source.preview_batch(1).to(step.device)
+        scores = step.detector.score(step.detector.neck(step.detector.roi_maps(batch)))
+    rows = torch.cat([scores.mil_cls, scores.mil_det, *scores.refine], dim=1)
+    return len(rows) > 1 and bool((rows == rows[0]).all())
 
 
 def gallery_event(

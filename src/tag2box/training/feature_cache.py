@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, repeat
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -19,15 +19,20 @@ import torch
 from jaxtyping import Float, Float16
 from torch import Tensor, nn
 
-from tag2box import errors, io
+from tag2box import errors, io, storage
 from tag2box.annotations import BoxSource, Photo
 from tag2box.images import DecodedImage, View, boxes_in_view, load_image, load_view, view_size
 from tag2box.models.backbone import Backbone
 from tag2box.progress import Bar, Progress, silent
 from tag2box.types import Proposals
 
+SUFFIX = ".f16"
 _DIMS = 4
-_MAGIC = 0x3176_7865_6232_6774  # first number of every cache file
+_MAGIC = 0x3276_7865_6232_6774  # first number of every cache file, with its version
+_OLDER_MAGIC = 0x3176_7865_6232_6774  # of files without digests, which are not read any more
+_SHA = hashlib.sha256
+_DIGEST = 32  # bytes
+_REMEDY = "remove the file; it is built again"
 _INT = np.dtype("<i8")
 _HALF = np.dtype("<f2")
 
@@ -73,7 +78,8 @@ class RoiMaps:
             flips = sorted({view.flip for view in same_size})
             trunks = dict(zip(flips, self._trunks(upright, flips), strict=True))
             for view in same_size:
-                yield self._maps(trunks[view.flip], boxes_in_view(view, boxes, size))
+                seen, frame = boxes_in_view(view, boxes, size), view_size(view, size)[::-1]
+                yield self._maps(trunks[view.flip], Proposals(seen, (len(seen),), (frame,)))
 
     def _trunks(self, upright: Float[Tensor, "3 h w"], flips: Sequence[bool]) -> tuple[Float[Tensor, "c h1 w1"], ...]:
         device = self.backbone.device
@@ -81,9 +87,9 @@ class RoiMaps:
         with torch.no_grad():
             return tuple(trunk for some in images.split(trunk_batch(device)) for trunk in self.backbone.trunk(some))
 
-    def _maps(self, trunk: Float[Tensor, "c h w"], boxes: Float[Tensor, "P 4"]) -> Float[Tensor, "P ch h1 w1"]:
+    def _maps(self, trunk: Float[Tensor, "c h w"], proposals: Proposals) -> Float[Tensor, "P ch h1 w1"]:
         with torch.no_grad():
-            maps = self.backbone.roi_maps(trunk[None], Proposals(boxes.to(trunk.device), (len(boxes),)))
+            maps = self.backbone.roi_maps(trunk[None], proposals.to(trunk.device))
         # rounded and laid out as the cache would return them, so that everything after gives the same bits
         return maps.half().contiguous().float() if self.backbone.frozen_roi_maps else maps
 
@@ -157,9 +163,11 @@ class FeatureCache:
 
     A file is named by a digest of everything its features depend on, so a stale file is never read. It is written
     beside its place and renamed; of several processes one builds it while the others wait. It is read with plain reads
-    at an offset, so resident memory does not grow with the cache.
+    at an offset, so resident memory does not grow with the cache. A file that is cut short is built again; one that is
+    damaged is refused: the header when it is opened, the features of a photo when they are first read.
 
-    Layout, little-endian: a magic number, the number of photos, four sizes per photo (all int64), then the values.
+    Layout, little-endian: a magic number, the number of photos, four sizes per photo (all int64), the SHA-256 of each
+    photo's features, the SHA-256 of all this, then the values.
     """
 
     def __init__(self, features: RoiMaps | TrunkMaps, folder: Path) -> None:
@@ -190,22 +198,25 @@ class FeatureCache:
         self._files.clear()
 
     def _open_or_build(self, view: View, progress: Progress) -> _CacheFile:
-        name = hashlib.sha256(f"{self._key} {view}".encode()).hexdigest()[:24]
-        path, count = self._folder / f"{name}.f16", len(self.features.photos)
+        name = hashlib.sha256(f"{_MAGIC:x} {self._key} {view}".encode()).hexdigest()[:24]
+        path, count = self._folder / f"{name}{SUFFIX}", len(self.features.photos)
         existing = _open_cache_file(path, count)
         if existing is not None:
             return existing
         title = f"{self.features.title} at {view.short or 'full size'}{' flipped' if view.flip else ''}"
         waiting = f"{title}: another process builds them; waiting"
-        with io.wait_for_lock(path.with_suffix(".lock"), lambda: progress(waiting, 1)):
+        remedy = "free some space, or set feature_cache to a folder on another disk"
+        with (
+            storage.writing(path, remedy),
+            io.wait_for_lock(path.with_suffix(".lock"), lambda: progress(waiting, 1)),
+        ):
             built = _open_cache_file(path, count) or self._build(path, view, title, progress)
         if built is None:
             raise errors.UserError(f"{path}: changed while it was written; is another program writing here? try again")
         return built
 
     def _build(self, path: Path, view: View, title: str, progress: Progress) -> _CacheFile | None:
-        for left in path.parent.glob(f".{path.name}.*"):  # temporary files of killed processes
-            left.unlink()
+        io.sweep(path.parent)
         count = len(self.features.photos)
         with io.replacing(path) as temporary, temporary.open("wb") as file, progress(title, count) as bar:
             self._write(file, view, bar)
@@ -213,15 +224,18 @@ class FeatureCache:
 
     def _write(self, file: BinaryIO, view: View, bar: Bar) -> None:
         count = len(self.features.photos)
-        shapes = np.zeros((count, _DIMS), _INT)
+        shapes, digests = np.zeros((count, _DIMS), _INT), b""
         file.seek(_header_bytes(count))
         for index in range(count):
             values = self.features.encode(self.features.get(index, view)).half().contiguous().cpu()
             shapes[index] = values.shape
-            file.write(values.numpy().astype(_HALF, copy=False).tobytes())
+            raw = values.numpy().astype(_HALF, copy=False).tobytes()
+            digests += _SHA(raw).digest()
+            file.write(raw)
             bar.advance()
+        header = np.array([_MAGIC, count], _INT).tobytes() + shapes.tobytes() + digests
         file.seek(0)
-        file.write(np.array([_MAGIC, count], _INT).tobytes() + shapes.tobytes())
+        file.write(header + _SHA(header).digest())
 
 
 @dataclass(frozen=True)
@@ -232,36 +246,78 @@ class _CacheFile:
     handle: int
     shapes: list[list[int]]
     starts: list[int]  # in bytes; the last is the size of the file
+    digests: bytes  # of all photos, one after another
+    verified: set[int] = field(default_factory=set)
 
     def read(self, index: int) -> Float16[Tensor, "a b c d"]:
+        """The features of a photo; verified when they are read for the first time."""
         start, stop = self.starts[index : index + 2]
-        raw = os.pread(self.handle, stop - start, start)
+        try:
+            raw = os.pread(self.handle, stop - start, start)
+        except OSError as error:
+            raise errors.UserError(f"{self.path}: cannot be read ({error.strerror}); {_REMEDY}") from None
         if len(raw) != stop - start:
             raise errors.UserError(f"{self.path}: truncated while it was in use; rerun the command to build it again")
+        if index not in self.verified:
+            if _SHA(raw).digest() != self.digests[_DIGEST * index : _DIGEST * (index + 1)]:
+                raise errors.UserError(f"{self.path}: damaged in the features of photo {index}; {_REMEDY}")
+            self.verified.add(index)
         values = np.frombuffer(bytearray(raw), _HALF)  # a copy, because torch needs writable memory
         return torch.from_numpy(values.astype(np.float16, copy=False).reshape(self.shapes[index]))
 
 
 def _header_bytes(count: int) -> int:
-    return _INT.itemsize * (2 + _DIMS * count)
+    return _INT.itemsize * (2 + _DIMS * count) + _DIGEST * (count + 1)
 
 
 def _open_cache_file(path: Path, count: int) -> _CacheFile | None:
-    """The file of a view; None if it does not exist or is incomplete."""
+    """The file of a view; None if it does not exist or is cut short. Raises if it is damaged."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
+    try:
+        opened = _read_header(path, handle, count)
+    except BaseException:
+        os.close(handle)
+        raise
+    if opened is None:
+        os.close(handle)
+    return opened
+
+
+def _read_header(path: Path, handle: int, count: int) -> _CacheFile | None:
     header = os.pread(handle, _header_bytes(count), 0)
-    if len(header) == _header_bytes(count):
-        magic, photos, *sides = np.frombuffer(header, _INT).tolist()
-        shapes = [sides[i : i + _DIMS] for i in range(0, len(sides), _DIMS)]
-        sizes = (_HALF.itemsize * a * b * c * d for a, b, c, d in shapes)
-        starts = list(accumulate(sizes, initial=_header_bytes(count)))
-        if (magic, photos, starts[-1]) == (_MAGIC, count, os.fstat(handle).st_size):
-            return _CacheFile(path, handle, shapes, starts)
-    os.close(handle)
-    return None
+    if len(header) < _header_bytes(count):
+        return None
+    known, digest = header[:-_DIGEST], header[-_DIGEST:]
+    digests = known[len(known) - _DIGEST * count :]
+    magic, photos, *sides = np.frombuffer(known[: len(known) - len(digests)], _INT).tolist()
+    if _SHA(known).digest() != digest or (magic, photos) != (_MAGIC, count):
+        raise errors.UserError(f"{path}: damaged in its header; {_REMEDY}")
+    shapes = [sides[i : i + _DIMS] for i in range(0, len(sides), _DIMS)]
+    sizes = (_HALF.itemsize * a * b * c * d for a, b, c, d in shapes)
+    starts = list(accumulate(sizes, initial=_header_bytes(count)))
+    is_whole = starts[-1] == os.fstat(handle).st_size
+    return _CacheFile(path, handle, shapes, starts, digests) if is_whole else None
+
+
+def verify_cache_file(path: Path) -> bool:
+    """Read a cache file, and raise if any of it is damaged; False if it is an older one, without digests."""
+    with io.open_file(path, "cached features") as file:
+        start = np.frombuffer(file.read(2 * _INT.itemsize).ljust(2 * _INT.itemsize, b"\0"), _INT)
+        magic, count, size = int(start[0]), int(start[1]), os.fstat(file.fileno()).st_size
+    if magic == _OLDER_MAGIC:
+        return False
+    opened = _open_cache_file(path, count) if count >= 0 and _header_bytes(count) <= size else None
+    if opened is None:
+        raise errors.UserError(f"{path}: damaged or cut short; {_REMEDY}")
+    try:
+        for index in range(count):
+            opened.read(index)
+    finally:
+        os.close(opened.handle)
+    return True
 
 
 def weights_digest(key: str, modules: Iterable[nn.Module]) -> str:

@@ -26,7 +26,7 @@ from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import SINGLE_PROCESS
 from tag2box.training.step import Forward, Step
-from tag2box.types import AugmentedRois, Batch, BatchMeta, Outputs, Proposals, Requirements, StageScores
+from tag2box.types import AugmentedRois, Batch, BatchMeta, Outputs, Requirements, StageScores
 
 
 def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
@@ -238,7 +238,7 @@ def _with_trunk_maps(detector: Detector, photo: Batch) -> Batch:
 
 def _subset(photo: Batch, rows: Int[Tensor, " m"]) -> Batch:
     """A photo with some of its proposals."""
-    proposals = Proposals(photo.proposals.boxes[rows], (len(rows),))
+    proposals = photo.proposals.image(0, rows)
     maps = None if photo.maps is None else photo.maps[rows]
     return replace(photo, proposals=proposals, maps=maps, side_info=photo.side_info.of(slice(None), rows))
 
@@ -271,7 +271,7 @@ class Layout:
             stages=len(detector.refine),
             regress=any(head.box is not None for head in heads),
             embed=detector.similarity.out.out_features if requirements.exemplars else 0,
-            vector=detector.backbone.vector_size if requirements.vectors else 0,
+            vector=detector.vector_size if requirements.vectors else 0,
             mil_heads=1 + len(detector.mil_more),
             layers=detector.backbone.layers if requirements.responses else 0,
             side=detector.backbone.map_size,

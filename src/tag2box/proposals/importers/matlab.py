@@ -5,6 +5,7 @@ small on purpose: a reader for all of MATLAB (structs, objects, nested cells) ca
 by a file of a few bytes; this one cannot.
 """
 
+import itertools
 import math
 import struct
 import zlib
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tag2box import io
 from tag2box.errors import UserError
 from tag2box.proposals.importers import validate
 
@@ -23,7 +25,8 @@ _MATRIX, _COMPRESSED = 14, 15
 _CELL, _CHAR, _NUMBERS = 1, 4, range(6, 16)
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
-_MAX_RATIO, _MAX_EXTRA = 100, 1 << 30  # limits of decompression: ratio, plus a gigabyte for scores that are all 0
+_MAX_FILE = 8 << 30  # bytes
+_MAX_ID = 64  # bytes of an id, on average
 
 
 class _Damaged(Exception):
@@ -39,15 +42,23 @@ class _Element(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class _MatFile:
+    """What the variables of a file share: its path, its byte order, and how many images it may have."""
+
+    path: Path
+    order: str  # "<" or ">"
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class MatMatrix:
     """A variable or a cell; its class and shape are parsed, its content is decoded on demand."""
 
-    path: Path
+    file: _MatFile
     name: str
     kind: int
     shape: tuple[int, ...]
     body: memoryview
-    order: str  # byte order, "<" or ">"
 
     @property
     def is_cells(self) -> bool:
@@ -56,13 +67,14 @@ class MatMatrix:
 
     def cells(self) -> tuple["MatMatrix", ...]:
         """The elements of a cell array, in MATLAB's order."""
+        count = self._count()
         try:
-            parts = tuple(_elements(self.body, self.order))
-            found = tuple(_matrix(self.path, part.body, self.order) for part in parts if part.kind == _MATRIX)
+            parts = itertools.islice(_elements(self.body, self.file.order), count + 1)
+            found = tuple(_matrix(self.file, part.body) for part in parts if part.kind == _MATRIX)
         except _Damaged as reason:
             raise self._error(reason) from None
-        if len(found) != math.prod(self.shape):
-            raise self._error(f"{len(found)} cells, its shape says {math.prod(self.shape)}")
+        if len(found) != count:
+            raise self._error(f"{len(found)} cells or more, its shape says {count}")
         return found
 
     def numbers(self) -> np.ndarray:
@@ -70,10 +82,10 @@ class MatMatrix:
         if math.prod(self.shape) == 0:
             return np.zeros(self.shape)
         if self.kind not in _NUMBERS:
-            raise UserError(f"{self.path}: {self.name or 'a cell'}: expected numbers; check the file or --format")
+            raise UserError(f"{self.file.path}: {self.name or 'a cell'}: expected numbers; check the file or --format")
         try:
-            part = next(_elements(self.body, self.order))
-            flat = np.frombuffer(part.body, self.order + _TYPES[part.kind])
+            part = next(_elements(self.body, self.file.order))
+            flat = np.frombuffer(part.body, self.file.order + _TYPES[part.kind])
             return flat.reshape(self.shape, order="F")
         except (_Damaged, StopIteration, KeyError, ValueError) as error:
             raise self._error(error) from None
@@ -83,11 +95,17 @@ class MatMatrix:
         if self.is_cells:
             return tuple(cell._only_text() for cell in self.cells())
         if self.kind != _CHAR:
+            self._count()
             return tuple(f"{number:.15g}" for number in self.numbers().ravel(order="F"))
         try:
-            part = next(_elements(self.body, self.order))
-            wide = {"<": "-le", ">": "-be"}[self.order] if _TEXTS[part.kind] in {"utf-16", "utf-32"} else ""
-            letters = np.array(list(bytes(part.body).decode(_TEXTS[part.kind] + wide)), object)
+            part = next(_elements(self.body, self.file.order))
+            if len(part.body) > _MAX_ID * self.file.most or self.shape[0] > self.file.most:
+                raise _Damaged("more text than ids of images")
+            wide = {"<": "-le", ">": "-be"}[self.file.order] if _TEXTS[part.kind] in {"utf-16", "utf-32"} else ""
+            text = bytes(part.body).decode(_TEXTS[part.kind] + wide)
+            if self.shape == (1, len(text)):
+                return (text.strip(),)
+            letters = np.array(list(text), object)
             return tuple("".join(row).strip() for row in letters.reshape(self.shape, order="F"))
         except (_Damaged, StopIteration, KeyError, ValueError) as error:
             raise self._error(error) from None
@@ -98,43 +116,55 @@ class MatMatrix:
             raise self._error("expected one text")
         return found[0]
 
+    def _count(self) -> int:
+        """The number of elements, one for each image."""
+        count = math.prod(self.shape)
+        if count > self.file.most:
+            raise self._error(f"{count:,} images in so small a file")
+        return count
+
     def _error(self, reason: object) -> UserError:
-        return UserError(f"{self.path}: {self.name or 'a cell'}: damaged ({reason}); download the file again")
+        return UserError(f"{self.file.path}: {self.name or 'a cell'}: damaged ({reason}); download the file again")
 
 
 def read_mat(path: Path) -> dict[str, MatMatrix]:
     """The variables of a MATLAB file, by name."""
+    data = io.read_bytes(path, "a MATLAB file", _MAX_FILE)
     try:
-        data = path.read_bytes()
         return {matrix.name: matrix for matrix in _variables(path, data)}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a MATLAB file") from None
-    except (OSError, _Damaged) as error:
+    except _Damaged as error:
         raise UserError(f"{path}: not readable as a MATLAB file ({error}); download it again") from None
 
 
-def _variables(path: Path, data: bytes) -> Iterator[MatMatrix]:
+def _variables(path: Path, data: bytearray) -> Iterator[MatMatrix]:
     if data[:19] == b"MATLAB 7.3 MAT-file" or data[:4] == b"\x89HDF":
         raise UserError(
             f"{path}: saved as MATLAB 7.3 (HDF5), which is not read here; in MATLAB: x = load(file); "
             "save(file, '-struct', 'x', '-v7')"
         )
-    order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
+    order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:128]))
     if order is None:
         raise _Damaged("its header is not that of version 5 to 7.2")
-    for part in _elements(memoryview(data)[_HEADER:], order):
-        packed = part.kind == _COMPRESSED
-        parts = _elements(memoryview(_inflate(part.body)), order) if packed else iter((part,))
-        yield from (_matrix(path, inner.body, order) for inner in parts if inner.kind == _MATRIX)
+    file = _MatFile(path, order, validate.image_limit(len(data)))
+    room = validate.unpacked_limit(len(data))
+    for outer in _elements(memoryview(data)[_HEADER:], order):
+        part: _Element | None = outer
+        if outer.kind == _COMPRESSED:
+            content = _inflate(outer.body, room)
+            room -= len(content)
+            part = next(_elements(memoryview(content), order), None)  # the format has one variable in each
+        if part is not None and part.kind == _MATRIX:
+            yield _matrix(file, part.body)
 
 
-def _inflate(body: memoryview) -> bytes:
+def _inflate(body: memoryview, room: int) -> bytes:
+    """Decompress at most ``room`` bytes."""
     unpacker = zlib.decompressobj()
     try:
-        content = unpacker.decompress(body, _MAX_RATIO * len(body) + _MAX_EXTRA)
+        content = unpacker.decompress(body, room + 1)
     except zlib.error as error:
         raise _Damaged(str(error)) from None
-    if not unpacker.eof:
+    if not unpacker.eof or len(content) > room:
         raise _Damaged("a compressed variable is cut off, or far larger than any boxes")
     return content
 
@@ -155,19 +185,19 @@ def _elements(data: memoryview, order: str) -> Iterator[_Element]:
         at = end
 
 
-def _matrix(path: Path, body: memoryview, order: str) -> MatMatrix:
+def _matrix(file: _MatFile, body: memoryview) -> MatMatrix:
     if not len(body):
-        return MatMatrix(path, "", _NUMBERS[0], (0, 0), body, order)
-    parts = _elements(body, order)
+        return MatMatrix(file, "", _NUMBERS[0], (0, 0), body)
+    parts = _elements(body, file.order)
     try:
         flags, sides, name = next(parts), next(parts), next(parts)
-        kind = struct.unpack_from(order + "I", flags.body)[0] & 0xFF
-        shape = struct.unpack(f"{order}{len(sides.body) // 4}i", sides.body)
+        kind = struct.unpack_from(file.order + "I", flags.body)[0] & 0xFF
+        shape = struct.unpack(f"{file.order}{len(sides.body) // 4}i", sides.body)
     except (StopIteration, struct.error):
         raise _Damaged("a variable without class, shape and name") from None
     if not 2 <= len(shape) <= 32 or min(shape) < 0:
         raise _Damaged(f"a variable of shape {shape[:8]}")
-    return MatMatrix(path, bytes(name.body).decode("ascii", "replace"), kind, shape, body[name.end :], order)
+    return MatMatrix(file, bytes(name.body[:_MAX_ID]).decode("ascii", "replace"), kind, shape, body[name.end :])
 
 
 # ---------------------------------------------------------------- proposals

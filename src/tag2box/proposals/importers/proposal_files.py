@@ -2,6 +2,9 @@
 
 import math
 import reprlib
+import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections import defaultdict
@@ -13,16 +16,18 @@ from typing import IO, Any, Literal, NoReturn
 import numpy as np
 from jaxtyping import UInt8
 
-from tag2box import extend
-from tag2box.errors import UserError
-from tag2box.io import read_json
+from tag2box import extend, io
+from tag2box.errors import UserError, printable
 from tag2box.proposals.base import FoundBoxes, ProposalMethod
 from tag2box.proposals.importers import matlab, validate
 from tag2box.safe_pickle import read_pickle
 
 _TABLE = ("ids", "counts", "boxes", "scores")
-_MAX_RATIO, _MAX_EXTRA = 100, 1 << 30  # limits of decompression: ratio, plus a gigabyte for scores that are all 0
-_DAMAGED = (OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # those of NumPy; others unpack without a limit
+_DAMAGED = (
+    *(OSError, ValueError, EOFError, LookupError, RuntimeError, ArithmeticError, MemoryError, TypeError, SyntaxError),
+    *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError),  # the last: a header of brackets
+)
 _PICKLE_IDS = ("indexes", "ids", "image_ids")
 _PICKLE_CONTENT = "a dictionary with boxes, and indexes or ids"
 
@@ -31,18 +36,21 @@ _PICKLE_CONTENT = "a dictionary with boxes, and indexes or ids"
 
 
 def open_coco_proposals(path: Path) -> validate.ProposalFile:
-    """Open ``[{"image_id": 9, "bbox": [x, y, w, h], "score": 0.5}, ...]``; scores for all boxes, or for none."""
-    found = read_json(path, "boxes by image")
-    if not isinstance(found, list):
-        raise UserError(f"{path}: expected a list of boxes with image_id and bbox, got a {type(found).__name__}")
-    grouped: dict[str, list[object]] = defaultdict(list)
+    """Open ``[{"image_id": 9, "bbox": [x, y, w, h], "score": 0.5}, ...]``; scores for all boxes, or for none.
+
+    The list may be the ``annotations`` of a COCO file, as ``tag2box detect`` writes, whose ``images`` have file names.
+    """
+    content = io.read_json(path, "boxes by image")
+    found, names = (content, {}) if isinstance(content, list) else _coco_tables(path, content)
+    grouped: dict[str, list[object]] = {name: [] for name in names.values()}
     scores: dict[str, list[object]] = defaultdict(list)
     for row, entry in enumerate(found):
         where = f"{path}: [{row}]"
         if not isinstance(entry, dict) or "image_id" not in entry or not _is_box(entry.get("bbox")):
             raise UserError(f"{where}: expected image_id and bbox of four numbers, got {reprlib.repr(entry)}")
         name = validate.parse_id(f"{where}.image_id", entry["image_id"])
-        grouped[name].append(entry["bbox"])
+        name = names.get(name, name)
+        grouped.setdefault(name, []).append(entry["bbox"])
         if "score" in entry:
             scores[name].append(entry["score"])
     _all_or_none(path, len(found), sum(map(len, scores.values())))
@@ -55,9 +63,27 @@ def open_coco_proposals(path: Path) -> validate.ProposalFile:
     return validate.ProposalFile(ids, read)
 
 
+def _coco_tables(path: Path, content: object) -> tuple[list[object], dict[str, str]]:
+    """The annotations of a COCO file, and the file name of each image by its id."""
+    table = content if isinstance(content, dict) else {}
+    rows, images = table.get("annotations"), table.get("images")
+    if not isinstance(rows, list) or not isinstance(images, list):
+        raise UserError(
+            f"{path}: expected a list of boxes with image_id and bbox, or a COCO file with images and annotations, "
+            f"got a {type(content).__name__}"
+        )
+    names = {}
+    for row, image in enumerate(images):
+        where = f"{path}: images[{row}]"
+        if not isinstance(image, dict) or "id" not in image or not isinstance(image.get("file_name"), str):
+            raise UserError(f"{where}: expected id and file_name, got {reprlib.repr(image)}")
+        names[validate.parse_id(f"{where}.id", image["id"])] = validate.parse_id(where, image["file_name"])
+    return rows, names
+
+
 def open_boxes_by_image(path: Path) -> validate.ProposalFile:
     """Open ``{"000009": [[x1, y1, x2, y2], ...], ...}``, or five numbers per box with the score last."""
-    found = read_json(path, "boxes by image")
+    found = io.read_json(path, "boxes by image")
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected an object of boxes by image, got a {type(found).__name__}")
     ids = tuple(validate.parse_id(f"{path}", name) for name in found)
@@ -88,10 +114,10 @@ def _all_or_none(path: Path, boxes: int, scores: int) -> None:
 
 def open_npz(path: Path) -> validate.ProposalFile:
     """Open an .npz file, which stays open: its arrays are decompressed one by one."""
-    archive = _open(path)
+    archive, most = _open(path)
     names = tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
     if {"ids", "boxes"} <= set(names):
-        return _table(path, {name: _array(path, archive, name) for name in _TABLE if name in names})
+        return _table(path, {name: _array(path, archive, name) for name in _TABLE if name in names}, most)
     if not names:
         raise UserError(f"{path}: holds no arrays; expected ids, counts and boxes, or an array for each image")
     ids = tuple(validate.parse_id(f"{path}", name) for name in names)
@@ -100,9 +126,11 @@ def open_npz(path: Path) -> validate.ProposalFile:
     )
 
 
-def _table(path: Path, found: dict[str, np.ndarray]) -> validate.ProposalFile:
+def _table(path: Path, found: dict[str, np.ndarray], most: int) -> validate.ProposalFile:
     if "counts" not in found:
         raise UserError(f"{path}: no array counts beside ids and boxes; it says how many boxes each image has")
+    if max(found["ids"].size, found["counts"].size) > most:
+        raise UserError(f"{path}: ids: more than {most:,} images in so small a file; it is damaged, save it again")
     ids = tuple(validate.parse_id(f"{path}: ids", value) for value in found["ids"].reshape(-1))
     counts, boxes, scores = found["counts"].reshape(-1), np.atleast_1d(found["boxes"]), found.get("scores")
     if counts.dtype.kind not in "iu" or (len(counts) and counts.min() < 0):
@@ -122,30 +150,39 @@ def _table(path: Path, found: dict[str, np.ndarray]) -> validate.ProposalFile:
     return validate.ProposalFile(ids, read)
 
 
-def _open(path: Path) -> zipfile.ZipFile:
+def _open(path: Path) -> tuple[zipfile.ZipFile, int]:
+    """The archive, and the most images that one of its size may have.
+
+    The sizes that an archive declares are binding, because no more than that is unpacked of any array.
+    """
+    file = io.open_file(path, "an .npz file")
     try:
-        return zipfile.ZipFile(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected an .npz file") from None
+        archive, size = zipfile.ZipFile(file), path.stat().st_size
+        if sum(info.file_size for info in archive.infolist()) > validate.unpacked_limit(size):
+            raise ValueError("unpacks to far more than any boxes")
+        return archive, validate.image_limit(size)
     except _DAMAGED as error:
-        raise UserError(f"{path}: not readable as .npz ({error}); save it again with numpy.savez") from None
+        why = printable(str(error), 100)
+        raise UserError(f"{path}: not readable as .npz ({why}); save it again with numpy.savez") from None
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """One array; its size is checked before anything is decompressed."""
+    """One array; its header is checked before anything else is decompressed."""
     try:
         info = archive.getinfo(f"{name}.npy")
-        if info.file_size > _MAX_RATIO * info.compress_size + _MAX_EXTRA:
-            raise ValueError("unpacks to far more than any boxes")
-        with archive.open(info) as file:
-            _check_header(file, info.file_size)
-        with archive.open(info) as file:
-            found = np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        if info.compress_type not in _METHODS:
+            raise ValueError(f"compression method {info.compress_type}")
+        with warnings.catch_warnings():  # Python's parser warns of odd literals in a header
+            warnings.simplefilter("ignore")
+            with archive.open(info) as file:
+                _check_header(file, info.file_size)
+            with archive.open(info) as file:
+                found = np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         if found.dtype.kind == "U":
             found.tolist()  # raises if text is not valid Unicode
         return found
     except _DAMAGED as error:
-        reason = " ".join(str(error).split())[:100]
+        reason = printable(f"{error}" or type(error).__name__, 100)
         raise UserError(f"{path}: {name}: not readable ({reason}); expected plain numbers or text") from None
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float32, Float64
 
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
@@ -20,6 +20,9 @@ ORDERS: tuple[BoxOrder, ...] = get_args(BoxOrder)
 
 _LARGEST = float(np.finfo(np.float32).max)  # stores are in single precision
 _MAX_COLUMNS = 5  # a box and its score
+_MAX_BOXES = 200_000  # of one image
+_MAX_RATIO, _MAX_EXTRA = 100, 64 << 20  # limits of decompression: ratio, plus 64 MB for scores that are all 0
+_MAX_IMAGES, _BYTES_PER_IMAGE = 100_000, 16
 _TOLERANCE = 2.0  # pixels beyond the edge of a photo that rounding may explain
 _MAX_MISFITS = 0.01  # fraction of boxes beyond the tolerance; more means another convention, or other photos
 _EARLY_PHOTOS, _EARLY_MISFITS = 50, 0.1  # after this many photos, this fraction is already conclusive
@@ -83,6 +86,16 @@ def parse_id(where: str, value: object) -> str:
     raise UserError(f"{where}: {type(value).__name__} {got} where an image id was expected; use text or whole numbers")
 
 
+def unpacked_limit(size: int) -> int:
+    """Most bytes that a compressed file of ``size`` bytes may unpack to; beyond, it is made to fill memory."""
+    return _MAX_RATIO * size + _MAX_EXTRA
+
+
+def image_limit(size: int) -> int:
+    """Most images that a file of ``size`` bytes may name."""
+    return _MAX_IMAGES + size // _BYTES_PER_IMAGE
+
+
 def check_lengths(where: str, names: tuple[str, str], counts: tuple[int, int]) -> None:
     """Raise unless two parallel lists have the same length."""
     if counts[0] != counts[1]:
@@ -93,7 +106,10 @@ def _numbers(where: str, what: str, value: object) -> Float64[np.ndarray, "*dims
     try:
         if not _is_table(value):
             raise TypeError("not a table")
-        table = np.asarray(np.asarray(value), np.float64)
+        table = np.asarray(value)
+        if table.size > _MAX_COLUMNS * _MAX_BOXES:
+            raise ValueError(f"more than {_MAX_BOXES:,} boxes in one image")
+        table = np.asarray(table, np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:80]
         raise UserError(f"{where}: {what} are not numbers ({reason}); expected a table of them") from None
@@ -308,10 +324,12 @@ def _convention_hints(counts: ImportCounts, convention: BoxConvention) -> tuple[
     )
 
 
-def _is_first(boxes: np.ndarray) -> Bool[np.ndarray, " P"]:
+def _is_first(boxes: Float32[np.ndarray, "P 4"]) -> Bool[np.ndarray, " P"]:
     """Mask of the boxes that repeat no earlier one."""
-    is_first = np.zeros(len(boxes), bool)
-    is_first[np.unique(boxes, axis=0, return_index=True)[1]] = True
+    bits = np.ascontiguousarray(boxes + np.float32(0)).view(np.uint64)  # (P, 2); -0 becomes 0
+    order = np.lexsort(bits.T)
+    is_first = np.ones(len(boxes), bool)
+    is_first[order[1:][(bits[order[1:]] == bits[order[:-1]]).all(axis=1)]] = False
     return is_first
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from tag2box import storage
 from tag2box.errors import UserError
 from tag2box.images import read_photo
 from tag2box.ops.superpixels import Superpixels, straddling
-from tag2box.training import superpixel_cache as module
-from tag2box.training.superpixel_cache import SuperpixelCache, build_superpixel_cache
+from tag2box.training import proposal_cache as module
+from tag2box.training.proposal_cache import ProposalCache, build_superpixel_cache
 from tiny import tiny_photos, tiny_store
 from tiny_world import one_worker
 
@@ -62,18 +63,49 @@ def test_it_is_built_once_and_again_if_anything_changed(tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "_score", counted)
     build_superpixel_cache(photos, store, CUT, maps)
     build_superpixel_cache(photos, store, CUT, maps)
-    assert seen == ["photo0", "photo1"] and len(list(maps.iterdir())) == 1
+    assert seen == ["photo0", "photo1"] and len(list(maps.glob("*.npy"))) == 1
     build_superpixel_cache(photos, store, replace(CUT, scale=99.0), maps)
     build_superpixel_cache(photos, tiny_store(tmp_path / "other", photos, seed=1), CUT, maps)
     os.utime(photos[0].path, ns=(1, 1))
     build_superpixel_cache(photos, store, CUT, maps)
-    assert len(seen) == 8 and len(list(maps.iterdir())) == 4
-    cut_short = next(path for path in maps.iterdir())
-    for path in maps.iterdir():
+    assert len(seen) == 8 and len(list(maps.glob("*.npy"))) == len(list(maps.glob("*.json"))) == 4
+    for path in maps.glob("*.npy"):
         path.write_bytes(path.read_bytes()[:-4])
-    assert (
-        build_superpixel_cache(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 10 and cut_short.exists()
-    )
+    assert build_superpixel_cache(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 10
+    for path in maps.glob("*.json"):
+        path.unlink()
+    assert build_superpixel_cache(photos, store, CUT, maps)("photo1").tolist() and len(seen) == 12
+
+
+def test_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
+    """At the first, the last and every few bytes between, of the values and of their digests."""
+    photos = tiny_photos(tmp_path, 2).photos
+    store = tiny_store(tmp_path, photos)
+    build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
+    for path in (tmp_path / "maps").iterdir():
+        whole = path.read_bytes()
+        for number, position in enumerate([*range(0, len(whole), 5), len(whole) - 2]):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << number % 8
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match=rf"{path}: ") as caught:
+                opened = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
+                for photo in photos:
+                    opened(photo.id)
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    assert build_superpixel_cache(photos, store, CUT, tmp_path / "maps")("photo1").shape == (6,)
+
+
+@pytest.mark.parametrize("digests", [None, {}, {"bytes": 176, "block": 9, "blocks": []}])
+def test_digests_that_are_none_are_reported(tmp_path: Path, digests: object) -> None:
+    photos = tiny_photos(tmp_path, 1).photos
+    store = tiny_store(tmp_path, photos)
+    build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
+    (path,) = (tmp_path / "maps").glob("*.json")
+    storage.write_checked_json(path, {"format": 1, "digests": digests})
+    with pytest.raises(UserError, match=rf"{path}: no digests of numbers per proposal .+; remove the file"):
+        build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
 
 
 def test_a_photo_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -94,7 +126,7 @@ def test_jobs_and_caches_can_be_pickled(tmp_path: Path) -> None:
     made = build_superpixel_cache(photos, store, CUT, tmp_path / "maps")
     order = module._Job(photos[0], store.boxes("photo0").numpy())
     again, work, crossed = pickle.loads(pickle.dumps((made, partial(module._score, CUT), order)))  # noqa: S301 - ours
-    assert isinstance(again, SuperpixelCache) and again("photo0").tolist() == made("photo0").tolist()
+    assert isinstance(again, ProposalCache) and again("photo0").tolist() == made("photo0").tolist()
     assert pickle.loads(pickle.dumps(work(crossed))).values.tolist() == made("photo0").tolist()  # noqa: S301
 
 

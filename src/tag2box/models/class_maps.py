@@ -1,0 +1,182 @@
+"""Class maps: an image classifier on a backbone, whose logits per cell say where the evidence for a tag is.
+
+``ClassMaps`` is trained on tags alone (``training.adaptation``). ``box_evidence`` turns its maps into a number per
+proposal and class, which ``Prior`` uses as a factor on scores, together with the area of the proposal: MIL scores have
+no sense of size, a part of an object scores as high as the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tag2box.models.backbone import Backbone
+from tag2box.models.context import surroundings
+from tag2box.ops.boxes import areas
+from tag2box.types import Proposals
+
+RING = 1.5
+"""Sides of the ring around a box, relative to those of the box."""
+_MIN_CELLS = 0.25  # a smaller area, in cells, counts as this: what lies within a cell is unknown
+_SHARPNESS = 4.0
+_FLOOR = 1e-3  # evidence and area share are at least this, so that a factor is never zero
+
+
+class ClassMaps(nn.Module):
+    """An image classifier whose logits are pooled over the cells of a photo (class activation maps).
+
+    Bolei Zhou, Aditya Khosla, Agata Lapedriza, Aude Oliva and Antonio Torralba: Learning Deep Features for
+    Discriminative Localization, CVPR 2016. https://arxiv.org/abs/1512.04150. Pooling is log-sum-exp, as in Pedro
+    Pinheiro and Ronan Collobert: From Image-level to Pixel-level Labeling, CVPR 2015. https://arxiv.org/abs/1411.6228
+
+    Args:
+        side: short side of the photos that maps are computed of, in pixels.
+
+    Example:
+        class_maps = ClassMaps(Lite0().build(), num_classes=20)
+        logits = class_maps(images)  # (N, C)
+        maps = class_maps.maps(images)  # (N, C, h, w), probabilities
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int, side: int = 256) -> None:
+        super().__init__()
+        self.backbone, self.num_classes, self.side = backbone, num_classes, side
+        self.classifier = nn.Conv2d(backbone.photo_channels, num_classes, 1)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)  # type: ignore[arg-type]
+
+    def forward(
+        self, images: Float[Tensor, "N 3 H W"], keep: Float[Tensor, "N F"] | None = None
+    ) -> Float[Tensor, "N C"]:
+        """Logits of the tags of each photo.
+
+        Args:
+            keep: factors on the channels of the features (dropout of whole channels).
+        """
+        features = self.backbone.photo_features(self.backbone.trunk(images))
+        return pooled_logits(self.classifier(features if keep is None else features * keep[:, :, None, None]))
+
+    def maps(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C h w"]:
+        """Probability of each class in each cell, at the stride of the trunk."""
+        logits: Tensor = self.classifier(self.backbone.photo_features(self.backbone.trunk(images), dense=True))
+        return logits.sigmoid()
+
+
+def pooled_logits(logits: Float[Tensor, "N C h w"], sharpness: float = _SHARPNESS) -> Float[Tensor, "N C"]:
+    """Log-sum-exp over cells, (1/r) log mean exp(r z): between the mean (r to 0) and the maximum (r to infinity).
+
+    >>> pooled_logits(torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]]]))
+    tensor([[0.]])
+    """
+    cells = logits.flatten(2)
+    return (torch.logsumexp(sharpness * cells, dim=2) - math.log(cells.shape[2])) / sharpness
+
+
+# ---------------------------------------------------------------- evidence of boxes
+
+
+def integral_image(maps: Float[Tensor, "C h w"]) -> Float[Tensor, "C h1 w1"]:
+    """Sums of all cells above and left of each corner, in double precision."""
+    return functional.pad(maps.double().cumsum(dim=1).cumsum(dim=2), (1, 0, 1, 0))
+
+
+def box_sums(integral: Float[Tensor, "C h1 w1"], boxes: Float[Tensor, "P 4"]) -> Float[Tensor, "P C"]:
+    """Sums over boxes in units of cells; a cell that a box covers in part counts by its share.
+
+    >>> box_sums(integral_image(torch.ones(1, 2, 2)), torch.tensor([[0.5, 0.0, 2.0, 1.0]])).tolist()
+    [[1.5]]
+    """
+    x1, y1, x2, y2 = boxes.double().unbind(1)
+    corners = _at(integral, y2, x2) - _at(integral, y1, x2) - _at(integral, y2, x1) + _at(integral, y1, x1)
+    return corners.T
+
+
+def _at(integral: Float[Tensor, "C h1 w1"], y: Float[Tensor, " P"], x: Float[Tensor, " P"]) -> Float[Tensor, "C P"]:
+    """The integral image between its corners: bilinear, because cells are constant."""
+    height, width = integral.shape[1] - 1, integral.shape[2] - 1
+    y, x = y.clamp(0, height), x.clamp(0, width)
+    top, left = y.floor().long().clamp(max=height - 1), x.floor().long().clamp(max=width - 1)
+    down, across = y - top, x - left
+    upper = integral[:, top, left] * (1 - across) + integral[:, top, left + 1] * across
+    lower = integral[:, top + 1, left] * (1 - across) + integral[:, top + 1, left + 1] * across
+    return upper * (1 - down) + lower * down
+
+
+def box_evidence(
+    maps: Float[Tensor, "C h w"], boxes: Float[Tensor, "P 4"], size: tuple[float, float]
+) -> Float[Tensor, "P C"]:
+    """Evidence that ends where the box does: mean probability inside minus that in the ring around it, at least 0.
+
+    The ring is what the box enlarged ``RING`` times around its centre adds, within the photo; without any, its mean
+    is 0. A part of an object has evidence around it, a box that is too large has little inside.
+
+    Args:
+        maps: probabilities of a photo.
+        boxes: in pixels of the photo.
+        size: (width, height) of the photo.
+    """
+    height, width = maps.shape[1:]
+    cells = boxes * boxes.new_tensor([width / size[0], height / size[1]] * 2)
+    frame = Proposals(cells, (len(cells),), ((width, height),))
+    around = surroundings(frame, RING).boxes
+    integral, own = integral_image(maps), areas(cells).double()
+    ring = (areas(around).double() - own).clamp(min=0)
+    inside = box_sums(integral, cells)
+    outside = (box_sums(integral, around) - inside) / ring.clamp(min=_MIN_CELLS)[:, None]
+    return (inside / own.clamp(min=_MIN_CELLS)[:, None] - outside).clamp(min=0).to(maps)
+
+
+# ---------------------------------------------------------------- the prior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """Prior on boxes, learned or set without boxes: score x evidence^e x (share of the photo's area)^a."""
+
+    evidence: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """e, the exponent of the class maps' evidence for a box; needs ``adaptation.epochs`` above 0."""
+    area: Annotated[float, Field(ge=-10, le=10)] = 0.0
+    """a, the exponent of the area share; above 0 it prefers large boxes, and costs small objects."""
+
+    def mean(
+        self,
+        scores: Float[Tensor, "P C"],
+        shares: Float[Tensor, " P"],
+        evidence: Float[Tensor, "P C"] | None,
+    ) -> Float[Tensor, "P C"]:
+        """The weighted geometric mean of score, evidence and area share: ranks like their product, and stays a score.
+
+        >>> Prior(area=1.0).mean(torch.tensor([[0.9]]), torch.tensor([0.4]), None)
+        tensor([[0.6000]])
+        """
+        if self == NO_PRIOR:
+            return scores
+        product = scores * self.factors(shares, evidence, scores.shape[1])
+        return product.pow(1 / (1 + self.evidence + max(self.area, 0.0)))
+
+    def factors(
+        self, shares: Float[Tensor, " P"], evidence: Float[Tensor, "P C"] | None, num_classes: int
+    ) -> Float[Tensor, "P C"]:
+        """The factor of each box and class."""
+        factors = shares.clamp(min=_FLOOR**2)[:, None].pow(self.area).expand(-1, num_classes)
+        if self.evidence == 0:
+            return factors
+        assert evidence is not None  # checked before training starts
+        return factors * evidence.to(factors).clamp(min=_FLOOR).pow(self.evidence)
+
+
+NO_PRIOR = Prior()
+
+
+def area_shares(proposals: Proposals) -> Float[Tensor, " R"]:
+    """The share of its photo's area that each proposal covers."""
+    assert proposals.frames is not None  # a batch source sets them
+    photo = torch.tensor([width * height for width, height in proposals.frames]).to(proposals.boxes)
+    return areas(proposals.boxes) / photo[proposals.image_ids()].clamp(min=1)

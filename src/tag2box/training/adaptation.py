@@ -1,0 +1,229 @@
+"""Adaptation: before the detector is trained, the backbone learns the tags as a multi-label image classifier.
+
+Minutes on a CPU. All layers are trained, on random crops. Afterwards the detector starts from these weights, and the
+classifier's ``ClassMaps`` say where the evidence for a tag is. What is learned is cached in the folder of the feature
+cache, under a digest of everything it depends on, so runs that differ in other settings share it. A checkpoint is
+written after every epoch: an interrupted adaptation continues, with the weights of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from tag2box import errors, images, io, storage
+from tag2box.annotations import TaggedPhotos
+from tag2box.models.class_maps import ClassMaps
+from tag2box.models.weights.state_dict import load_into
+from tag2box.progress import Bar, Progress, silent
+from tag2box.training import batches, checkpoint, optim
+from tag2box.training.feature_cache import photos_digest, weights_digest
+
+_FOLDER = "adapted"
+_MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+_REMEDY = "remove the folder; adaptation is run again"
+_MARGIN = 1.15  # photos are read this much larger than crops
+_MAX_ASPECT = 0.2  # log of the largest change of the aspect ratio of a crop
+_MAX_SHIFT, _MAX_GAIN = 20.0, 0.25  # of brightness, in grey levels; of brightness and contrast, as a factor
+_DROPOUT = 0.2
+_CLASSIFIER_LR = 5.0  # relative to that of the backbone
+_MAX_NORM = 5.0  # of gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """Fine-tuning of the backbone on the tags, as an image classifier, before the detector is trained."""
+
+    epochs: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Epochs through the photos; 0 disables adaptation, and with it class maps."""
+    side: images.Side = 256
+    """Side of the square crops, in pixels."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
+    lr: Annotated[float, Field(gt=0, le=10)] = 2e-4
+    """Learning rate of AdamW, with a short warm-up and cosine decay."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.05
+    min_crop: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Smallest share of a photo's area that a random crop shows."""
+    keep_boxes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Proposals per photo that the detector sees: those with most evidence for any class, and a quarter of others."""
+
+
+def adapt(
+    class_maps: ClassMaps,
+    photos: TaggedPhotos,
+    settings: Adaptation,
+    *,
+    folder: Path,
+    seed: int,
+    progress: Progress = silent,
+) -> None:
+    """Train the classifier on the tags, or load what was learned before; continues after an interruption.
+
+    Args:
+        folder: of the cache.
+        seed: of crops, order and dropout.
+    """
+    place = folder / f"{_FOLDER}-{_key(class_maps, photos, settings, seed)[:24]}"
+    with storage.writing(place), io.wait_for_lock(place.with_suffix(".lock"), lambda: progress("adaptation", 1)):
+        io.sweep(place)
+        training = _Training(class_maps, photos, settings, seed)
+        done = training.restore(place)
+        with progress("adaptation", settings.epochs * training.steps, done * training.steps) as bar:
+            for epoch in range(done, settings.epochs):
+                training.run_epoch(epoch, bar)
+                training.save(place, epoch + 1)
+    class_maps.requires_grad_(False).eval()
+
+
+class _Training:
+    """Batches, optimizer and checkpoints of an adaptation."""
+
+    def __init__(self, class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> None:
+        self.net, self.photos, self.settings, self.seed = class_maps, photos, settings, seed
+        self.steps = math.ceil(len(photos) / settings.batch_size)
+        self.device = class_maps.backbone.device
+        class_maps.requires_grad_(False).train()
+        trained = [p for module in class_maps.backbone.photo_modules() for p in module.parameters()]
+        for p in trained:
+            p.requires_grad_(True)
+        class_maps.classifier.requires_grad_(True)
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": trained, "scale": 1.0},
+                {"params": list(class_maps.classifier.parameters()), "scale": _CLASSIFIER_LR},
+            ],
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+
+    def run_epoch(self, epoch: int, bar: Bar) -> None:
+        """One pass over all photos; raises if the loss is not finite."""
+        order = batches.epoch_order(len(self.photos), self.seed, epoch)
+        total = self.settings.epochs * self.steps
+        parts = [order[i : i + self.settings.batch_size] for i in range(0, len(order), self.settings.batch_size)]
+        with ThreadPoolExecutor(1, thread_name_prefix="tag2box-crops") as pool:
+            crops = batches.prefetch(pool, lambda part: self._crops(epoch, part), parts)
+            for number, (part, pixels) in enumerate(zip(parts, crops, strict=True)):
+                step = epoch * self.steps + number
+                loss = self._loss(pixels.to(self.device), list(part), step)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                norm = clip_grad_norm_([p for p in self.net.parameters() if p.requires_grad], _MAX_NORM)
+                if not (loss.isfinite() and norm.isfinite()):
+                    raise errors.UserError(
+                        f"adaptation diverged in epoch {epoch + 1}: the loss is {loss.item()}; lower adaptation.lr"
+                    )
+                optim.set_lr(self.optimizer, self.settings.lr * lr_factor(step, total))
+                self.optimizer.step()
+                bar.advance(f"loss {loss.item():.3f}")
+
+    def _loss(self, pixels: Float[Tensor, "n 3 s s"], part: list[int], step: int) -> Float[Tensor, ""]:
+        """Binary cross-entropy, summed over the classes that are not unsure, mean over photos."""
+        generator = torch.Generator().manual_seed(int(np.random.default_rng([self.seed, step]).integers(2**62)))
+        channels = self.net.backbone.photo_channels
+        keep = (torch.rand(len(part), channels, generator=generator) >= _DROPOUT).float() / (1 - _DROPOUT)
+        logits = self.net(pixels, keep.to(pixels.device))
+        target = self.photos.tags[part].to(logits)
+        entropy = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        if self.photos.unsure is not None:
+            entropy = entropy.masked_fill(self.photos.unsure[part].to(entropy.device), 0)
+        return entropy.sum(dim=1).mean()
+
+    def _crops(self, epoch: int, part: tuple[int, ...]) -> Float[Tensor, "n 3 s s"]:
+        view = images.View(round(_MARGIN * self.settings.side), long_max=round(2 * _MARGIN * self.settings.side))
+        crops = []
+        for index in part:
+            photo = images.load_view(self.photos.photos[index], view)
+            rng = np.random.default_rng([self.seed, epoch, index])
+            crops.append(random_crop(photo, self.settings.side, self.settings.min_crop, rng))
+        return torch.stack(crops)
+
+    def save(self, place: Path, epoch: int) -> None:
+        """Write the checkpoint of an epoch, then remove that of the one before; the last has no optimizer."""
+        model = {name: value.contiguous() for name, value in self.net.state_dict().items()}
+        if (bad := checkpoint.non_finite(model)) is not None:
+            raise errors.UserError(f"adaptation diverged: {bad} is not finite; lower adaptation.lr")
+        folder = place / _epoch_name(epoch)
+        shutil.rmtree(folder, ignore_errors=True)
+        with io.replacing_folder(folder) as temporary:
+            save_file(model, temporary / _MODEL)
+            if epoch < self.settings.epochs:
+                save_file(checkpoint.optimizer_tensors(self.optimizer), temporary / _OPTIMIZER)
+            storage.write_manifest(temporary)
+        for older in place.glob("epoch-*"):
+            if older != folder:
+                shutil.rmtree(older, ignore_errors=True)
+
+    def restore(self, place: Path) -> int:
+        """Load the newest checkpoint; returns the epochs done."""
+        for epoch in range(self.settings.epochs, 0, -1):
+            folder = place / _epoch_name(epoch)
+            if folder.is_dir():
+                storage.verify_folder(folder, _REMEDY)
+                load_into(self.net, checkpoint.read_tensors(folder / _MODEL), str(folder / _MODEL))
+                if epoch < self.settings.epochs:
+                    checkpoint.restore_optimizer(folder / _OPTIMIZER, self.optimizer)
+                return epoch
+        return 0
+
+
+def lr_factor(step: int, steps: int, warmup: int = 20) -> float:
+    """Linear warm-up times cosine decay.
+
+    >>> [round(lr_factor(step, 100), 3) for step in (0, 19, 50, 100)]
+    [0.05, 0.914, 0.5, 0.0]
+    """
+    return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def random_crop(
+    photo: Float[Tensor, "3 H W"], side: int, min_share: float, rng: np.random.Generator
+) -> Float[Tensor, "3 s s"]:
+    """A random part of a photo, resized to a square, randomly flipped and changed in brightness and contrast."""
+    height, width = photo.shape[1:]
+    scale, aspect = math.sqrt(rng.uniform(min_share, 1)), math.exp(rng.uniform(-_MAX_ASPECT, _MAX_ASPECT))
+    h, w = (max(1, min(whole, round(whole * s))) for whole, s in ((height, scale * aspect), (width, scale / aspect)))
+    top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+    part = photo[None, :, top : top + h, left : left + w]
+    crop: Tensor = functional.interpolate(part, (side, side), mode="bilinear", align_corners=False, antialias=True)[0]
+    crop = crop.flip(2) if rng.random() < 0.5 else crop
+    gain, contrast = rng.uniform(1 - _MAX_GAIN, 1 + _MAX_GAIN, size=2).tolist()
+    bright = crop * gain + rng.uniform(-_MAX_SHIFT, _MAX_SHIFT)
+    mean = bright.mean(dim=(1, 2), keepdim=True)
+    changed: Tensor = (bright - mean) * contrast + mean
+    return changed.clamp(0, 255)
+
+
+def _epoch_name(epoch: int) -> str:
+    return f"epoch-{epoch:05d}"
+
+
+def _key(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> str:
+    """A digest of everything that the result depends on."""
+    learned = replace(settings, keep_boxes=None)  # which comes after
+    digest = hashlib.sha256(f"{learned} seed {seed} {photos_digest(photos.photos)} {photos.classes}".encode())
+    digest.update(photos.tags.numpy().tobytes())
+    if photos.unsure is not None:
+        digest.update(photos.unsure.numpy().tobytes())
+    digest.update(weights_digest("before adaptation", [class_maps]).encode())
+    return digest.hexdigest()
+
+
+def adapted_folders(folder: Path) -> Iterator[Path]:
+    """The folders of adaptations in a cache, for ``tag2box doctor``."""
+    return (path for path in folder.glob(f"{_FOLDER}-*/epoch-*") if path.is_dir())

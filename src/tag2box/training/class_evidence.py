@@ -1,0 +1,125 @@
+"""Class maps of photos: the evidence for their proposals, and the proposals worth looking at."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Float32, Int
+from torch import Tensor
+from torch.nn import functional
+
+from tag2box import images
+from tag2box.annotations import BoxSource, Photo
+from tag2box.models.class_maps import ClassMaps, Prior, box_evidence
+from tag2box.ops.boxes import areas
+from tag2box.types import PerProposalAndClass
+
+_LONG = 2  # largest long side of photos for class maps, relative to their short side
+_RANKING = Prior(evidence=1.0, area=0.3)  # of proposals that are kept
+_RECENT = 256  # photos of which the kept proposals are remembered
+_OTHERS = 0.25  # share of the kept proposals that are others: a detector also needs to see background
+
+
+@dataclass(frozen=True)
+class ClassEvidence:
+    """Evidence of class maps for the proposals of photos, computed at every call."""
+
+    class_maps: ClassMaps
+    photos: Sequence[Photo]
+    store: BoxSource
+
+    def __call__(self, photo_id: str) -> Float[Tensor, "P C"]:
+        """The evidence of each proposal of a photo per class, from the mean over the photo and its horizontal flip."""
+        photo = self._by_id[photo_id]
+        boxes = self.store.boxes(photo.id)
+        if not len(boxes):
+            return torch.zeros(0, self.class_maps.num_classes)
+        return box_evidence(self.maps(photo), boxes, (photo.width, photo.height))
+
+    @cached_property
+    def _by_id(self) -> dict[str, Photo]:
+        return {photo.id: photo for photo in self.photos}
+
+    def maps(self, photo: Photo) -> Float[Tensor, "C h w"]:
+        """The class maps of a photo; its sides are rounded to whole cells, so that cells of both flips agree."""
+        net, stride = self.class_maps, self.class_maps.backbone.stride
+        upright = images.load_view(photo, images.View(net.side, long_max=_LONG * net.side))[None]
+        height, width = (max(1, round(side / stride)) * stride for side in upright.shape[2:])
+        pixels = functional.interpolate(upright, (height, width), mode="bilinear", align_corners=False)
+        with torch.no_grad():
+            own, flipped = (net.maps(one.to(net.backbone.device)) for one in (pixels, pixels.flip(3)))
+            mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
+        return mean
+
+
+@dataclass(frozen=True)
+class PreselectedBoxes:
+    """The proposals of a store that have most evidence for any class, and some others: all that a detector sees."""
+
+    store: BoxSource
+    photos: Sequence[Photo]
+    evidence: PerProposalAndClass  # of all proposals of a photo
+    most: int
+    recent: OrderedDict[str, Preselection] = field(default_factory=OrderedDict)
+
+    def boxes(self, photo_id: str, /) -> Float32[Tensor, "p 4"]:
+        """The kept proposals of a photo."""
+        return self.store.boxes(photo_id)[self.preselection(photo_id).rows]
+
+    def scores(self, photo_id: str, /) -> Float32[Tensor, " p"]:
+        """Their objectness."""
+        return self.store.scores(photo_id)[self.preselection(photo_id).rows]
+
+    def class_evidence(self, photo_id: str) -> Float[Tensor, "p C"]:
+        """Their evidence per class."""
+        return self.preselection(photo_id).evidence
+
+    def preselection(self, photo_id: str) -> Preselection:
+        """The rows of a photo that are kept; of the last photos they are known."""
+        if photo_id not in self.recent:
+            photo, boxes, evidence = self._by_id[photo_id], self.store.boxes(photo_id), self.evidence(photo_id)
+            shares = areas(boxes) / max(1, photo.width * photo.height)
+            rank = _RANKING.factors(shares, evidence, evidence.shape[1])
+            rows = kept_rows(rank.amax(dim=1) if evidence.shape[1] else shares, self.most)
+            self.recent[photo_id] = Preselection(rows, evidence[rows])
+            if len(self.recent) > _RECENT:
+                self.recent.popitem(last=False)
+        return self.recent[photo_id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, Photo]:
+        return {photo.id: photo for photo in self.photos}
+
+
+def preselected(class_maps: ClassMaps | None, photos: Sequence[Photo], store: BoxSource, most: int | None) -> BoxSource:
+    """The proposals that a detector with class maps sees: all, or the ``most`` with most evidence."""
+    if class_maps is None or most is None:
+        return store
+    return PreselectedBoxes(store, photos, ClassEvidence(class_maps, photos, store), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Preselection:
+    """Rows of a photo's proposals, in order, and their evidence."""
+
+    rows: Int[Tensor, " p"]
+    evidence: Float[Tensor, "p C"]
+
+
+def kept_rows(rank: Float[Tensor, " P"], most: int) -> Int[Tensor, " p"]:
+    """The rows of highest rank, and a quarter of the others evenly spaced, in order.
+
+    >>> kept_rows(torch.tensor([0.1, 0.9, 0.0, 0.8, 0.0, 0.7]), 4)
+    tensor([0, 1, 3, 5])
+    """
+    if len(rank) <= most:
+        return torch.arange(len(rank))
+    order = rank.argsort(descending=True, stable=True)
+    count = most - int(_OTHERS * most)
+    best, rest = order[:count], order[count:].sort().values
+    others = rest[torch.arange(most - count) * len(rest) // max(1, most - count)]
+    return torch.cat([best, others]).sort().values

@@ -1,0 +1,213 @@
+"""The proposal cache: numbers per proposal that are computed once and memory-mapped from disk.
+
+Superpixel straddling scores (used by WSOD2), and the evidence of class maps per class (used by priors).
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from tag2box import errors, images, io, storage
+from tag2box.annotations import BoxSource, Photo
+from tag2box.ops.superpixels import Superpixels, straddling
+from tag2box.parallel.pool import LocalPool
+from tag2box.progress import Progress, silent
+from tag2box.proposals.mapped_array import BLOCK, MappedArray, npy_header
+from tag2box.training.class_evidence import ClassEvidence
+from tag2box.training.feature_cache import photos_digest, weights_digest
+
+FILE = re.compile(r"[0-9a-f]{24}\.npy")
+_BYTES = 4  # of a value
+_REMEDY = "remove the file; it is built again"
+_DIGESTS = "digests"
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalCache:
+    """Numbers of every proposal of some photos, read from disk on request."""
+
+    path: Path
+    spans: Mapping[str, tuple[int, int]]  # rows of each photo, by id
+    width: tuple[int, ...]  # of a row: () for one number, (C,) for one per class
+    rows: MappedArray
+
+    @classmethod
+    def open(cls, path: Path, spans: Mapping[str, tuple[int, int]], width: tuple[int, ...] = ()) -> "ProposalCache":
+        """Map the file of photos with these rows; values are verified when they are first read."""
+        rows = MappedArray.open(path, (_total(spans), *width), read_digests(path), _REMEDY)
+        return cls(path, spans, width, rows)
+
+    def __reduce__(self) -> tuple[Callable[..., "ProposalCache"], tuple[object, ...]]:
+        """Pickled by path: other processes map the file themselves."""
+        return ProposalCache.open, (self.path, self.spans, self.width)
+
+    def __call__(self, photo_id: str) -> Float32[torch.Tensor, "P ..."]:
+        """The rows of a photo's proposals, in order."""
+        return torch.from_numpy(self.rows.copy(*self.spans[photo_id]))
+
+
+def build_cache(
+    path: Path,
+    rows: Mapping[str, int],
+    results: Callable[[], Generator[tuple[str, Float32[np.ndarray, "P ..."]], None, None]],
+    *,
+    title: str,
+    width: tuple[int, ...] = (),
+    progress: Progress = silent,
+) -> ProposalCache:
+    """The cache at ``path``, built if it is missing or cut short.
+
+    It is renamed into place when it is complete. A JSON file beside it has the digests of its blocks.
+
+    Args:
+        path: named by a digest of everything that the numbers depend on, so a stale file is never read.
+        rows: number of proposals of each photo, by id.
+        results: starts the work, and gives the numbers of each photo in any order.
+        title: of the progress bar.
+    """
+    spans = dict(zip(rows, pairwise(accumulate(rows.values(), initial=0)), strict=True))
+    if not _is_complete(path):
+        io.sweep(path.parent)
+        with (
+            storage.writing(path),
+            closing(results()) as computed,
+            io.replacing(path) as temporary,
+            temporary.open("w+b") as file,
+            progress(title, len(spans)) as bar,
+        ):
+            start = file.write(npy_header((_total(spans), *width)))
+            for photo_id, values in computed:
+                file.seek(start + _BYTES * math.prod(width) * spans[photo_id][0])
+                file.write(values.astype("<f4").tobytes())
+                bar.advance()
+            file.flush()
+            digests = storage.BlockDigests.of_file(temporary, BLOCK).to_json()
+        with storage.writing(path):
+            storage.write_checked_json(path.with_suffix(".json"), {"format": 1, _DIGESTS: digests})
+    return ProposalCache.open(path, spans, width)
+
+
+def read_digests(path: Path) -> storage.BlockDigests:
+    """The digests of a cache file, from the file beside it; that one has a digest of its own."""
+    beside = path.with_suffix(".json")
+    value = storage.read_checked_json(beside, "digests of numbers per proposal", _REMEDY)
+    try:
+        return storage.BlockDigests.from_json(path, value[_DIGESTS])
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.UserError(f"{beside}: no digests of numbers per proposal ({error!r}); {_REMEDY}") from None
+
+
+def _is_complete(path: Path) -> bool:
+    return path.exists() and path.with_suffix(".json").exists() and path.stat().st_size == read_digests(path).size
+
+
+def _total(spans: Mapping[str, tuple[int, int]]) -> int:
+    return max((last for _, last in spans.values()), default=0)
+
+
+def _name(depends_on: str, photos: Sequence[Photo], store: BoxSource) -> str:
+    """The name of a cache file: a digest of settings, photos and proposals."""
+    digest = hashlib.sha256(f"{depends_on} {photos_digest(photos)}".encode())
+    for photo in photos:
+        digest.update(store.boxes(photo.id).numpy().tobytes())
+    return f"{digest.hexdigest()[:24]}.npy"
+
+
+def _row_counts(photos: Sequence[Photo], store: BoxSource) -> dict[str, int]:
+    return {photo.id: len(store.boxes(photo.id)) for photo in photos}
+
+
+# ---------------------------------------------------------------- class evidence
+
+
+def build_evidence_cache(evidence: ClassEvidence, folder: Path, *, progress: Progress = silent) -> ProposalCache:
+    """The evidence of class maps for the proposals of some photos, per class."""
+    photos, store, class_maps = evidence.photos, evidence.store, evidence.class_maps
+
+    def results() -> Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]:
+        for photo in photos:
+            yield photo.id, evidence(photo.id).numpy()
+
+    digest = weights_digest(f"class evidence {class_maps.side} {class_maps.backbone.trunk_key()}", [class_maps])
+    path, width = folder / _name(digest, photos, store), (class_maps.num_classes,)
+    return build_cache(path, _row_counts(photos, store), results, title="class maps", width=width, progress=progress)
+
+
+# ---------------------------------------------------------------- superpixels
+
+
+def build_superpixel_cache(
+    photos: Sequence[Photo],
+    store: BoxSource,
+    superpixels: Superpixels,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> ProposalCache:
+    """Straddling scores of proposals, computed on all cores: 1 for a box that consists of whole superpixels."""
+
+    def results() -> Generator[tuple[str, Float32[np.ndarray, " P"]], None, None]:
+        with closing(_all_scores(photos, store, superpixels, workers)) as scored:
+            for job, found in scored:
+                if found.values is None:
+                    raise errors.UserError(found.problem)
+                yield job.photo.id, found.values
+
+    path = folder / _name(f"straddling {superpixels} OpenCV {cv2.__version__}", photos, store)
+    return build_cache(path, _row_counts(photos, store), results, title="superpixels", progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A photo to segment, and its boxes."""
+
+    photo: Photo
+    boxes: Float32[np.ndarray, "P 4"]
+
+    @property
+    def path(self) -> Path:
+        return self.photo.path
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """The scores of a photo's boxes, or an error."""
+
+    values: Float32[np.ndarray, " P"] | None = None
+    problem: str = ""
+
+
+def _all_scores(
+    photos: Sequence[Photo], store: BoxSource, superpixels: Superpixels, workers: int | None
+) -> Generator[tuple[_Job, _Scores], None, None]:
+    jobs = (_Job(photo, store.boxes(photo.id).numpy()) for photo in photos)
+    return LocalPool(workers)(partial(_score, superpixels), jobs, lost=_lost)
+
+
+def _score(superpixels: Superpixels, job: _Job) -> _Scores:
+    size = (job.photo.width, job.photo.height)
+    try:
+        labels = superpixels(images.read_photo(job.photo.path, superpixels.working_size(size)), size)
+    except errors.UserError as error:
+        return _Scores(problem=str(error))
+    height, width = labels.shape
+    shown = job.boxes * np.array([width / size[0], height / size[1]] * 2, np.float32)
+    return _Scores(straddling(labels, shown))
+
+
+def _lost(job: _Job, number: int) -> _Scores:
+    return _Scores(
+        problem=f"{job.path}: the process that segmented it was killed by signal {number}; repair or remove it"
+    )

@@ -1,0 +1,140 @@
+"""Class maps: pooling, sums over boxes, evidence, and the prior, each against a loop-written twin."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor
+
+from tag2box.models.class_maps import (
+    RING,
+    ClassMaps,
+    Prior,
+    area_shares,
+    box_evidence,
+    box_sums,
+    integral_image,
+    pooled_logits,
+)
+from tag2box.types import Proposals
+from tiny import TinyBackbone
+
+MAPS = torch.rand(2, 5, 7, generator=torch.Generator().manual_seed(0))
+sides = st.floats(0, 1)
+
+
+def boxes_within(width: float, height: float) -> st.SearchStrategy[list[float]]:
+    def box(x: float, y: float, w: float, h: float) -> list[float]:
+        return [x * width, y * height, (x + (1 - x) * w) * width, (y + (1 - y) * h) * height]
+
+    return st.builds(box, sides, sides, sides, sides)
+
+
+def sum_by_loop(plane: Tensor, box: list[float]) -> float:
+    """Cell by cell: its value times the share of it that the box covers."""
+    total = 0.0
+    for y in range(plane.shape[0]):
+        for x in range(plane.shape[1]):
+            across = max(0.0, min(box[2], x + 1) - max(box[0], x))
+            down = max(0.0, min(box[3], y + 1) - max(box[1], y))
+            total += float(plane[y, x]) * across * down
+    return total
+
+
+def evidence_by_loop(plane: Tensor, box: list[float]) -> float:
+    """Mean inside minus mean in the ring, in units of cells."""
+    height, width = plane.shape
+    cx, cy, w, h = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2, box[2] - box[0], box[3] - box[1]
+    ring = [max(0, cx - RING * w / 2), max(0, cy - RING * h / 2)]
+    ring += [min(width, cx + RING * w / 2), min(height, cy + RING * h / 2)]
+    inside, own = sum_by_loop(plane, box), w * h
+    around = (ring[2] - ring[0]) * (ring[3] - ring[1]) - own
+    outside = (sum_by_loop(plane, ring) - inside) / max(around, 0.25)
+    return max(0.0, inside / max(own, 0.25) - outside)
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 4.0])
+def test_pooling_is_the_log_mean_exp_of_the_loop(sharpness: float) -> None:
+    logits = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = [
+        [math.log(sum(math.exp(sharpness * float(z)) for z in plane.flatten()) / 20) / sharpness for plane in photo]
+        for photo in logits
+    ]
+    torch.testing.assert_close(pooled_logits(logits, sharpness), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_no_boxes_have_no_evidence() -> None:
+    assert box_sums(integral_image(MAPS), torch.zeros(0, 4)).shape == (0, 2)
+    assert box_evidence(MAPS, torch.zeros(0, 4), (70, 50)).shape == (0, 2)
+
+
+@given(st.lists(boxes_within(7, 5), min_size=1, max_size=4))
+def test_sums_over_boxes_are_those_of_the_loop(boxes: list[list[float]]) -> None:
+    found = box_sums(integral_image(MAPS), torch.tensor(boxes, dtype=torch.float64))
+    expected = [[sum_by_loop(plane, box) for plane in MAPS] for box in boxes]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+
+
+@given(st.lists(boxes_within(7, 5), min_size=1, max_size=4))
+def test_evidence_is_that_of_the_loop_and_between_zero_and_one(boxes: list[list[float]]) -> None:
+    pixels = torch.tensor(boxes, dtype=torch.float64) * 10  # cells of ten pixels
+    found = box_evidence(MAPS.double(), pixels, (70, 50))
+    expected = [[evidence_by_loop(plane, box) for plane in MAPS] for box in boxes]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
+    assert bool((found >= 0).all())
+    assert bool((found <= 1 + 1e-9).all())
+
+
+def test_a_box_that_ends_where_the_evidence_does_has_more_than_a_part_and_an_enlargement() -> None:
+    maps = torch.zeros(1, 8, 8)
+    maps[0, 2:6, 2:6] = 1
+    boxes = torch.tensor([[20.0, 20, 60, 60], [30, 30, 50, 50], [0, 0, 80, 80]])
+    whole, part, large = box_evidence(maps, boxes, (80, 80))[:, 0].tolist()
+    assert whole > part
+    assert whole > large
+
+
+def test_maps_are_probabilities_at_the_stride_of_the_trunk() -> None:
+    backbone = TinyBackbone()
+    class_maps = ClassMaps(backbone, 3)
+    images = torch.rand(2, 3, 4 * backbone.stride, 6 * backbone.stride) * 255
+    maps = class_maps.maps(images)
+    assert maps.shape == (2, 3, 4, 6)
+    assert bool(((maps > 0) & (maps < 1)).all())
+    torch.testing.assert_close(class_maps(images), pooled_logits(maps.logit()), atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- prior
+
+
+@pytest.mark.parametrize(("evidence", "area"), [(0.0, 0.0), (2.0, 0.0), (0.0, 0.5), (1.0, 0.9), (0.5, -1.0)])
+def test_factors_and_means_are_those_of_the_loop(evidence: float, area: float) -> None:
+    scores, found = torch.rand(4, 3) * 0.9 + 0.05, torch.rand(4, 3) * 0.9 + 0.05
+    shares = torch.tensor([0.01, 0.3, 0.5, 1.0])
+    prior = Prior(evidence=evidence, area=area)
+    for p in range(4):
+        for c in range(3):
+            factor = float(found[p, c]) ** evidence * float(shares[p]) ** area
+            assert float(prior.factors(shares, found, 3)[p, c]) == pytest.approx(factor, rel=1e-4)
+            mean = (float(scores[p, c]) * factor) ** (1 / (1 + evidence + max(area, 0)))
+            assert float(prior.mean(scores, shares, found)[p, c]) == pytest.approx(mean, rel=1e-4)
+
+
+def test_a_prior_that_is_off_changes_nothing_and_needs_no_evidence() -> None:
+    scores = torch.rand(2, 2)
+    assert Prior().mean(scores, torch.ones(2), None) is scores
+    assert Prior().factors(torch.ones(0), None, 2).shape == (0, 2)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.floats(0.01, 1), st.floats(0, 3), st.floats(0, 3))
+def test_a_mean_stays_between_its_parts(score: float, found: float, share: float, e: float, a: float) -> None:
+    mean = Prior(evidence=e, area=a).mean(torch.tensor([[score]]), torch.tensor([share]), torch.tensor([[found]]))
+    assert min(score, found, share) - 1e-4 <= float(mean) <= max(score, found, share) + 1e-4
+
+
+def test_area_shares_are_relative_to_each_photo() -> None:
+    boxes = torch.tensor([[0.0, 0, 5, 4], [0, 0, 10, 10]])
+    assert area_shares(Proposals(boxes, (1, 0, 1), ((10, 4), (1, 1), (20, 10)))).tolist() == [0.5, 0.5]
