@@ -41,8 +41,9 @@ tag2box train tags.csv --photos photos --config mine.toml --set plan.seed=1 --ou
 TOML has no null: in an optional field, `""` stands for none. In a table with a `kind`, changing the kind resets the
 other keys to their defaults. A `kind` is one of those below or `package.module:Name` of your own
 ([adding-a-labeler.md](adding-a-labeler.md) and the other guides). A wrong key, type or bound is an error of one line,
-which names the place and the nearest valid key. Keys of version 0.1 are still read; a warning names the new ones. All
-settings of a run, with comments, are in its `config.toml`, which is a valid `--config` file.
+which names the place and the nearest valid key. Numbers are finite, and between -1e9 and 1e9 unless other bounds are
+named. Keys of version 0.1 are still read; a warning names the new ones. All settings of a run, with comments, are in
+its `config.toml`, which is a valid `--config` file. A run is not resumed if they were edited there.
 """
 
 

@@ -20,9 +20,11 @@ torch.set_num_threads(1)
 # Processes of pytest-xdist, and those a shell started in the background, ignore Ctrl-C; what they start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no fault of the code: no test fails for the seconds it took.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+# A busy machine is no fault of the code: no test fails for the seconds it took. The examples are the same in every run;
+# HYPOTHESIS_PROFILE=explore searches for new ones (`make fuzz` does).
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 GOLDEN = Path(__file__).parent / "golden"
 

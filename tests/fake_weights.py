@@ -38,6 +38,9 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_dict, "VGG_NECK", 6)
     monkeypatch.setattr(state_dict, "WS_WIDTH", 2)
     monkeypatch.setattr(state_dict, "WS_NECK", (3, 4))
+    monkeypatch.setattr(state_dict, "TINY_VIT_WIDTHS", (8, 8, 10, 20))
+    monkeypatch.setattr(state_dict, "SAM_CHANNELS", 32)
+    monkeypatch.setattr(state_dict, "SAM_HIDDEN", 8)
 
 
 def random_weights(architecture: str, *, statistics: bool = False, neck: bool = False) -> dict[str, Tensor]:

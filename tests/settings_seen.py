@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fake_sam import use_fake_sam
 from strategies import make_labeler_input, random_boxes
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.cli.train import read_training
@@ -98,6 +99,13 @@ def boxes_of_a_photo(config: Config) -> object:
     """Proposals of one picture."""
     found = config.proposals(picture())
     return found.boxes.tolist(), found.scores.tolist()
+
+
+def boxes_with_fake_sam(config: Config) -> object:
+    """Proposals of one picture, from masks that need no weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake_sam(patch)
+        return boxes_of_a_photo(config)
 
 
 def superpixels_of_a_photo(config: Config) -> object:

@@ -11,6 +11,7 @@ from settings_seen import (
     adversarial_step,
     believed_maps,
     boxes_of_a_photo,
+    boxes_with_fake_sam,
     built_lite0,
     built_resnet_ws,
     built_vgg16,
@@ -50,10 +51,13 @@ PCL, MIST, C_WSL = ((f"{LABELER}.kind={kind}",) for kind in ("pcl", "mist", "c_w
 OIM, SLV, WSOD2 = ((f"{LABELER}.kind={kind}",) for kind in ("oim", "slv", "wsod2"))
 STEPS = ("plan.schedule.steps=[0.5]",)
 EDGES, SEARCH = ("proposals.kind=edge_boxes",), "selective_search"
+SAM = ("proposals.kind=sam", "proposals.long_side=64", "proposals.points=3")
 WSRPN = ("proposals.kind=wsrpn", "proposals.short_side=80")
+COMBINED = ("proposals.kind=combined", "proposals.short_side=64")
 ADAM, VGG16, LITE0 = ("plan.optimizer.kind=adam",), ("backbone.kind=vgg16",), ("backbone.pool_size=4",)
 RESNET = ("backbone.kind=resnet_ws",)
 CONCRETE = ("drop_block.kind=concrete",)
+ADAPTED = ("adaptation.epochs=1", "adaptation.side=32", "adaptation.lr=0.1")
 SOFT = (*CONCRETE, "drop_block.temperature=1", "drop_block.drop=1")
 
 
@@ -87,6 +91,15 @@ TABLE = [
     row("proposals.beta", "0.3", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.smoothing", "0", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.model", "forest.yml.gz", *EDGES, kind="edge_boxes", seen=model_wanted),
+    row("proposals.kind", "combined", kind="combined", seen=boxes_of_a_photo),
+    row("proposals.short_side", "40", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.max_boxes", "3", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.min_side", "30", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.min_share", "0.3", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.sources", '["windows"]', *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.source_boxes", "2", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.thinning", "0.3", *COMBINED, kind="combined", seen=boxes_of_a_photo),
+    row("proposals.seed", "1", *COMBINED, kind="combined", seen=boxes_of_a_photo),
     row("proposals.kind", "wsrpn", kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.short_side", "40", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.max_boxes", "3", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
@@ -99,11 +112,20 @@ TABLE = [
     row("superpixels.sigma", "3", seen=superpixels_of_a_photo),
     row("superpixels.scale", "9", seen=superpixels_of_a_photo),
     row("superpixels.min_size", "3000", seen=superpixels_of_a_photo),
+    row("proposals.kind", "sam", kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.max_boxes", "3", *SAM, kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.min_side", "30", *SAM, kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.long_side", "80", *SAM, kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.points", "2", *SAM, kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.min_quality", "0.5", *SAM, "proposals.max_boxes=900", kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.nms_iou", "0.2", *SAM, kind="sam", seen=boxes_with_fake_sam),
+    row("proposals.selective_search", "false", *SAM, "proposals.max_boxes=900", kind="sam", seen=boxes_with_fake_sam),
     row("proposals.kind", "imported", kind="imported", seen=model_wanted),
     row("proposals.method", "cob", "proposals.kind=imported", kind="imported", seen=model_wanted),
     row("backbone.kind", "lite0", *VGG16, kind="lite0", seen=kind_of_backbone),
     row("backbone.pooling", "max", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.pool_size", "6", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.pooled", "true", *LITE0, "backbone.train_neck=false", kind="lite0", seen=built_lite0),
     row("backbone.train_tail", "true", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.train_neck", "false", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.dropout", "0.5", *LITE0, kind="lite0", seen=built_lite0),
@@ -127,6 +149,20 @@ TABLE = [
     row("heads.mil_heads", "2"),
     row("heads.mil_temperature", "2"),
     row("heads.box_prior", "10", seen=believed_maps),
+    row("adaptation.epochs", "2", *ADAPTED),
+    row("adaptation.side", "48", *ADAPTED),
+    row("adaptation.batch_size", "1", *ADAPTED),
+    row("adaptation.lr", "0.01", *ADAPTED),
+    row("adaptation.weight_decay", "5", *ADAPTED),
+    row("adaptation.min_crop", "0.9", *ADAPTED),
+    row("adaptation.keep_boxes", "3", *ADAPTED),
+    row("criterion.prior.evidence", "2", *ADAPTED),
+    row("criterion.prior.area", "1"),
+    row("inference.prior.evidence", "2", *ADAPTED),
+    row("inference.prior.area", "1"),
+    row("heads.context.on", "both"),
+    row("heads.context.scale", "3", "heads.context.on=mil"),
+    row("heads.context.weight", "0.5", "heads.context.on=mil"),
     row("drop_block.kind", "plain", *CONCRETE, kind="plain"),
     row("drop_block.block", "1", kind="plain"),
     row("drop_block.drop", "0", kind="plain"),
@@ -261,6 +297,7 @@ TABLE = [
     row("plan.schedule.gamma", "0.5", *STEPS),
     row("plan.log_every", "3"),
     row("plan.checkpoint_every", "3"),
+    row("plan.keep_checkpoints", "1"),
     row("plan.gallery", "2"),
     row("inference.scales", "[64]"),
     row("inference.long_max", "40"),

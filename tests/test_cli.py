@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import json
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -26,13 +29,20 @@ SURFACE = {
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--config",
               "--recipe", "--system", "--resume", "--tags", "--set"],
     "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--format", "--min-score",
-               "--set", "--on", "--address"],
-    "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json"],
+               "--set", "--skip-bad", "--on", "--address"],
+    "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",
+              "--boxes-of-other-classes", "--proposals", "--set", "--skip-bad", "--on", "--address"],
+    "export": ["labels", "--format", "--out", "--photos", "--splits", "--copy"],
+    "convert": ["source", "out", "--to", "--photos", "--split", "--classes", "--data-format", "--splits", "--copy",
+                "--skip-bad"],
+    "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json",
+                 "--baselines", "--no-baselines"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split"],
-    "doctor": [],
+    "doctor": ["paths"],
     "propose": ["data", "--out", "--photos", "--split", "--classes", "--data-format", "--method", "--mode",
-                "--short-side", "--max-boxes", "--min-side", "--edge-model", "--workers", "--set", "--on", "--address"],
+                "--short-side", "--max-boxes", "--min-side", "--edge-model", "--snap", "--proposals", "--snap-top",
+                "--workers", "--set", "--on", "--address"],
     "proposals import": ["file", "data", "--out", "--photos", "--split", "--classes", "--data-format", "--format",
                          "--boxes-are", "--first-pixel", "--last-pixel", "--min-side", "--max-boxes",
                          "--allow-missing"],
@@ -150,37 +160,141 @@ def test_the_first_help_lists_the_commands(helps):
 # ---------------------------------------------------------------- how commands end
 
 
+class SafetensorError(Exception):
+    """As the package safetensors has it; it is known by its name, because that package is not imported for help."""
+
+
+def os_error(number: int, *names: str) -> OSError:
+    return OSError(number, os.strerror(number), *(names[:1] + (None,) * (len(names) > 1) + names[1:]))
+
+
+def failing(error: BaseException) -> typer.Typer:
+    """A program with a single command, which fails; like ours in all else."""
+    app = typer.Typer(cls=cli._LazyGroup, pretty_exceptions_enable=False)
+
+    @app.command("fail")
+    def fail() -> None:
+        raise error
+
+    @app.callback()
+    def root() -> None:
+        pass
+
+    return app
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (UserError("photo.jpg: broken; mend it"), 2, "tag2box: photo.jpg: broken; mend it\n"),
-        (Interrupted("run: saved; go on with --resume"), 130, "tag2box: run: saved; go on with --resume\n"),
+        (UserError(""), 2, ""),
+        (UserError("photo.jpg: broken; mend it"), 2, "photo.jpg: broken; mend it"),
+        (UserError("a\x1b[31m\nb\u202e"), 2, "a\\x1b[31m b\\u202e"),
+        (Interrupted("run: saved; go on with --resume"), 130, "run: saved; go on with --resume"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (os_error(errno.ENOSPC), 2, "No space left on device; free some disk space, or"),
+        (os_error(errno.EACCES, "run/a"), 2, "run/a: Permission denied; choose another folder, or"),
+        (os_error(errno.EXDEV, "a", "b"), 2, "a -> b: Invalid cross-device link; correct this, and repeat the command"),
+        (os_error(errno.EMFILE, "a"), 2, "a: Too many open files; close other programs, or"),
+        (os_error(errno.ENAMETOOLONG, "a\x07"), 2, "a\\x07: File name too long; choose a shorter name"),
+        (TimeoutError("no answer"), 2, "no answer; correct this, and repeat the command"),
+        (MemoryError(), 2, "not enough memory (MemoryError); close other programs, or"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"), 2,
+         "not enough memory ([enforce fail"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"), 2, "not enough memory (CUDA"),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), 2,
+         "a file of weights could not be read or written (Error while serializing: I/O error: No space left on device "
+         "(os error 28)); free some disk space"),
+        (SafetensorError("Error while deserializing header: HeaderTooLarge"), 2, "HeaderTooLarge); the file"),
+        (RecursionError("maximum recursion depth exceeded"), 2, "input nested too deeply (maximum recursion"),
+        (ZeroDivisionError("division by zero"), 3, "ZeroDivisionError: division by zero; internal error"),
+        (EOFError("Ran out of input"), 3, "RuntimeError: EOFError: Ran out of input; internal error"),
     ],
-)
+    ids=lambda value: f"{type(value).__name__}" if isinstance(value, BaseException) else None,
+)  # fmt: skip
 def test_errors_become_a_line_and_an_exit_code(error, code, said, monkeypatch, capsys):
-    def fail():
-        raise error
+    monkeypatch.setattr(cli, "app", failing(error))
+    done = call(["fail"], monkeypatch, capsys)
+    assert done.code == code
+    assert done.err.count("\n") == 1 and done.err.startswith("tag2box: ") and said in done.err
 
-    monkeypatch.setattr(cli, "app", fail)
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_ctrl_c_before_the_command_begins_is_one_line(raised, monkeypatch, capsys):
+    def parse(**_: object) -> int:
+        if raised:
+            raise KeyboardInterrupt
+        return 130  # as typer reports it
+
+    monkeypatch.setattr(cli, "app", parse)
     done = call([], monkeypatch, capsys)
-    assert (done.code, done.err) == (code, said)
+    assert (done.code, done.err) == (130, "tag2box: stopped\n")
 
 
-def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
-    def fail():
-        raise ZeroDivisionError
+def test_a_bug_shows_its_traceback_on_request(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "app", failing(ZeroDivisionError("division by zero")))
+    monkeypatch.setenv(cli.TRACEBACK_VARIABLE, "1")
+    done = call(["fail"], monkeypatch, capsys)
+    assert done.code == 3
+    assert "Traceback" in done.err and "in fail" in done.err
 
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(ZeroDivisionError):
-        cli.main()
+
+def test_a_reader_that_closes_the_pipe_is_no_error(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "app", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    done = call(["fail"], monkeypatch, capsys)
+    assert (done.code, done.err) == (1, "")
 
 
 def test_a_warning_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(
-        cli, "app", lambda: warnings.warn("maps is now called feature_cache", FutureWarning, 1) or sys.exit(0)
-    )
+    def warn(**_: object) -> None:
+        warnings.warn("maps is now called\nfeature_cache", FutureWarning, 1)
+
+    monkeypatch.setattr(cli, "app", warn)
     done = call([], monkeypatch, capsys)
     assert (done.code, done.err) == (0, "tag2box: warning: maps is now called feature_cache\n")
+
+
+def test_control_characters_of_an_option_do_not_reach_the_terminal(monkeypatch, capsys):
+    for argv in (["x\x1b[31m"], ["train", "--x\x1b[31m"], ["demo", "--seed", "\x1b[31m"], ["systems", "a", "\x1b[31m"]):
+        done = call(argv, monkeypatch, capsys)
+        assert done.code == 2 and "\x1b" not in done.err + done.out and "Usage:" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_with_one_line(number, monkeypatch, capsys):
+    """Batch systems send SIGTERM; it must do what Ctrl-C does, and be as before afterwards."""
+    app = typer.Typer(cls=cli._LazyGroup)
+    cleaned = []
+
+    @app.command("fail")
+    def wait() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(True)
+
+    @app.callback()
+    def root() -> None:
+        pass
+
+    monkeypatch.setattr(cli, "app", app)
+    before = signal.getsignal(signal.SIGTERM)
+    done = call(["fail"], monkeypatch, capsys)
+    assert (done.code, done.err, cleaned) == (130, "tag2box: stopped\n", [True])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_during_the_imports_ends_with_one_line(module, number, tmp_path):
+    """The import itself sends the signal, so that it always comes at that moment."""
+    if (module, number) == ("typer", "SIGTERM"):
+        pytest.skip("before the program is imported, SIGTERM has its usual effect")
+    kill = f"import os, signal\nos.kill(os.getpid(), signal.{number})\nraise ImportError('still here')\n"
+    (tmp_path / f"{module}.py").write_text(kill)
+    command = [sys.executable, "-m", "tag2box", "train", "--out", "run"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tag2box: stopped\n")
 
 
 @pytest.mark.parametrize(

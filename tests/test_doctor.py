@@ -1,16 +1,31 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from tag2box.cli import doctor
-from tag2box.cli.doctor import Check, checks_table, diagnose, doctor_exit_code
+from tag2box.cli.doctor import Check, checks_table, diagnose, doctor_exit_code, verify_files
+from tag2box.cli.train import train
+from tag2box.errors import UserError
+from tag2box.models.weights import state_dict, weight_cache
+from tag2box.models.weights.weight_cache import Origin
+from tag2box.ops.superpixels import Superpixels
+from tag2box.proposals.store import ProposalStore
+from tag2box.training import checkpoint
+from tag2box.training.proposal_cache import build_superpixel_cache
+from tiny import tiny_photos
+from tiny_world import call, one_worker, small_config, small_data, small_network
 
 NAMES = [
     "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision",
@@ -156,3 +171,120 @@ def test_stored_weights_that_changed_are_reported(tmp_path, monkeypatch):
     check = doctor._stored_weights()
     assert (check.ok, check.required) == (False, False)
     assert "mine.json is missing" in check.detail
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run with proposals and caches, and weights; tests put back what they change."""
+    folder = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        small_network(patch)
+        small_data(folder)
+        train(small_config(folder), folder / "runs" / "mine")
+        one_worker(patch)
+        photos = tiny_photos(folder, 4).photos
+        store = ProposalStore.open(folder / "runs" / "mine" / "proposals")
+        build_superpixel_cache(photos, store, Superpixels(min_size=20), folder / "runs" / "mine" / "maps")
+        patch.setenv("TAG2BOX_HOME", f"{folder}")
+        weights = state_dict.Weights("lite0", state_dict.PREPROCESS["lite0"], {"a": torch.zeros(3)})
+        weight_cache.store("mine", weights, Origin("here", "free", "0" * 64))
+        yield folder
+
+
+ROWS = {"checkpoint": 2, "state of a run": 3, "events of a run": 1, "proposals": 1, "superpixel cache": 1, "weights": 1}
+
+
+def test_everything_in_a_folder_is_verified(stored: Path) -> None:
+    checks = verify_files([stored])
+    rows = Counter(check.name for check in checks)
+    assert rows.pop("feature cache") >= 1 and rows == ROWS
+    assert all(check.ok for check in checks) and doctor_exit_code(checks) == 0
+    assert len({check.detail for check in checks}) == len(checks)
+
+
+FILES = {
+    "runs/mine/state.json": "state of a run",
+    "runs/mine/run.json": "state of a run",
+    "runs/mine/photos.json": "state of a run",
+    "runs/mine/checkpoint-000006/model.safetensors": "checkpoint",
+    f"runs/mine/checkpoint-000006/{checkpoint.OPTIMIZER}": "checkpoint",
+    "runs/mine/checkpoint-000006/state.json": "checkpoint",
+    "runs/mine/checkpoint-000006/manifest.json": "checkpoint",
+    "runs/mine/proposals/index.json": "proposals",
+    "runs/mine/proposals/boxes.npy": "proposals",
+    "runs/mine/proposals/scores.npy": "proposals",
+    "runs/mine/maps/*.f16": "feature cache",
+    "runs/mine/maps/*.npy": "superpixel cache",
+    "runs/mine/maps/*.json": "superpixel cache",
+    "weights/mine.safetensors": "weights",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_bit_is_found_and_its_file_named(stored: Path, name: str) -> None:
+    path = next(iter(sorted(stored.glob(name))))
+    whole = path.read_bytes()
+    for position in (0, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        try:
+            bad = [check for check in verify_files([stored]) if not check.ok]
+        finally:
+            path.write_bytes(whole)
+        assert [(check.name, check.failure) for check in bad] == [(FILES[name], "damaged")]
+        assert str(path) in bad[0].detail and bad[0].remedy
+
+
+def test_a_line_of_the_log_that_is_no_event_is_found(stored: Path) -> None:
+    path = stored / "runs" / "mine" / "events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"{", b";", 1))
+    (bad,) = (check for check in verify_files([stored]) if not check.ok)
+    path.write_bytes(whole)
+    assert bad.name == "events of a run" and f"{path}:1" in bad.detail
+
+
+def test_the_command_prints_a_row_for_each_file_and_exits_with_1_for_damage(stored: Path, monkeypatch, capsys) -> None:
+    run, path = stored / "runs" / "mine", stored / "runs" / "mine" / "proposals" / "boxes.npy"
+    done = call(["doctor", str(run), str(stored / "weights" / "mine.safetensors")], monkeypatch, capsys)
+    assert (
+        done.code == 0 and sum(line.startswith("ok") for line in done.out.splitlines()) == len(verify_files([run])) + 1
+    )
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    done = call(["doctor", str(run)], monkeypatch, capsys)
+    path.write_bytes(whole)
+    assert done.code == 1 and sum(line.startswith("damaged") for line in done.out.splitlines()) == 1
+    assert "Traceback" not in done.err
+
+
+def test_a_file_of_a_checkpoint_is_verified_by_its_manifest(stored: Path) -> None:
+    (check,) = verify_files([stored / "runs" / "mine" / "checkpoint-000006" / "model.safetensors"])
+    assert check.ok and check.name == "checkpoint"
+
+
+def test_paths_without_files_of_tag2box_are_reported(tmp_path: Path) -> None:
+    (check,) = verify_files([tmp_path])
+    assert not check.ok and check.required and str(tmp_path) in check.detail
+    (tmp_path / ".hidden.f16").write_bytes(b"incomplete")
+    (tmp_path / "theirs.safetensors").write_bytes(b"not ours")
+    (tmp_path / "state.json").write_text("{}")  # without settings beside it: of another program
+    (tmp_path / "index.json").write_text("{}")
+    assert verify_files([tmp_path]) == [check]
+    assert "its provenance theirs.json is missing" in verify_files([tmp_path / "theirs.safetensors"])[0].detail
+    with pytest.raises(UserError, match="nowhere: no such file or folder; name a run"):
+        verify_files([tmp_path / "nowhere"])
+
+
+def test_older_files_without_digests_are_a_note(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "state.json").write_text(json.dumps({"iteration": 3}))
+    (tmp_path / "x.f16").write_bytes(b"tg2bexv1" + bytes(99))
+    checks = verify_files([tmp_path])
+    assert [(check.name, check.ok, check.required) for check in checks] == [
+        ("state of a run", False, False),
+        ("feature cache", False, False),
+    ]
+    assert doctor_exit_code(checks) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from settings_table import EDGES, LITE0, RESNET, TABLE, VGG16
 from tag2box import settings
 from tag2box.cli.detect import detect
 from tag2box.cli.train import train
+from tag2box.errors import UserError
 from tag2box.recipes import Config
 from tag2box.training import checkpoint
 from tiny_world import small_config, small_data, small_network, story, weights
@@ -81,6 +83,7 @@ def bench(tmp_path_factory) -> Bench:
     for path in (folder / "photos").iterdir():
         with Image.open(path) as photo:
             ImageOps.invert(photo).save(folder / "dark" / path.name)
+    shutil.copy(folder / "photos" / "photo0.jpg", folder / "dark")  # in the store of proposals, which takes the others
     rows = (folder / "tags.csv").read_text().splitlines()
     (folder / "fewer.csv").write_text("\n".join([*rows[:-1], rows[-1].split(",")[0] + ","]) + "\n")
     (folder / "gone.csv").write_text("\n".join([*rows, "gone.jpg,disc"]) + "\n")
@@ -97,6 +100,22 @@ def bench(tmp_path_factory) -> Bench:
 def test_the_table_covers_every_setting_there_is():
     settable = [(s.key, s.kind) for s in settings.describe(Config)]
     assert sorted((r.key, r.kind) for r in TABLE) == sorted(settable)
+
+
+NUMBERS = {(s.key, s.kind): "[{}]" if s.type.startswith("list") else "{}"
+           for s in settings.describe(Config) if "int" in s.type or "float" in s.type}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e30"])
+def test_every_number_is_finite_and_has_bounds(number):
+    rows = [entry for entry in TABLE if (entry.key, entry.kind) in NUMBERS]
+    for entry in rows:
+        change = f"{entry.key}={NUMBERS[entry.key, entry.kind].format(number)}"
+        given = [part for part in entry.given if "{bench}" not in part]
+        with pytest.raises(UserError) as error:
+            settings.load(Config, [], [*given, change])
+        assert entry.key in str(error.value) and "\n" not in str(error.value)
+    assert len(rows) > 90
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=lambda r: f"{r.key}[{r.kind}]" if r.kind else r.key)

@@ -17,12 +17,13 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "data_check", "demo", "detect", "diagnose", "evaluate", "import_proposals", "prepare_training", "propose", "recall",
-    "report", "resume", "stats", "train",
+    "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals", "label",
+    "prepare_training", "propose", "recall", "report", "resume", "stats", "train",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
-    "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LossInputs", "LossOutput", "LossTerm",
+    "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
+    "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "Progress", "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes",
     "PseudoLabels", "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
 )  # fmt: skip
@@ -80,7 +81,7 @@ def test_it_is_installed_typed_and_with_its_templates():
     assert (ROOT / "py.typed").exists()
     assert list((ROOT / "reporting" / "templates").iterdir())
     scripts = {entry.name: entry.value for entry in metadata.entry_points(group="console_scripts")}
-    assert scripts["tag2box"] == "tag2box.cli:main"
+    assert scripts["tag2box"] == "tag2box.__main__:main"
 
 
 # ---------------------------------------------------------------- rules that no tool of ours checks

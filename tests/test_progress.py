@@ -120,3 +120,24 @@ def test_bars_are_drawn_on_standard_error(capsys: pytest.CaptureFixture[str]) ->
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "training (2 to do)" in captured.err
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":smile:", "{task.total}"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_in_titles_and_notes_are_shown_as_they_are(name: str, terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=160, color_system=None, _environ={"TERM": "xterm"})
+    with TerminalProgress(console)(f"photos of {name}", 2) as bar:
+        bar.advance(f"note {name}")
+    assert f"photos of {name}" in out.getvalue()
+    assert not terminal or f"note {name}" in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_title_cannot_command_the_terminal(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=160, color_system=None, _environ={"TERM": "xterm"})
+    with TerminalProgress(console)("a\x1b]0;b\x07\nc", 1) as bar:
+        bar.advance("d\x1b[2J")
+    assert r"a\x1b]0;b\x07 c" in out.getvalue()
+    assert "\x1b]" not in out.getvalue() and "\x1b[2J" not in out.getvalue()

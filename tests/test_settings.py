@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
 from settings_examples import Colour, Discovery, Mist, Needy, Nothing, Oicr, Settings, Train
 from tag2box.errors import UserError
@@ -60,7 +63,7 @@ def test_files_merge_deeply_from_left_to_right_and_overrides_come_last(write):
         ("train.scales=[]", "train", Train(scales=())),
         ("train.rate=", "train", Train(rate=None)),
         ("train.rate=1e-3", "train", Train(rate=0.001)),
-        ("train.rate=inf", "train", Train(rate=float("inf"))),
+        ("train.rate=1e9", "train", Train(rate=1e9)),
         ("train={amp=true}", "train", Train(amp=True)),
     ],
 )
@@ -73,6 +76,33 @@ def test_an_override_is_toml_or_else_a_string(override, key, value):
 def test_a_float_written_without_a_point_is_a_float():
     rate = load(Settings, [], ["train.rate=1"]).train.rate
     assert isinstance(rate, float)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.rate=inf", "must be a finite number"),
+        ("train.rate=nan", "must be a finite number"),
+        ("train.rate=-inf", "must be a finite number"),
+        ("train.rate=1e10", "must be between -1,000,000,000 and 1,000,000,000"),
+        ("seed=1_000_000_001", "must be between -1,000,000,000 and 1,000,000,000"),
+        ("names={a=1_000_000_001}", "must be between -1,000,000,000 and 1,000,000,000"),
+        ("train.scales=[1, 9_999_999_999]", "must be between -1,000,000,000 and 1,000,000,000"),
+    ],
+)
+def test_numbers_are_finite_and_not_huge(override, words):
+    with pytest.raises(UserError, match=f"^--set {re.escape(override)}: {words}$"):
+        load(Settings, [], [override])
+
+
+def test_a_bound_of_its_own_replaces_the_general_one():
+    @dataclass(frozen=True)
+    class Seeded:
+        seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+
+    assert load(Seeded, [], [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    with pytest.raises(UserError, match=r"less than or equal to 9223372036854775807|valid integer"):
+        load(Seeded, [], [f"seed={2**63}"])
 
 
 def test_a_partial_table_keeps_the_rest_of_the_default_instance_and_of_the_base():
@@ -139,6 +169,18 @@ def test_required_tables_take_their_own_defaults():
         ("[[parts]]\nfg_iou = 1", 'demo.toml: parts.0: missing key parts.0.kind: "oicr" or "discovery"'),
         ("a = 1\nb = = 2", "demo.toml: not valid TOML (line 2, column 5: invalid value)"),
         ("a = ", "demo.toml: not valid TOML (end of document: invalid value)"),
+        ("a = " + "[" * 100_000, "demo.toml: not valid TOML (nested too deeply)"),
+        ("a = " + "[" * 60 + "]" * 60, "demo.toml: not valid TOML (nested too deeply)"),
+        ("a = " + "{a = " * 60 + "1" + "}" * 60, "demo.toml: not valid TOML (nested too deeply)"),
+        ("x = 1\n" + "a." * 300_000 + "a = 1", "demo.toml: not valid TOML (line 2: a key of more than 8 names)"),
+        ("[" + "'a'. " * 8 + "a]", "demo.toml: not valid TOML (line 1: a key of more than 8 names)"),
+        ("x = {" + '"a" . ' * 8 + "a = 1}", "demo.toml: not valid TOML (line 1: a key of more than 8 names)"),
+        ("[" + "a." * 7 + "a]", "demo.toml: unknown key a; valid keys here: name, labeler, train, weights, mode, "
+         "colour, seed, extra, parts, names"),
+        ("x = 0x" + "f" * 9000, "demo.toml: not valid TOML (an integer of more than 64 bits)"),
+        ("x = [9223372036854775808]", "demo.toml: not valid TOML (an integer of more than 64 bits)"),
+        ("seed = 9223372036854775807\n[train]\nrate = -1.0", "demo.toml: train.rate = -1.0: must be greater than 0"),
+        ("#" * (1 << 20) + "#", "demo.toml: not readable (larger than 1 MB); expected a TOML settings file"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_one_line(write, text, line):
@@ -180,15 +222,48 @@ def test_the_last_to_write_is_blamed(write):
 def test_missing_files_and_keys_are_named(tmp_path, write):
     with pytest.raises(UserError, match=r"^none\.toml: no such file; expected a TOML settings file$"):
         load(Settings, [Path("none.toml")])
-    with pytest.raises(UserError, match="not readable as a TOML settings file"):
-        load(Settings, [tmp_path])
+    for device in (tmp_path, Path("/dev/zero"), Path("/dev/urandom")):
+        with pytest.raises(UserError, match=rf"^{device}: not readable \(.*\); expected a TOML settings file$"):
+            load(Settings, [device])
     Path("latin.toml").write_bytes(b"name = '\xe9'")
-    with pytest.raises(UserError, match="not readable as a TOML settings file"):
+    with pytest.raises(
+        UserError, match=r"^latin\.toml: not readable as UTF-8 text \(line 1, byte 0xe9\); it seems to be"
+    ):
         load(Settings, [Path("latin.toml")])
     with pytest.raises(UserError, match=r"^settings: missing key root: path; set it in a file, or with --set root="):
         load(Needy)
     with pytest.raises(UserError, match=r"^settings: missing key labeler"):
         load(Needy, [], ["root=x"])
+
+
+def test_dots_in_a_string_are_no_key(write):
+    path = write("weights = 'my.data.set.of.2024.v1.2.3.final.csv' # a. b. c. d. e. f. g. h. i. j")
+    assert load(Settings, [path]).weights == Path("my.data.set.of.2024.v1.2.3.final.csv")
+
+
+def test_a_decimal_of_thousands_of_digits_is_one_line(write):
+    with pytest.raises(UserError, match=r"^demo\.toml: not valid TOML \(Exceeds the limit .*\)$"):
+        load(Settings, [write("x = " + "9" * 9000)])
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (".".join("a" * 9) + "=1", r"^--set a\.a.*: 9 names in a row; expected a key of this program$"),
+        (".".join("a" * 40_000) + "=1", r"^--set a\.a.*: 40000 names in a row; expected a key of this program$"),
+        ("train.iterations=" + "9" * 9000, r"^--set train\.iterations=9+ \.\.\. 9+: must be a valid integer$"),
+        ("train.iterations=0x" + "f" * 9000, r"^--set train\.iterations=0xf+ \.\.\. f+: must be a valid integer$"),
+        ("train.iterations=" + "[" * 9000, r"^--set train\.iterations=\[+ \.\.\. \[+: must be a valid integer$"),
+        (
+            "train.iterations={" + "a." * 9000 + "a=1}",
+            r"^--set train\.iterations={[a.]+ \.\.\. [a.]+=1}: must be a valid integer$",
+        ),
+    ],
+    ids=range(6),
+)
+def test_hostile_overrides_are_one_line(override, line):
+    with pytest.raises(UserError, match=line):
+        load(Settings, [], [override])
 
 
 def test_a_union_of_tables_and_leaves_is_a_programming_error():

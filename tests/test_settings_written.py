@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from settings_examples import Colour, Discovery, Mist, Nothing, Oicr, Settings, Train
-from tag2box.settings.parse import load
+from tag2box.settings.parse import LARGEST, load
 from tag2box.settings.schema import describe, dump, toml
 
 # ---------------------------------------------------------------- what is written
 
 
-numbers = st.floats(allow_nan=False)
+numbers = st.floats(-LARGEST, LARGEST)
+integers = st.integers(-LARGEST, LARGEST)
 words = st.text(st.characters(exclude_categories=["Cs"]))
 unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
 labelers = st.one_of(
@@ -23,9 +24,9 @@ labelers = st.one_of(
 )
 trains = st.builds(
     Train,
-    iterations=st.integers(1, 2**80),
-    rate=st.none() | st.floats(min_value=0, exclude_min=True),
-    scales=st.lists(st.integers()).map(tuple),
+    iterations=st.integers(1, LARGEST),
+    rate=st.none() | st.floats(0, LARGEST, exclude_min=True),
+    scales=st.lists(integers).map(tuple),
     window=st.tuples(numbers, numbers).map(lambda pair: tuple(sorted(pair))),
     amp=st.booleans(),
 )
@@ -37,10 +38,10 @@ everything = st.builds(
     weights=st.none() | words.filter(lambda text: "\0" not in text).map(Path),
     mode=st.sampled_from(["fast", "exact"]),
     colour=st.sampled_from(Colour),
-    seed=st.integers() | st.just("random"),
+    seed=integers | st.just("random"),
     extra=st.none() | st.builds(Mist, share=numbers),
     parts=st.lists(st.builds(Oicr, fg_iou=unit) | st.builds(Discovery, nms_iou=unit)).map(tuple),
-    names=st.dictionaries(words, st.integers()),
+    names=st.dictionaries(words, integers),
 )
 
 

@@ -99,7 +99,7 @@ def test_ours_are_the_rows_of_table_3a(base: Config) -> None:
     ],
 )  # fmt: skip
 def test_box_regression_dropblock_and_stages_are_as_the_authors_had_them(name, regress, drop, stages) -> None:
-    made = SYSTEMS[name](RECIPES["photos"]())
+    made = SYSTEMS[name](RECIPES["photos-frozen"]())
     assert (made.heads.regress, made.drop_block.drop, made.heads.stages) == (regress, drop, stages)
     assert isinstance(made.drop_block, ConcreteDropBlock if name == "mist" else DropBlock)
     assert made.criterion.contrast.enabled is (name == "od-wscl")

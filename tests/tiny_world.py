@@ -10,9 +10,11 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +23,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tag2box import settings
+from tag2box import settings, storage
 from tag2box.cli import main
 from tag2box.cli.train import train
 from tag2box.data.scenes import Scenes
 from tag2box.formats.csv_tags import read_tags, write_tags
 from tag2box.images import read_photo
+from tag2box.progress import Progress
 from tag2box.proposals.build import build_proposals
 from tag2box.recipes import Config, scenes
 from tag2box.training.events import read_events
@@ -103,7 +106,8 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands build the tiny network instead of lite0: a run then takes a tenth of a second."""
 
     def build(config: Config, num_classes: int, *, pretrained: bool) -> torch.nn.Module:
-        return tiny_detector(num_classes, heads=config.heads, seed=config.plan.seed)
+        side = config.adaptation.side if config.adaptation.epochs else 0
+        return tiny_detector(num_classes, heads=config.heads, seed=config.plan.seed, maps_side=side)
 
     monkeypatch.setattr("tag2box.runs.build_detector", build)
     one_worker(monkeypatch)
@@ -127,6 +131,31 @@ def small_config(folder: Path, *overrides: str) -> Config:
     return settings.load(Config, [], [*given, *overrides])
 
 
+def ctrl_c() -> None:
+    """What a terminal does."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def stopping_at(iteration: int, how: Callable[[], None] = ctrl_c) -> Progress:
+    """A progress whose training bar does something after an iteration."""
+
+    class Bar:
+        done = 0
+
+        def advance(self, note: str = "") -> None:
+            self.done += 1
+            if self.done == iteration:
+                how()
+
+    @contextmanager
+    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        bar = Bar()
+        bar.done = done if title == "training" else -(10**6)
+        yield bar
+
+    return progress
+
+
 # ---------------------------------------------------------------- what a run left behind
 
 
@@ -134,6 +163,13 @@ def weights(run: Path) -> dict[str, Tensor]:
     """The tensors of a run's last checkpoint."""
     state = json.loads((run / "state.json").read_text())
     return load_file(run / state["folder"] / "model.safetensors")
+
+
+def sign_again(run: Path) -> None:
+    """Make a checkpoint of which a test has replaced files look as if it had been written like that."""
+    state = json.loads((run / "state.json").read_text())
+    state["manifest"] = storage.write_manifest(run / state["folder"])
+    storage.write_checked_json(run / "state.json", {k: v for k, v in state.items() if k != "sha256"})
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -1,7 +1,7 @@
 """Source files and functions of the package that one training batch, or one photo of ``detect``, passes through.
 
-A tiny world on disk (generated photos and tags), a short run of the default recipe with its feature cache, one on live
-pixels, and ``sys.setprofile`` between two steps of the optimizer. Threads read ahead, so several batches are traced.
+A tiny world on disk (generated photos and tags), a short run of the recipe photos-frozen with its feature cache, one on
+live pixels, and ``sys.setprofile`` between two steps of the optimizer. Threads read ahead: several batches are traced.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def write_world(folder: Path) -> None:
 def trace_batch(world: Path, run: Path, *overrides: str) -> tuple[Passed, Passed]:
     """One batch in the training loop (creation, step, optimizer, progress; no logs, no checkpoint), and its step."""
     paths = (f"data.photos={world / 'photos'}", f"data.tags={world / 'tags.csv'}")
-    base = tag2box.RECIPES["photos"]()
+    base = tag2box.RECIPES["photos-frozen"]()  # with RoI maps, on which all parts of the paper act
     config = settings.load(tag2box.Config, [], [*paths, *TINY, *overrides], base=base)
     recorder, steps = Recorder(package_folder()), count(1)
 

@@ -5,12 +5,21 @@ from tag2box.cli.detect import detect as detect
 from tag2box.cli.doctor import diagnose as diagnose
 from tag2box.cli.evaluate import evaluate as evaluate
 from tag2box.cli.import_proposals import import_proposals as import_proposals
+from tag2box.cli.label import label as label
+from tag2box.cli.label_export import convert as convert, export as export
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
 from tag2box.cli.train import prepare_training as prepare_training, resume as resume, train as train
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
+from tag2box.labels.label_set import LabelSet as LabelSet
+from tag2box.labels.labelled import (
+    LabelBox as LabelBox,
+    LabelledPhoto as LabelledPhoto,
+    LabelledPhotos as LabelledPhotos,
+)
+from tag2box.labels.rule import LabelRule as LabelRule
 from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStrategy
 from tag2box.models.backbone import Backbone as Backbone, BackboneSettings as BackboneSettings
 from tag2box.models.detector import Detector as Detector

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
+
+from tag2box.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,20 @@ class Detections:
         """No detections."""
         return cls(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
 
+    def to_supervision(self, classes: Sequence[str] | None = None) -> Any:
+        """``supervision.Detections``, with class names if they are given; ``pip install tag2box[supervision]``."""
+        try:
+            import supervision
+        except ImportError:
+            raise UserError("supervision is not installed; run `pip install tag2box[supervision]`") from None
+        names = None if classes is None else np.array([classes[label] for label in self.labels.tolist()], dtype=str)
+        return supervision.Detections(
+            xyxy=self.boxes.numpy(),
+            confidence=self.scores.numpy(),
+            class_id=self.labels.numpy(),
+            data={} if names is None else {"class_name": names},
+        )
+
     def __len__(self) -> int:
         return len(self.boxes)
 
@@ -119,6 +137,11 @@ class Truth:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def part(self, wanted: Sequence[bool]) -> Truth:
+        """The subset of the photos selected by a mask."""
+        sizes, objects = tuple(compress(self.sizes, wanted)), tuple(compress(self.objects, wanted))
+        return Truth(self.classes, tuple(compress(self.ids, wanted)), sizes, objects)
 
 
 @runtime_checkable

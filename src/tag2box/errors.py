@@ -1,9 +1,11 @@
 """Errors that end a command with one line for the user: what is wrong, where, and what to do next."""
 
-import re
+import unicodedata
 
-_LONGEST_LINE = 600
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+LONGEST_LINE = 2000
+"""Characters of a line on a terminal; that of a name in it is shorter."""
+_LONGEST_NAME = 600
+_LINE_BREAKS = "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class UserError(Exception):
@@ -18,9 +20,31 @@ class Interrupted(Exception):
     """Ctrl-C during work whose progress is saved, so that it can be resumed. Exit code 130."""
 
 
-def printable(text: str) -> str:
-    """Text of untrusted files as one short line, without control characters that a terminal would obey."""
-    line = _CONTROL.sub(" ", text).encode(errors="replace").decode()  # half a surrogate pair cannot be printed
-    if len(line) <= _LONGEST_LINE:
-        return line
-    return f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+def memory_problem(error: BaseException) -> str | None:
+    """The cause, if an error is an allocation that failed (in Python, numpy or torch); else None."""
+    text = printable(str(error) or type(error).__name__, 200)
+    is_torch = isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    return text if is_torch or isinstance(error, MemoryError) else None
+
+
+def printable(text: str, longest: int = _LONGEST_NAME) -> str:
+    """Text of untrusted origin, such as a class name or a photo id, as one short line for a terminal.
+
+    Line breaks and tabs become spaces. What a terminal obeys or does not show is escaped as in Python source: control
+    characters (``\\x1b``), changes of the writing direction, zero-width characters, halves of surrogate pairs. The
+    middle of a text of more than ``longest`` characters is left out.
+    """
+    if text.isprintable() and len(text) <= longest:
+        return text
+    half = (longest - 5) // 2
+    ends = text if len(text) <= longest else text[:half] + text[-half:]  # first: a text may be megabytes long
+    line = "".join(map(_visible, ends))
+    return line if ends is text and len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
+
+
+def _visible(character: str) -> str:
+    if character in _LINE_BREAKS:
+        return " "
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode()

@@ -51,13 +51,21 @@ OPTIMIZERS = {
 PROPOSAL_METHODS = {
     "selective_search": "tag2box.proposals.selective_search:SelectiveSearch",
     "edge_boxes": "tag2box.proposals.edge_boxes:EdgeBoxes",
+    "combined": "tag2box.proposals.combined:Combined",
     "wsrpn": "tag2box.proposals.early_responses:Wsrpn",
+    "sam": "tag2box.proposals.sam_boxes:Sam",
     "imported": "tag2box.proposals.importers.proposal_files:Imported",
 }
 DATASET_FORMATS = {  # in the order in which they are tried on a path
+    "label-set": "tag2box.formats.coco_boxes:LabelSetFolder",
     "voc": "tag2box.formats.voc_boxes:Voc",
+    "cvat": "tag2box.formats.cvat_boxes:Cvat",
+    "labelstudio": "tag2box.formats.label_studio_boxes:LabelStudio",
+    "fiftyone": "tag2box.formats.tool_tags:FiftyOneClassification",
     "coco": "tag2box.formats.coco_boxes:Coco",
     "yolo": "tag2box.formats.yolo_boxes:Yolo",
+    "xanylabeling": "tag2box.formats.xanylabeling_boxes:XAnyLabeling",
+    "csv-boxes": "tag2box.formats.table_boxes:BoxTable",
     "csv": "tag2box.formats.csv_tags:CsvTable",
     "class-folders": "tag2box.formats.folders:ClassFolders",
     "photos": "tag2box.formats.folders:PhotoFolder",
@@ -68,6 +76,11 @@ EXPORT_FORMATS = {
     "voc": "tag2box.formats.voc_boxes:VocExport",
     "voc-results": "tag2box.formats.voc_boxes:VocResultsExport",
     "yolo": "tag2box.formats.yolo_boxes:YoloExport",
+    "cvat": "tag2box.formats.cvat_boxes:CvatExport",
+    "labelstudio": "tag2box.formats.label_studio_boxes:LabelStudioExport",
+    "fiftyone": "tag2box.formats.coco_boxes:FiftyOneExport",
+    "xanylabeling": "tag2box.formats.xanylabeling_boxes:XAnyLabelingExport",
+    "csv": "tag2box.formats.table_boxes:CsvExport",
 }
 METRICS = {
     "voc07": "tag2box.metrics.voc_ap:voc07",
@@ -75,6 +88,7 @@ METRICS = {
     "corloc": "tag2box.metrics.voc_ap:corloc",
     "coco": "tag2box.metrics.coco_ap:coco_scores",
     "challenges": "tag2box.metrics.challenges:challenges",
+    "errors": "tag2box.metrics.error_analysis:errors",
 }
 PROPOSAL_FILE_FORMATS = {
     "selective-search": "tag2box.proposals.importers.matlab:SELECTIVE_SEARCH_MAT",

@@ -1,9 +1,12 @@
 """Images: views of a photo (resize, horizontal flip) with their boxes, and decoding of photo files."""
 
+import difflib
+import glob
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
 
@@ -19,7 +22,7 @@ from torch.nn.functional import interpolate
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
 
-Side = Annotated[int, Field(ge=16)]
+Side = Annotated[int, Field(ge=16, le=20_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def render_view(view: View, image: Float[Tensor, "ch H W"], size: tuple[int, int
 
 MAX_PIXELS = 2**29 // 3
 """Largest decoded photo: half a gigabyte of RGB."""
+_ALWAYS_PIXELS, _PIXELS_PER_BYTE = 2**25, 32  # a larger photo needs a file that is not tiny: it would be a bomb
+_MAX_SCANNED = 2**31  # pixels in all scans of a JPEG, each of which takes the time of a photo
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 # Chosen by the first bytes instead of Image.open, which refuses large photos before they can be reduced (unless a
@@ -109,6 +114,7 @@ _READERS: dict[tuple[bytes, ...], type[ImageFile]] = {
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, MemoryError, struct.error, Image.DecompressionBombError)
 _BROKEN_EXIF = (*_UNREADABLE, LookupError, TypeError, AttributeError, ArithmeticError)
 
+_MOST_NAMES = 5000  # of a folder that are compared with a name that is not there
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -129,7 +135,9 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
         at_least: (width, height) needed of the upright photo. A much larger photo is then reduced by a power of two, to
             at least twice that size, so that the resize that follows still determines the result.
     """
-    with _opened(path) as (image, turn):
+    with _opened(path) as (image, turn, by_rows):
+        if isinstance(image, JpegImagePlugin.JpegImageFile) and not by_rows:
+            _refuse_many_scans(path, image.size)
         factor = 1 if at_least is None else reduction(_upright(image.size, turn), at_least)
         rest = factor // _draft(image, factor)
         _refuse_above(path, image.size)
@@ -141,7 +149,7 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
 
 def photo_size(path: Path) -> tuple[int, int]:
     """Width and height of the upright photo, from its header alone."""
-    with _opened(path) as (image, turn):
+    with _opened(path) as (image, turn, _):
         return _upright(image.size, turn)
 
 
@@ -151,16 +159,41 @@ def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     return 1 << (room.bit_length() - 1) if room else 1
 
 
-def find_photos(places: Sequence[Path]) -> tuple[Photo, ...]:
-    """The photos among files and folders; folders are searched recursively, in the order of names."""
-    files: list[Path] = []
+def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tuple[Photo, ...]:
+    """The photos among files and folders; folders are searched recursively, in the order of names.
+
+    Args:
+        places: also patterns, such as ``photos/*.jpg``, of a shell that does not expand them.
+        skipped: if given, a photo that cannot be read adds a line to it, instead of raising.
+    """
+    files: dict[Path, None] = {}
     for place in places:
-        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES) if place.is_dir() else [place]
+        files |= dict.fromkeys(_photos_at(place))
+    names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
+    photos = []
+    for name, file in zip(names, files, strict=True):
+        try:
+            photos.append(Photo(name, file, *photo_size(file)))
+        except UserError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+    return tuple(photos)
+
+
+def _photos_at(place: Path) -> Sequence[Path]:
+    """The photos in a folder, or that match a pattern; else the file itself, whether it exists or not."""
+    if place.is_dir():
+        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
         if not inside:
             raise UserError(f"{place}: no photos in this folder; expected {', '.join(sorted(SUFFIXES))} files")
-        files += [file for file in inside if file not in files]
-    names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
-    return tuple(Photo(name, file, *photo_size(file)) for name, file in zip(names, files, strict=True))
+        return inside
+    if place.exists() or not glob.has_magic(str(place)):
+        return [place]
+    matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))  # noqa: PTH207 - may be absolute
+    if not matches:
+        raise UserError(f"{place}: no such photo, and no file matches this pattern; check the folder and the suffix")
+    return [file for match in matches for file in (_photos_at(match) if match.is_dir() else [match])]
 
 
 def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
@@ -171,10 +204,13 @@ def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[ImageFile, int]]:
-    """A photo with its header read, and its EXIF orientation; every decoding error becomes a ``UserError``."""
+def _opened(path: Path) -> Iterator[tuple[ImageFile, int, bool]]:
+    """A photo with its header read, its EXIF orientation, and whether it decodes by rows.
+
+    Every decoding error becomes a ``UserError``.
+    """
     if not path.is_file():
-        raise UserError(f"{path}: no such photo; check the name and the photos folder")
+        raise UserError(f"{path}: no such photo; {_near_name(path)}")
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty (0 bytes); replace or remove this photo")
     try:
@@ -182,12 +218,26 @@ def _opened(path: Path) -> Iterator[tuple[ImageFile, int]]:
             reader = _reader(path, file.read(16))
             file.seek(0)
             image = reader(file)
-            if not _decodes_by_rows(image, file):
+            by_rows = _decodes_by_rows(image, file)
+            if not by_rows:
                 _refuse_above(path, image.size)
-            yield image, _orientation(image, file)
+            yield image, _orientation(image, file), by_rows
     except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path}: not readable as a photo ({reason}); replace or remove it") from None
+
+
+def _near_name(path: Path) -> str:
+    """Advice about a photo that does not exist: the file with the most similar name."""
+    others = islice(path.parent.iterdir(), _MOST_NAMES) if path.parent.is_dir() else ()
+    names = {other.name.lower(): other.name for other in others if other.suffix.lower() in SUFFIXES}
+    wanted = path.name.lower()  # a photo of another number is another photo
+    near = difflib.get_close_matches(wanted, [name for name in names if _digits(name) == _digits(wanted)], 1)
+    return f"did you mean {names[near[0]]}?" if near else "check the name and the photos folder"
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))
 
 
 def _reader(path: Path, start: bytes) -> type[ImageFile]:
@@ -216,6 +266,17 @@ def _refuse_above(path: Path, size: tuple[int, int]) -> None:
         raise UserError(
             f"{path}: {size[0]}x{size[1]} pixels, more than {MAX_PIXELS // 10**6} million; save a smaller copy of it"
         )
+    if size[0] * size[1] > max(_ALWAYS_PIXELS, _PIXELS_PER_BYTE * path.stat().st_size):
+        kilobytes = path.stat().st_size // 1000
+        raise UserError(f"{path}: {size[0]}x{size[1]} pixels from {kilobytes} kB, no photo; save a smaller copy of it")
+
+
+def _refuse_many_scans(path: Path, size: tuple[int, int]) -> None:
+    """Refuse a JPEG of thousands of scans; usual are 10. A marker cannot occur in the pixels themselves."""
+    with path.open("rb") as file:
+        scans = sum(block.count(b"\xff\xda") for block in iter(lambda: file.read(1 << 20), b""))
+    if scans * size[0] * size[1] > _MAX_SCANNED:
+        raise UserError(f"{path}: {scans} scans of {size[0]}x{size[1]} pixels, no photo; save a copy of it")
 
 
 def _orientation(image: ImageFile, file: BinaryIO) -> int:

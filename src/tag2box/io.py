@@ -1,23 +1,31 @@
-"""Files: atomic writes, checked reads of text and JSON, and lock files between processes.
+"""Files: atomic and durable writes, checked reads of text and JSON, and lock files between processes.
 
 A file is written under a temporary name beside its destination and then renamed, so readers see either the old content
 or the new. Errors in files that users provide are UserErrors that name the file and what was expected of it.
 """
 
 import errno
+import hashlib
 import json
 import os
+import platform
+import re
 import secrets
+import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tag2box.errors import Busy, UserError, printable
 
 # ---------------------------------------------------------------- writing
+
+_ABANDONED_SECONDS = 7 * 24 * 3600
+_TEMPORARY = re.compile(r"\.(?:(?P<host>[0-9a-f]{6})-)?(?P<pid>[0-9]{1,10})-[0-9a-f]{8}$")
 
 
 @contextmanager
@@ -27,16 +35,100 @@ def replacing(path: Path) -> Iterator[Path]:
     The content is on disk before the rename, and the rename before the block ends: a power cut leaves the old file or
     the new one. The file has the permissions of the user's umask.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    make_folder(path.parent)
+    temporary = temporary_path(path)
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk is reported without it
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``path``; if the block succeeds, rename it to ``path``, which must not exist.
+
+    Every file in it, at any depth, is on disk before the rename, and has the permissions of the user's umask.
+    """
+    make_folder(path.parent)
+    temporary = temporary_path(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in sorted(temporary.rglob("*")):
+            if file.is_symlink():
+                continue
+            if file.is_file():
+                apply_umask(file)
+            sync(file)
+        sync(temporary)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and all above it that do not exist; their names are on disk before anything is written there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """A new hidden name beside ``path`` that tells which process of which machine owns it; see ``sweep``."""
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Remove what killed processes left in a folder under temporary names; returns what was removed.
+
+    A process of another machine, which may share the folder, is taken to be alive for a week.
+    """
+    removed = []
+    for path in sorted(folder.glob(".*")) if folder.is_dir() else ():
+        match = _TEMPORARY.search(path.name)
+        if match is None or _may_be_alive(path, match["host"], int(match["pid"])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed
+
+
+def _may_be_alive(path: Path, host: str | None, pid: int) -> bool:
+    """Whether the owner of a temporary name may still write to it."""
+    if host == _host():
+        return pid == os.getpid() or _is_alive(pid)
+    try:
+        return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+    except FileNotFoundError:
+        return True  # just renamed or removed by its owner
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name == "nt":
+        return True  # there, os.kill(pid, 0) would end the process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
 def sync(path: Path) -> None:
@@ -69,20 +161,97 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+# ---------------------------------------------------------------- places to write to
+
+
+def check_writable(path: Path, *, is_folder: bool = False) -> None:
+    """Raise a ``UserError`` unless a file, or files in a folder, can be written there; nothing is left behind.
+
+    Commands call it for each output before they work.
+    """
+    whole, expected = path.absolute(), "a folder" if is_folder else "a file"
+    try:
+        if whole.exists() and not (whole.is_dir() if is_folder else whole.is_file()):
+            what = "a folder" if whole.is_dir() else "a file" if whole.is_file() else "a device or a pipe"
+            raise UserError(f"{path}: is {what}; expected {expected} to write, name another")
+        places = (whole, *whole.parents) if is_folder else whole.parents
+        folder = next(place for place in places if os.path.lexists(place))
+        if not folder.is_dir():
+            raise UserError(f"{path}: {folder.name} is no folder; name another place")
+        longest = max(whole.relative_to(folder).parts, key=len, default="x")
+        probe = temporary_path(folder / longest)
+        try:
+            probe.write_bytes(bytes(4096))  # a full disk takes empty files
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        why = printable(error.strerror or str(error))
+        raise UserError(f"{path}: cannot be written ({why}); name another place, or correct this one") from None
+
+
 # ---------------------------------------------------------------- reading
 
+TEXT_LIMIT, JSON_LIMIT = 1 << 30, 4 << 30
+"""Largest text and JSON file that is read, in bytes."""
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
-def read_text(path: Path, what: str) -> str:
-    """Read a UTF-8 text file without its byte order mark; ``what`` names the expected content in errors."""
+
+def open_file(path: Path, what: str) -> BinaryIO:
+    """Open a file with ``what`` in it; devices and pipes, which may have no end, are refused."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected {what}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as UTF-8 text ({printable(str(error))}); expected {what}") from None
-    if "\0" in text:
-        raise UserError(f"{path}: holds NUL bytes, so it is no text; expected {what}")
-    return text
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: not readable ({why}); expected {what}") from None
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    got = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe, not a file"
+    raise UserError(f"{path}: not readable ({got}); expected {what}")
+
+
+def read_bytes(path: Path, what: str, limit: int, *, is_text: bool = False) -> bytearray:
+    """The content of a file of at most ``limit`` bytes; text must not have NUL bytes."""
+    content, why = bytearray(), ""
+    with open_file(path, what) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while max(size, len(content)) <= limit and not why and (block := file.read(1 << 20)):
+                content += block
+                if is_text and b"\0" in block and not content.startswith(_UTF16_MARKS):
+                    why = "holds NUL bytes, so it is no text"
+        except OSError as error:
+            why = str(error.strerror)
+    if max(size, len(content)) > limit:
+        why = f"larger than {limit >> 20:,} MB"
+    if why:
+        raise UserError(f"{path}: not readable ({why}); expected {what}")
+    return content
+
+
+def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
+    """Read a UTF-8 text file without its byte order mark; ``what`` names the expected content in errors."""
+    content = read_bytes(path, what, limit, is_text=True)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        why = f"line {error.object[: error.start].count(10) + 1}, byte 0x{error.object[error.start]:02x}"
+    advice = _encoding_hint(content) or f"expected {what}"
+    raise UserError(f"{path}: not readable as UTF-8 text ({why}); {advice}")
+
+
+def _encoding_hint(content: bytearray) -> str | None:
+    """The likely encoding of text that is not UTF-8, and what to do about it."""
+    if content.startswith(_UTF16_MARKS):
+        return 'it seems to be UTF-16 ("Unicode Text" of Excel); save it as UTF-8'
+    try:
+        is_text = content.decode("cp1252").translate(dict.fromkeys((9, 10, 13, 0xA0, 0xAD))).isprintable()
+    except UnicodeDecodeError:
+        return None
+    return 'it seems to be Windows-1252 ("CSV" of Excel); save it as UTF-8 ("CSV UTF-8" there)' if is_text else None
 
 
 def read_lines(path: Path, what: str) -> dict[int, str]:
@@ -94,14 +263,12 @@ def read_lines(path: Path, what: str) -> dict[int, str]:
 def read_json(path: Path, what: str) -> Any:
     """Read a JSON file; ``what`` names the expected content in errors."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected {what}") from None
-    except (OSError, ValueError) as error:  # not text, not JSON, or a number of thousands of digits
-        raise UserError(f"{path}: not readable as JSON ({error}); expected {what}") from None
+        return json.loads(read_bytes(path, what, JSON_LIMIT, is_text=True).decode("utf-8-sig"))
+    except ValueError as error:  # not text, not JSON, or a number of thousands of digits
+        why = printable(str(error))
     except RecursionError:
         why = "brackets nested too deeply"
-        raise UserError(f"{path}: not readable as JSON ({why}); expected {what}") from None
+    raise UserError(f"{path}: not readable as JSON ({why}); expected {what}")
 
 
 # ---------------------------------------------------------------- locks
@@ -164,9 +331,12 @@ def _acquire(path: Path) -> int | None:
     folder = path.parent
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; expected a folder, name another")
-    folder.mkdir(parents=True, exist_ok=True)
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            make_folder(folder)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # the last holder has just removed its empty folder
+            continue
         try:
             _flock(handle)
         except BlockingIOError:

@@ -17,6 +17,8 @@ from typing import Protocol
 from rich import progress as rich_progress
 from rich.console import Console
 
+from tag2box.errors import printable
+
 _MIN_INTERVAL = 30.0  # seconds between two plain lines
 _MAX_INTERVAL = 300.0  # seconds after which a plain line is due even without a step
 _STEP = 0.1  # of the total: a plain line is due after each
@@ -54,20 +56,21 @@ class TerminalProgress:
     @contextmanager
     def __call__(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
         """The bar, as a context manager."""
+        title = printable(title)
         if not self._console.is_terminal:
             bar = _PlainBar(self._console, self._clock, title, total, done)
             yield bar
             bar.close()
             return
         columns = (
-            rich_progress.TextColumn("{task.description}"),
+            rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(bar_width=24),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TextColumn("{task.fields[speed]}"),
             rich_progress.TimeElapsedColumn(),
             rich_progress.TextColumn("left"),
             rich_progress.TimeRemainingColumn(),
-            rich_progress.TextColumn("{task.fields[note]}"),
+            rich_progress.TextColumn("{task.fields[note]}", markup=False),
         )
         with rich_progress.Progress(*columns, console=self._console) as display:
             display.add_task(title, total=total, completed=done, note="", speed="")
@@ -86,7 +89,7 @@ class _RichBar:
     def advance(self, note: str = "") -> None:
         task = self._display.tasks[0]
         speed = (task.completed + 1 - self._start) / max(task.elapsed or 0.0, 1e-9)
-        self._display.update(task.id, advance=1, note=note, speed=f"{speed:.2f}/s")
+        self._display.update(task.id, advance=1, note=printable(note), speed=f"{speed:.2f}/s")
 
 
 class _PlainBar:
@@ -126,7 +129,7 @@ class _PlainBar:
         self._print(", ".join(part for part in parts if part))
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

@@ -16,10 +16,13 @@ from tag2box.methods.discovery import Discovery
 from tag2box.models import detector, lite0
 from tag2box.models.augment import Augment
 from tag2box.models.backbone import BackboneSettings
+from tag2box.models.class_maps import Prior
+from tag2box.models.context import Context
 from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.ops.superpixels import Superpixels
-from tag2box.proposals import base, selective_search
+from tag2box.proposals import base, combined, selective_search
 from tag2box.training import batches, dist, loop, optim
+from tag2box.training.adaptation import Adaptation
 from tag2box.training.criterion import Criterion
 
 
@@ -76,6 +79,7 @@ class Config:
     proposals: Annotated[base.ProposalMethod, extend.Plugin("proposal method")] = selective_search.SelectiveSearch()
     superpixels: Superpixels = Superpixels()
     backbone: Annotated[BackboneSettings, extend.Plugin("backbone")] = lite0.Lite0()
+    adaptation: Adaptation = Adaptation()
     heads: detector.Heads = detector.Heads()
     drop_block: Annotated[RegularizerSettings, extend.Plugin("regularizer")] = DropBlock()
     augment: Augment = Augment()
@@ -134,9 +138,41 @@ def scenes() -> Config:
 def photos() -> Config:
     """For your own photos: hundreds of them, on an ordinary CPU, in less than an hour.
 
-    Selective search on a copy with a short side of 200 pixels, one scale, cached features of a frozen network, and a
-    random subset of the proposals per iteration. Chosen on a split of the training photos of voc07-mini, see
-    docs/own-photos.md.
+    The backbone learns the tags first; its class maps say which proposals to look at and how well a box fits the
+    evidence; heads on frozen, pooled features then learn in minutes. See docs/real-photos.md for what each part adds.
+    """
+    frozen = photos_frozen()
+    return replace(
+        frozen,
+        backbone=lite0.Lite0(pool_size=8, dropout=0.5, train_neck=False, pooled=True),
+        adaptation=Adaptation(epochs=10, keep_boxes=240),
+        heads=detector.Heads(context=Context(on="both")),
+        drop_block=DropBlock(drop=0.0),
+        augment=Augment(mask=False, noise_per_channel=True),
+        criterion=replace(frozen.criterion, prior=Prior(evidence=1.0, area=0.3)),
+        plan=replace(frozen.plan, iterations=500, optimizer=optim.Adam(lr=1e-3), checkpoint_every=100),
+        inference=replace(frozen.inference, prior=Prior(evidence=2.0, area=0.9)),
+    )
+
+
+def inspection() -> Config:
+    """For small or faint things, such as defects, on photos of which some show none: ``photos`` with other proposals.
+
+    Candidate boxes of several sources (``combined``), down to 1.5 % of a side, more of which are kept.
+    """
+    config = photos()
+    return replace(
+        config,
+        proposals=combined.Combined(),
+        adaptation=replace(config.adaptation, epochs=12, keep_boxes=300),
+    )
+
+
+def photos_frozen() -> Config:
+    """The recipe of ``compare`` and ``reproduce`` on photos: features of a frozen network, without adaptation.
+
+    Selective search on a copy with a short side of 200 pixels, one scale, cached RoI maps, of which the systems can
+    drop and mask cells, and a random subset of the proposals per iteration.
     """
     return Config(
         proposals=selective_search.SelectiveSearch(short_side=200),
@@ -172,6 +208,8 @@ def paper(run: paper_runs.PaperRun) -> Config:
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "photos": photos,
+    "inspection": inspection,
+    "photos-frozen": photos_frozen,
     "od-wscl": od_wscl,
     "oicr-plus": oicr_plus,
     "scenes": scenes,

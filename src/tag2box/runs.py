@@ -1,8 +1,14 @@
-"""Run folders: start, read and load them, and make the proposals and feature caches that their settings describe."""
+"""Run folders: start, read and load them, and make the proposals and feature caches that their settings describe.
+
+What a run is trained on is recorded (``tag2box.identity``), compared and, if it has changed, refused.
+"""
 
 import os
 import platform
-from collections.abc import Sequence
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +16,8 @@ from pathlib import Path
 import torch
 
 from tag2box import annotations, errors, extend, images, io, recipes, settings
+from tag2box.identity import RunIdentity
+from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress
@@ -20,6 +28,7 @@ from tag2box.training import checkpoint, events, feature_cache
 
 CONFIG_FILE = "config.toml"
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
+_AS_THEY_ARE = (_IMPORTED, base.SNAPPED)  # kinds of stores to which no photos are added
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,42 @@ def check_free(folder: Path) -> None:
         raise errors.UserError(f"{folder}: already holds a run; continue it with --resume, or choose another --out")
 
 
-def start_run(config: recipes.Config, folder: Path) -> None:
+@contextmanager
+def claimed(folder: Path, *, is_main: bool = True) -> Iterator[None]:
+    """Hold the lock of a run folder, before anything is written there; raises ``Busy`` if another process holds it.
+
+    Leftovers of killed processes are removed. Folders that were created and are empty at the end are removed, too.
+    Ranks that are not ``is_main`` write nothing, and hold no lock.
+    """
+    if not is_main:
+        yield
+        return
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with io.locked(folder / io.LOCK, "trains"):
+            io.sweep(folder)
+            for old in folder.glob(".checkpoint-??????"):  # of version 0.1
+                shutil.rmtree(old, ignore_errors=True)
+            yield
+    except (MemoryError, RuntimeError) as error:
+        problem = errors.memory_problem(error)
+        if problem is None:
+            raise
+        raise errors.UserError(
+            f"{folder}: out of memory ({problem}); lower loader.batch_size, loader.max_proposals or the scales, set "
+            "compute.memory=exact, or close other programs"
+        ) from None
+    finally:
+        with suppress(OSError):
+            for path in created:
+                path.rmdir()
+
+
+def start_run(config: recipes.Config, folder: Path, identity: RunIdentity | None = None) -> None:
     """Create a run folder with its settings file; an existing run is never overwritten."""
     check_free(folder)
+    if identity is not None:
+        identity.write(folder)
     io.write_text(folder / CONFIG_FILE, settings.dump(config))
 
 
@@ -66,16 +108,41 @@ def load_run(folder: Path) -> TrainedRun:
     config = read_config(folder)
     if not checkpoint.has_checkpoint(folder):
         raise errors.UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
-    state = checkpoint.read_state(folder)
+    state = check_run(folder, config)
     detector = build_detector(config, len(state.classes), pretrained=False)
     checkpoint.load_model(folder, state, detector)
+    bad = checkpoint.non_finite(detector.state_dict())
+    if bad is not None:
+        path = folder / state.folder / checkpoint.MODEL
+        raise errors.UserError(f"{path}: {bad} is not finite: training diverged; train with a lower plan.optimizer.lr")
     return TrainedRun(folder, config, state.classes, detector.eval())
+
+
+def check_run(folder: Path, config: recipes.Config) -> checkpoint.State:
+    """The state of a run with a checkpoint; raises if it, the settings and ``run.json`` do not belong together.
+
+    Warns if training has not ended.
+    """
+    state, identity = checkpoint.read_state(folder), RunIdentity.read(folder)
+    if identity is not None:
+        identity.check_settings(config, folder / CONFIG_FILE)
+        identity.check_classes(state.classes, folder / checkpoint.STATE)
+    if state.iteration < config.plan.iterations:
+        warnings.warn(
+            f"{folder}: trained for {state.iteration} of {config.plan.iterations} iterations; continue with "
+            f"`tag2box train --out {folder} --resume`",
+            stacklevel=2,
+        )
+    return state
 
 
 def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool) -> Detector:
     """Build backbone and heads, initialised from the seed of the run."""
     torch.manual_seed(config.plan.seed)
-    return Detector(config.backbone.build(pretrained=pretrained), num_classes, config.heads)
+    backbone, class_maps = config.backbone.build(pretrained=pretrained), None
+    if config.adaptation.epochs:
+        class_maps = ClassMaps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation.side)
+    return Detector(backbone, num_classes, config.heads, class_maps)
 
 
 def with_paths(config: recipes.Config, folder: Path) -> recipes.Config:
@@ -113,19 +180,30 @@ def proposals_of(
     progress: Progress,
     *,
     skip_bad: bool = False,
+    any_store: bool = False,
     pool: Pool | None = None,
 ) -> ProposalStore:
-    """The proposal store of some photos: built if it is missing, used as it is if it was imported.
+    """The proposal store of some photos: built if it is missing, used as it is if it was imported or snapped.
+
+    Photos are added to an existing store only if it has some of them already, else it is that of another dataset.
 
     Args:
         skip_bad: record photos that cannot be read in ``store.failed`` instead of raising.
+        any_store: add photos to any store.
         pool: where photos are processed; default: processes of this machine.
     """
     store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
-    if store is None or store.source.get("kind") != _IMPORTED:
+    if store is None or store.source.get("kind") not in _AS_THEY_ARE:
         method = config.proposals
         store = build.build_proposals(
-            photos, method, folder, read=images.read_photo, pool=pool, skip_bad=skip_bad, progress=progress
+            photos,
+            method,
+            folder,
+            read=images.read_photo,
+            pool=pool,
+            skip_bad=skip_bad,
+            any_store=any_store,
+            progress=progress,
         )
     store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
     return store
@@ -134,11 +212,14 @@ def proposals_of(
 def match_store_method(config: recipes.Config, folder: Path) -> recipes.Config:
     """The settings with the proposal method that a store was made with, so that ``detect`` uses the same one.
 
-    An imported store names no method: ``detect`` then needs a store too, or uses the method of ``config``.
+    An imported store names no method: ``detect`` then needs a store too, or uses the method of ``config``. A snapped
+    store names that of the proposals to which boxes were added.
     """
     if not ProposalStore.exists(folder):
         return config
     source = ProposalStore.open(folder).source
+    inner = source.get("proposals")
+    source = inner if source.get("kind") == base.SNAPPED and isinstance(inner, dict) else source
     kind = str(source.get("kind"))
     is_method = kind != _IMPORTED and (kind in extend.PROPOSAL_METHODS or ":" in kind)
     if source == config.proposals.source() or not is_method:

@@ -27,10 +27,21 @@ class Proposals:
 
     boxes: Float[Tensor, "R 4"]
     sizes: tuple[int, ...]  # proposals per image; sums to R
+    frames: tuple[tuple[int, int], ...] | None = None  # (width, height) of each image without padding
 
     def __post_init__(self) -> None:
         if self.boxes.shape != (sum(self.sizes), 4):
             raise ValueError(f"boxes {tuple(self.boxes.shape)} do not match sizes {self.sizes}")
+
+    def image(self, index: int, rows: slice | Int[Tensor, " r"] | None = None) -> Proposals:
+        """The proposals of one image, or of some rows of the batch that belong to it."""
+        span = self.spans()[index]
+        boxes = self.boxes[slice(span.start, span.stop) if rows is None else rows]
+        return Proposals(boxes, (len(boxes),), None if self.frames is None else self.frames[index : index + 1])
+
+    def to(self, device: torch.device) -> Proposals:
+        """The same on a device."""
+        return Proposals(self.boxes.to(device), self.sizes, self.frames)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Cut any (R, ...) tensor back into images."""
@@ -54,6 +65,7 @@ class SideInfo:
     counts: Int[Tensor, "N C"] | None = None  # objects per class; -1 if unknown
     evidence: Float[Tensor, " R"] | None = None  # superpixel straddling score of each proposal, 0 to 1
     objectness: Float[Tensor, " R"] | None = None  # score given by the proposal method, 0 to 1
+    class_evidence: Float[Tensor, "R C"] | None = None  # evidence of the class maps for each proposal, 0 to 1
 
     @classmethod
     def joined(cls, parts: Sequence[SideInfo]) -> SideInfo:
@@ -64,15 +76,19 @@ class SideInfo:
     def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> SideInfo:
         """The side information of some photos and of the given proposal rows."""
         counts = None if self.counts is None else self.counts[photos]
-        return SideInfo(counts, *(None if x is None else x[rows] for x in (self.evidence, self.objectness)))
+        per_row = (self.evidence, self.objectness, self.class_evidence)
+        return SideInfo(counts, *(None if x is None else x[rows] for x in per_row))
 
     def to(self, device: torch.device) -> SideInfo:
         """The same on a device."""
-        return SideInfo(*(None if x is None else x.to(device) for x in (self.counts, self.evidence, self.objectness)))
+        columns = (self.counts, self.evidence, self.objectness, self.class_evidence)
+        return SideInfo(*(None if x is None else x.to(device) for x in columns))
 
 
 PerProposal = Callable[[str], Float32[Tensor, " P"]]
 """A photo's id in, one number per proposal out, in order."""
+PerProposalAndClass = Callable[[str], Float32[Tensor, "P C"]]
+"""A photo's id in, a number per proposal and class out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +98,13 @@ class SideInfoLoader:
     counts: Int[Tensor, "N C"] | None = None
     evidence: PerProposal | None = None
     objectness: PerProposal | None = None
+    class_evidence: PerProposalAndClass | None = None
 
     def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"]) -> SideInfo:
         """The side information of one photo and of some of its proposals."""
         counts = None if self.counts is None else self.counts[index : index + 1]
-        return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in (self.evidence, self.objectness)))
+        loaders = (self.evidence, self.objectness, self.class_evidence)
+        return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in loaders))
 
 
 NO_SIDE_INFO = SideInfoLoader()
@@ -124,7 +142,7 @@ class Batch:
         return Batch(
             ids=self.ids[photo],
             tags=self.tags[photo],
-            proposals=Proposals(self.proposals.boxes[rows], self.proposals.sizes[photo]),
+            proposals=self.proposals.image(index),
             images=None if self.images is None else self.images[photo],
             maps=None if self.maps is None else self.maps[rows],
             unsure=None if self.unsure is None else self.unsure[photo],
@@ -141,7 +159,7 @@ class Batch:
         return Batch(
             ids=self.ids,
             tags=self.tags.to(device),
-            proposals=Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            proposals=self.proposals.to(device),
             images=None if self.images is None else self.images.to(device),
             maps=None if self.maps is None else self.maps.to(device),
             unsure=None if self.unsure is None else self.unsure.to(device),
@@ -169,8 +187,10 @@ class BatchMeta:
         unsure = [part.unsure for part in parts if part.unsure is not None]
         flipped = [part.flipped for part in parts if part.flipped is not None]
         sizes = tuple(size for part in parts for size in part.proposals.sizes)
+        frames = [part.proposals.frames for part in parts if part.proposals.sizes]
+        known = tuple(frame for own in frames if own is not None for frame in own)
         return cls(
-            Proposals(torch.cat([part.proposals.boxes for part in parts]), sizes),
+            Proposals(torch.cat([p.proposals.boxes for p in parts]), sizes, known if None not in frames else None),
             torch.cat([part.tags for part in parts]),
             torch.cat(unsure) if unsure else None,
             SideInfo.joined([part.side_info for part in parts if part.proposals.sizes]),
@@ -181,7 +201,7 @@ class BatchMeta:
     def subset(self, rows: Int[Tensor, " r"]) -> BatchMeta:
         """The same batch with some of its proposals; ``rows`` are in order, image after image."""
         counts = torch.bincount(self.proposals.image_ids()[rows], minlength=len(self.proposals.sizes))
-        proposals = Proposals(self.proposals.boxes[rows], tuple(counts.tolist()))
+        proposals = Proposals(self.proposals.boxes[rows], tuple(counts.tolist()), self.proposals.frames)
         return replace(self, proposals=proposals, side_info=self.side_info.of(slice(None), rows))
 
     def view_groups(self) -> list[tuple[range, range]]:
@@ -196,7 +216,7 @@ class BatchMeta:
     def to(self, device: torch.device) -> BatchMeta:
         """The same on a device."""
         return BatchMeta(
-            Proposals(self.proposals.boxes.to(device), self.proposals.sizes),
+            self.proposals.to(device),
             self.tags.to(device),
             None if self.unsure is None else self.unsure.to(device),
             self.side_info.to(device),
@@ -263,6 +283,7 @@ class Requirements:
     counts: bool = False  # SideInfo.counts
     evidence: bool = False  # SideInfo.evidence
     objectness: bool = False  # SideInfo.objectness
+    class_evidence: bool = False  # SideInfo.class_evidence
     mil_heads: int = 1
     responses: bool = False  # channel means of the network's layers per cell of a proposal
     layers: int = 1  # at least that many of these layers

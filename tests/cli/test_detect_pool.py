@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tag2box.annotations import Detections, Photo
-from tag2box.cli.detect import PhotoResult, detect, detect_in_pool, detect_photos
+from tag2box.cli.detect import detect, detect_in_pool, detect_photos
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.images import find_photos
+from tag2box.inference.predict import PhotoResult
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
 from tag2box.runs import TrainedRun, load_run
@@ -98,4 +99,4 @@ def test_detections_need_no_writable_memory() -> None:
     arrays = [x.numpy() for x in _parts(Detections.empty())]
     for array in arrays:
         array.flags.writeable = False
-    assert len(PhotoResult(*arrays).detections()) == 0
+    assert len(PhotoResult(*arrays).outcome()) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,7 @@ RENAMED = {  # old key -> new key
 
 def old_text(text: str) -> str:
     """A settings file of this version as version 0.1 wrote it."""
+    text = re.sub(r"(?m)^\[adaptation\]\n(?:[^\[\n].*\n|\n)*", "", text)  # which it did not have
     new_names = {"[criterion": "[objective", "[loader": "[feed", "[plan.optimizer": "[plan.optimiser"}
     new_names |= {"\nbatch_size =": "\nbatch =", "\nviews_per_image =": "\nlooks ="}
     new_names |= {"feature_cache =": "maps =", "feature_cache_gb =": "maps_budget ="}
@@ -99,6 +103,19 @@ def test_the_command_prints_a_warning_as_one_line_and_continues(tmp_path):
     assert error.startswith("tag2box: old.toml: loader.batch_size = 0: ") and done.code == 2
 
 
+def without_digests(run: Path) -> None:
+    """The files of version 0.1: no record of what the run was trained on, no manifest, a plain state file."""
+    state = json.loads((run / "state.json").read_text())
+    plain = {key: value for key, value in state.items() if key not in {"format", "manifest", "sha256"}}
+    (run / "state.json").write_text(json.dumps(plain))
+    folder = run / state["folder"]
+    others = [path for path in run.glob("checkpoint-*") if path != folder]
+    for path in (run / "run.json", run / "photos.json", folder / "manifest.json", folder / "state.json"):
+        path.unlink()
+    for path in others:
+        shutil.rmtree(path)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_run_folder_of_version_0_1_is_loaded_resumed_and_used(tmp_path, monkeypatch, capsys):
     small_network(monkeypatch)
@@ -109,6 +126,7 @@ def test_a_run_folder_of_version_0_1_is_loaded_resumed_and_used(tmp_path, monkey
     train(config, tmp_path / "old")
     file = tmp_path / "old" / CONFIG_FILE
     file.write_text(old_text(file.read_text().replace("iterations = 4", "iterations = 6")))
+    without_digests(tmp_path / "old")
     loaded = load_run(tmp_path / "old")
     assert loaded.config.criterion == new.criterion and loaded.config.loader == new.loader
     assert same(loaded.detector.state_dict(), weights(tmp_path / "new"))

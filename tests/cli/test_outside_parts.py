@@ -58,7 +58,7 @@ def test_every_command_takes_parts_of_another_package(run, tmp_path):
     assert trained.code == 0, trained.err
     config = read_config(tmp_path / "run")
     assert (config.criterion.labeler.count, config.proposals.step, config.backbone.frozen) == (3, 12, True)
-    assert load_run(tmp_path / "run").detector.backbone.channels == 5
+    assert load_run(tmp_path / "run").detector.backbone.channels == 2 * 5  # the recipe adds surroundings
     resumed = run("train", "--out", "run", "--resume")
     assert resumed.code == 0, resumed.err
     detected = run(

@@ -58,6 +58,41 @@ def test_runs_are_assessed_once(small):
     assert tree(small / "one", small / "two") == before
 
 
+def test_metrics_of_an_older_version_gain_baselines_and_errors_and_keep_the_rest(small):
+    given = {"test_photos": small / "photos", "test_truth": small / "truth.json", "train_truth": small / "truth.json"}
+    report([small / "one"], small / "page.html", **given)
+    place = small / "one" / "metrics.json"
+    new = json.loads(place.read_text())
+    assert {"voc07", "errors", "baselines", "verdicts", "extents"} <= set(new["test"])
+    assert set(new["train"]) == {"corloc", "errors", "baselines", "verdicts", "extents"}
+    old = {
+        split: {k: new[split][k] for k in ("voc07", "challenges", "corloc") if k in new[split]}
+        for split in ("test", "train")
+    }
+    old["test"]["voc07"]["mAP"] = 0.123
+    place.write_text(json.dumps(old))
+    report([small / "one"], small / "page.html", **given)
+    completed = json.loads(place.read_text())
+    assert completed["test"]["voc07"]["mAP"] == 0.123
+    assert completed["test"]["baselines"].keys() == new["test"]["baselines"].keys()
+    assert completed["test"]["errors"]["pairs"] == new["test"]["errors"]["pairs"]
+    assert list(completed["train"]["baselines"]) == ["centred box, tags known", "whole photo, tags known"]
+    assert completed["train"]["verdicts"]["corloc"]["best"] == new["train"]["verdicts"]["corloc"]["best"]
+    before = tree(small / "one")
+    report([small / "one"], small / "page.html", **given)
+    assert tree(small / "one") == before
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"test": 3}', '{"test": {"voc07": null}, "train": {"corloc": null}}'])
+def test_strange_metrics_are_no_traceback(small, content):
+    (small / "one" / "metrics.json").write_text(content)
+    given = {"test_photos": small / "photos", "test_truth": small / "truth.json", "train_truth": small / "truth.json"}
+    try:
+        report([small / "one"], small / "page.html", **given)
+    except UserError as error:
+        assert "metrics.json" in str(error)
+
+
 def test_proposals_of_test_photos_are_stored_in_the_given_folder_or_beside_the_page(small):
     given = {"test_photos": small / "photos", "test_truth": small / "truth.json"}
     report([small / "one"], small / "a" / "page.html", **given)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tag2box.annotations import TaggedPhotos
+from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.cli.train import (
-    check_proposal_scores,
-    check_requirements,
     load_side_info,
     prepare_data,
     read_training,
@@ -24,7 +23,7 @@ from tag2box.models.detector import Heads
 from tag2box.proposals.base import Candidates
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
-from tag2box.training.superpixel_cache import SuperpixelCache
+from tag2box.training.proposal_cache import ProposalCache
 from tag2box.types import LabelerInput, Labeling, Requirements
 from tiny import tiny_photos, tiny_store
 from tiny_world import small_config, small_data, small_network
@@ -177,7 +176,7 @@ def test_side_info_is_read_only_if_required(tmp_path: Path, monkeypatch: pytest.
     assert (none.counts, none.evidence, none.objectness) == (None, None, None) and not (tmp_path / "maps").exists()
     counted = replace(photos, counts=torch.where(photos.tags, 2, -1))
     some = load_side_info(asking(config, Requirements(counts=True, evidence=True, objectness=True)), counted, store)
-    assert some.counts is counted.counts and isinstance(some.evidence, SuperpixelCache) and some.objectness is not None
+    assert some.counts is counted.counts and isinstance(some.evidence, ProposalCache) and some.objectness is not None
     assert torch.equal(some.objectness("photo1"), store.scores("photo1"))
 
 

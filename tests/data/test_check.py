@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tag2box.cli import app
 from tag2box.cli.data import check_exit_code, data_check, findings_view
-from tag2box.data.check import check_dataset, check_photos, odd_size, same_content, survey
+from tag2box.data.check import check_dataset, check_photos, lacks_negatives, odd_size, same_content, survey
 from tag2box.errors import UserError
 from tag2box.formats.datasets import list_dataset
 from tag2box.formats.listing import DataSource
@@ -311,3 +311,28 @@ def test_every_photo_moves_the_bar(desk):
 
     data_check(desk.source(), progress=watch)
     assert (bar.count, totals) == (1012, [12])
+
+
+@pytest.mark.parametrize(
+    ("counts", "classes", "expected"),
+    [
+        ([], 3, False),
+        ([1] * 16, 3, True),
+        ([1] * 15, 3, False),  # too few photos to say so
+        ([1] * 20, 1, False),  # one class: another finding
+        ([*[1] * 20, 0], 3, False),  # a photo without any object
+        ([*[1] * 20, 2], 3, False),
+    ],
+)
+def test_photos_of_exactly_one_class_each_lack_negatives(counts, classes, expected):
+    assert lacks_negatives(counts, classes) is expected
+
+
+def test_photos_without_negatives_are_found(tmp_path):
+    rows = ["image,tags"]
+    for number in range(16):
+        noise(tmp_path / "photos" / f"{number:02d}.png", seed=number)
+        rows.append(f"{number:02d}.png,{'cat' if number % 2 else 'dog'}")
+    (tmp_path / "tags.csv").write_text("\n".join(rows))
+    seen = found(DataSource(path=tmp_path / "tags.csv", photos=tmp_path / "photos"))
+    assert seen["one class in every photo"][:2] == ("warning", 1)

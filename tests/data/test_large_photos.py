@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import subprocess
@@ -108,6 +109,44 @@ def test_photos_that_cannot_be_reduced_while_decoded_have_a_limit(tmp_path: Path
         with pytest.raises(UserError) as error:
             read(path)
         assert str(error.value) == f"{path}: 20000x20000 pixels, more than 178 million; save a smaller copy of it"
+
+
+def blank_png(side: int) -> bytes:
+    """A white square of 1 bit per pixel."""
+    packer = zlib.compressobj(9)
+    row = b"\0" + b"\xff" * -(-side // 8)
+    data = b"".join(packer.compress(row * 100) for _ in range(side // 100)) + packer.flush()
+    return png_of((b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
+
+
+def test_millions_of_pixels_from_a_few_bytes_are_refused(tmp_path: Path) -> None:
+    """The refusal comes before decoding: 36 million pixels would take a gigabyte on the way to RGB."""
+    path = tmp_path / "blank.png"
+    path.write_bytes(blank_png(6000))
+    for read in (photo_size, read_photo, lambda file: read_photo(file, (100, 100))):
+        with pytest.raises(UserError, match=r"6000x6000 pixels from \d+ kB, no photo; save a smaller copy of it$"):
+            read(path)
+    path.write_bytes(path.read_bytes() + bytes(6000**2 // 32))  # as large as the worst photo
+    assert photo_size(path) == (6000, 6000)
+
+
+def many_scans(size: tuple[int, int], count: int) -> bytes:
+    """A progressive JPEG with its last scan repeated."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, "JPEG", progressive=True)
+    start = buffer.getvalue().rindex(b"\xff\xda")
+    return buffer.getvalue()[:-2] + buffer.getvalue()[start:-2] * count + b"\xff\xd9"
+
+
+def test_thousands_of_scans_are_refused(tmp_path: Path) -> None:
+    """Each takes the time of a photo, and few bytes."""
+    path = tmp_path / "scans.jpg"
+    path.write_bytes(many_scans((64, 64), 100))
+    assert read_photo(path).shape == (3, 64, 64)
+    path.write_bytes(many_scans((2000, 1000), 2000))
+    assert photo_size(path) == (2000, 1000)
+    with pytest.raises(UserError, match=r"2\d{3} scans of 2000x1000 pixels, no photo"):
+        read_photo(path)
 
 
 def test_photos_of_one_scan_a_colour_are_read_all_the_same(tmp_path: Path) -> None:

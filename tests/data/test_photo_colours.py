@@ -97,3 +97,19 @@ def test_cmyk_jpegs_are_read_inverted_as_adobe_writes_them(tmp_path: Path) -> No
     red.save(tmp_path / "cmyk.jpg", quality=100)
     assert b"Adobe" in (tmp_path / "cmyk.jpg").read_bytes()
     assert read_photo(tmp_path / "cmyk.jpg")[:, 8, 8].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "seen"),
+    [
+        ((0, 7, 255), [0, 7, 255]),  # eight bits in a file of sixteen: as they are
+        ((0, 7, 256), [0, 0, 1]),
+        ((128, 129, 65000), [0, 1, 253]),  # 65535 is white, not 65536: 65000 / 256 would be 254
+        ((0, 385, 386), [0, 1, 2]),
+    ],
+)
+def test_sixteen_bit_greys_are_divided_by_257_if_they_exceed_eight_bits(
+    tmp_path: Path, values: tuple[int, ...], seen: list[int]
+) -> None:
+    grey = _saved(Image.fromarray(np.array([values], np.uint16)), tmp_path / "deep.png")
+    assert grey.permute(1, 2, 0).tolist() == [[[value] * 3 for value in seen]]

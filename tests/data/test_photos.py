@@ -185,3 +185,57 @@ def test_every_suffix_that_is_searched_for_has_a_reader(tmp_path: Path) -> None:
     for suffix in images.SUFFIXES:
         Image.fromarray(NOISE).save(tmp_path / f"p{suffix}")
         assert photo_size(tmp_path / f"p{suffix}") == (60, 40)
+
+
+# ---------------------------------------------------------------- photos that a user names
+
+
+def photos_named(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("new", ["a", "b"]),  # a folder
+        ("new/*.jpg", ["a", "b"]),  # as a quoted pattern, or a shell that expands none, leaves it
+        ("new/[a].jpg", ["a"]),
+        ("ne?", ["a", "b"]),
+        ("new/**/*.jpg", ["a", "b"]),
+        ("odd/[1].jpg", ["[1]"]),  # a file of this name comes first
+    ],
+)
+def test_patterns_are_expanded_if_no_file_has_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, found: list[str]
+) -> None:
+    photos_named(tmp_path, "new/a.jpg", "new/b.jpg", "odd/[1].jpg", "odd/1.jpg")
+    monkeypatch.chdir(tmp_path)
+    for place in (Path(given), tmp_path / given):
+        assert [photo.id for photo in images.find_photos([place])] == found
+
+
+def test_a_pattern_without_a_match_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\*\.png: no such photo, and no file matches this pattern; check"):
+        images.find_photos([tmp_path / "*.png"])
+
+
+@pytest.mark.parametrize(("given", "near"), [("upper.jpg", "UPPER.JPG"), ("upper.jpeg", "UPPER.JPG"), ("cat.jpg", "")])
+def test_a_photo_that_is_not_there_is_answered_with_the_nearest_name(tmp_path: Path, given: str, near: str) -> None:
+    photos_named(tmp_path, "UPPER.JPG")
+    advice = rf"did you mean {near}\?$" if near else "check the name and the photos folder$"
+    with pytest.raises(UserError, match=f"{given}: no such photo; {advice}"):
+        images.find_photos([tmp_path / given])
+
+
+def test_unreadable_photos_are_skipped_if_asked(tmp_path: Path) -> None:
+    photos_named(tmp_path, "a.jpg", "c.jpg")
+    (tmp_path / "b.jpg").write_bytes(b"no photo")
+    (tmp_path / "folder.jpg").mkdir()
+    skipped: list[str] = []
+    places = [tmp_path, tmp_path / "none.jpg", tmp_path / "a.jpg"]
+    assert [photo.id for photo in images.find_photos(places, skipped)] == ["a", "c"]
+    assert ["b.jpg: not readable" in skipped[0], "none.jpg: no such photo" in skipped[1]] == [True, True]
+    with pytest.raises(UserError, match=r"b\.jpg: not readable as a photo"):
+        images.find_photos(places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tiny_world import TINY, World
+from tag2box import storage
+from tiny_world import TINY, World, sign_again
 
 Argv = list[str]
+ENTRY = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Desk:
         text = path.read_text()
         assert text.count(old) == 1
         self.spoil(path, text.replace(old, new))
+
+    def move_data(self) -> None:
+        """Let the run refer to the copies."""
+        path = self.run / "config.toml"
+        self.spoil(path, path.read_text().replace(f"{self.world.tags.parent}/", f"{self.at}/"))
 
     def train(self, *more: str) -> Argv:
         flags = [word for o in TINY for word in ("--set", o)]
@@ -122,6 +130,68 @@ def detect_with_no_such_setting(desk: Desk) -> Argv:
     return [*desk.detect(), "--set", "inference.miror=true"]
 
 
+def detect_misspelt_photo(desk: Desk) -> Argv:
+    return desk.detect(desk.photos / "TRAIN_00003.JPEG")
+
+
+def detect_pattern_of_nothing(desk: Desk) -> Argv:
+    return desk.detect(desk.photos / "*.png")
+
+
+def detect_into_a_folder(desk: Desk) -> Argv:
+    return ["detect", f"{desk.run}", f"{desk.photo()}", "--out", f"{desk.photos}"]
+
+
+def detect_below_a_file(desk: Desk) -> Argv:
+    return ["detect", f"{desk.run}", f"{desk.photo()}", "--out", f"{desk.tags / 'new' / 'boxes.json'}"]
+
+
+def detect_onto_a_device(desk: Desk) -> Argv:
+    return ["detect", f"{desk.run}", f"{desk.photo()}", "--out", "/dev/null"]
+
+
+def draw_into_a_file(desk: Desk) -> Argv:
+    return ["detect", f"{desk.run}", f"{desk.photo()}", "--out", f"{desk.out}", "--draw", f"{desk.tags}"]
+
+
+def voc_into_a_file(desk: Desk) -> Argv:
+    return ["detect", f"{desk.run}", f"{desk.photo()}", "--out", f"{desk.out}", "--voc", f"{desk.tags}"]
+
+
+def detect_with_a_score_of_nothing(desk: Desk) -> Argv:
+    return [*desk.detect(), "--min-score", "nan"]
+
+
+def detect_with_a_score_in_per_cent(desk: Desk) -> Argv:
+    return [*desk.detect(), "--min-score", "30"]
+
+
+def evaluate_with_a_score_of_nothing(desk: Desk) -> Argv:
+    return desk.evaluate("--min-score", "nan")
+
+
+def evaluate_no_metric(desk: Desk) -> Argv:
+    return desk.evaluate("--metrics", " , ")
+
+
+def evaluate_into_a_folder(desk: Desk) -> Argv:
+    return [*desk.evaluate(), "--json", f"{desk.photos}"]
+
+
+def detections_of_a_photo_without_name(desk: Desk) -> Argv:
+    desk.spoil(desk.at / "found.json", json.dumps([ENTRY | {"file_name": ""}]))
+    return desk.evaluate()
+
+
+def detections_of_an_image_without_id(desk: Desk) -> Argv:
+    desk.spoil(desk.at / "found.json", json.dumps([ENTRY | {"image_id": ""}]))
+    return desk.evaluate()
+
+
+def report_into_a_folder(desk: Desk) -> Argv:
+    return ["report", f"{desk.run}", "--out", f"{desk.photos}"]
+
+
 def missing_tags(desk: Desk) -> Argv:
     desk.tags.unlink()
     return desk.train()
@@ -129,6 +199,16 @@ def missing_tags(desk: Desk) -> Argv:
 
 def tags_without_columns(desk: Desk) -> Argv:
     desk.edit(desk.tags, "image,tags", "file,labels")
+    return desk.train()
+
+
+def tags_of_excel(desk: Desk) -> Argv:
+    desk.spoil(desk.tags, "image;tags\ntrain_00000.jpg;M\u00f6we\n".encode("cp1252"))
+    return desk.train()
+
+
+def tags_of_too_many_classes(desk: Desk) -> Argv:
+    desk.spoil(desk.tags, "image,tag\n" + "".join(f"train_00000.jpg,c{number}\n" for number in range(20_000)))
     return desk.train()
 
 
@@ -151,6 +231,20 @@ def config_not_toml(desk: Desk) -> Argv:
 
 def config_not_text(desk: Desk) -> Argv:
     desk.spoil(desk.at / "mine.toml", b"\xff\xfe\x00\x01")
+    return desk.train("--config", f"{desk.at / 'mine.toml'}")
+
+
+def config_without_end(desk: Desk) -> Argv:
+    return desk.train("--config", "/dev/urandom")
+
+
+def config_nested_too_deeply(desk: Desk) -> Argv:
+    desk.spoil(desk.at / "mine.toml", "plan = " + "[" * 100_000)
+    return desk.train("--config", f"{desk.at / 'mine.toml'}")
+
+
+def config_of_a_huge_number(desk: Desk) -> Argv:
+    desk.spoil(desk.at / "mine.toml", "plan.seed = " + "9" * 9000)
     return desk.train("--config", f"{desk.at / 'mine.toml'}")
 
 
@@ -212,17 +306,65 @@ def report_without_run(desk: Desk) -> Argv:
 
 def run_without_checkpoint(desk: Desk) -> Argv:
     (desk.run / "state.json").unlink()
+    for folder in desk.run.glob("checkpoint-*"):
+        shutil.rmtree(folder)
     return desk.detect()
 
 
-def weights_of_other_heads(desk: Desk) -> Argv:
+def settings_of_run_edited(desk: Desk) -> Argv:
     desk.edit(desk.run / "config.toml", "embed_dim = 128", "embed_dim = 64")
     return desk.detect()
 
 
-def weights_of_other_classes(desk: Desk) -> Argv:
+def weights_of_other_heads(desk: Desk) -> Argv:
+    (desk.run / "run.json").unlink()  # as in runs of version 0.1
+    return settings_of_run_edited(desk)
+
+
+def state_edited(desk: Desk) -> Argv:
+    desk.edit(desk.run / "state.json", '"car"', '"cat"')
+    return desk.detect()
+
+
+def state_of_other_classes(desk: Desk) -> Argv:
     state = json.loads((desk.run / "state.json").read_text())
-    desk.spoil(desk.run / "state.json", json.dumps({**state, "classes": ["balloon", "car"]}))
+    del state["sha256"]
+    storage.write_checked_json(desk.run / "state.json", {**state, "classes": ["balloon", "cat", "clock"]})
+    return desk.detect()
+
+
+def weights_of_other_classes(desk: Desk) -> Argv:
+    (desk.run / "run.json").unlink()
+    state = json.loads((desk.run / "state.json").read_text())
+    del state["sha256"]
+    storage.write_checked_json(desk.run / "state.json", {**state, "classes": ["balloon", "car"]})
+    return desk.detect()
+
+
+def class_renamed(desk: Desk) -> Argv:
+    desk.spoil(desk.tags, desk.tags.read_text().replace("car", "zebra"))
+    desk.move_data()
+    return ["train", "--out", f"{desk.run}", "--resume"]
+
+
+def report_after_class_renamed(desk: Desk) -> Argv:
+    class_renamed(desk)
+    return ["report", f"{desk.run}", "--out", f"{desk.out}"]
+
+
+def photo_replaced(desk: Desk) -> Argv:
+    desk.spoil(desk.photo(), desk.photo(4).read_bytes())
+    desk.move_data()
+    return ["train", "--out", f"{desk.run}", "--resume"]
+
+
+def weights_not_finite(desk: Desk) -> Argv:
+    file = desk.checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    tensors["mil.cls.weight"][0, 0] = float("nan")
+    file.unlink()
+    save_file(tensors, file)
+    sign_again(desk.run)
     return desk.detect()
 
 
@@ -231,6 +373,7 @@ def swapped_weights(desk: Desk) -> Argv:
     tensors = load_file(file)
     file.unlink()
     save_file({**tensors, "mil.cls.weight": torch.zeros(5, 1280)}, file)
+    sign_again(desk.run)
     return desk.detect()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_stats_of_a_voc_folder(voc: Path, photos: TaggedPhotos, tmp_path: Path) 
     assert "<h1>voc, train</h1>" in (tmp_path / "s.html").read_text()
 
 
+def test_stats_of_a_class_whose_only_box_is_bad(voc: Path, tmp_path: Path) -> None:
+    """Its tag counts, its object is left out: tags and objects still have the same classes."""
+    shutil.copytree(voc, tmp_path / "voc", symlinks=True)
+    spoilt = sorted((tmp_path / "voc" / "Annotations").iterdir())[0]
+    bad = OBJECT.format("x", 1, 9, 9, name="zebra", difficult=0)
+    spoilt.write_text(spoilt.read_text().replace("</annotation>", f"{bad}</annotation>"))
+    report = tmp_path / "s.json"
+    done = run("stats", tmp_path / "voc", "--split", "train", "--out", tmp_path / "s.html", "--json", report)
+    assert done.exit_code == 1, done.output
+    assert "zebra" in done.output and len(json.loads(report.read_text())["left_out"]) == 1
+
+
 def test_stats_of_chosen_classes(voc: Path, tmp_path: Path) -> None:
     done = run("stats", voc, "--split", "train", "--classes", "disc", "--out", tmp_path / "s.html")
     assert done.exit_code == 0, done.output
@@ -93,7 +106,7 @@ def test_stats_skip_faulty_photos_and_report_them(photos: TaggedPhotos, tmp_path
     json_file = tmp_path / "s.json"
     done = run("stats", tmp_path / "tags.csv", "--photos", photos.photos[0].path.parent,
                "--out", tmp_path / "s.html", "--json", json_file)  # fmt: skip
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert "left out, 1 faults" in done.output and "nowhere.jpg" in done.output
     assert len(json.loads(json_file.read_text())["left_out"]) == 1
     assert "Left out, 1 fault" in (tmp_path / "s.html").read_text()

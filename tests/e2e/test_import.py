@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +14,12 @@ import pytest
 import scipy.io
 from typer.testing import CliRunner
 
+from tag2box import io
 from tag2box.cli import app
 from tag2box.cli.import_proposals import import_proposals
 from tag2box.errors import UserError
 from tag2box.extend import PROPOSAL_FILE_FORMATS
+from tag2box.formats.datasets import read_photos
 from tag2box.formats.listing import DataSource
 from tag2box.proposals.importers.validate import ORDERS, BoxFilter, ConventionOverride
 from tag2box.proposals.store import ProposalStore
@@ -49,6 +54,26 @@ def test_boxes_arrive_as_they_were(tmp_path: Path, data: DataSource) -> None:
     assert len(store) == COUNT
     assert imported.counts.kept == sum(map(len, BOXES))
     assert imported.matching.unused == imported.matching.missing == ()
+
+
+def test_imported_boxes_belong_to_the_content_of_their_photos(tmp_path: Path, data: DataSource) -> None:
+    import_proposals(save(tmp_path / "a.pkl"), data, tmp_path / "store")
+    photos = read_photos(data)
+    ProposalStore.open(tmp_path / "store").check(photos)
+    shutil.copy(photos[2].path, photos[0].path)
+    with pytest.raises(UserError, match="made for another photo photo0 than"):
+        ProposalStore.open(tmp_path / "store").check([replace(photos[0], width=48, height=40)])
+
+
+def test_what_a_killed_import_left_is_removed(tmp_path: Path, data: DataSource) -> None:
+    child = os.fork()
+    if child == 0:
+        io.temporary_path(tmp_path / "store").mkdir()
+        os._exit(9)
+    os.waitpid(child, 0)
+    assert len([*tmp_path.glob(".store.*")]) == 1
+    import_proposals(save(tmp_path / "a.pkl"), data, tmp_path / "store")
+    assert not [*tmp_path.glob(".*")] and len(ProposalStore.open(tmp_path / "store")) == COUNT
 
 
 def test_the_store_records_the_source_of_its_boxes(tmp_path: Path, data: DataSource) -> None:

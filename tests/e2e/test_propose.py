@@ -23,7 +23,7 @@ from tag2box.annotations import Photo
 from tag2box.cli import main
 from tag2box.proposals.store import ProposalStore
 from tiny import tiny_photos
-from tiny_world import COMMAND, Finished, call, environment
+from tiny_world import COMMAND, Finished, call, environment, small_data, small_network
 
 FLAGS = ["--short-side", "0", "--min-side", "4", "--max-boxes", "30"]
 PHOTOS = 60
@@ -61,7 +61,7 @@ def _content(path: Path) -> dict[str, bytes]:
 
 def test_photos_become_a_store_and_the_next_command_is_printed(folder: Path, tmp_path: Path, propose: Propose) -> None:
     done = propose(folder, tmp_path / "s")
-    assert done.code == 0 and done.complaints == []
+    assert done.code == 0 and all(line.startswith("warning: few proposals") for line in done.complaints)
     store = ProposalStore.open(tmp_path / "s")
     boxes = sum(len(store.boxes(name)) for name in store.sizes)
     first, where, hint = done.out.splitlines()
@@ -146,6 +146,55 @@ def test_no_photo_and_other_settings_are_reported(folder: Path, tmp_path: Path, 
     assert propose(folder, tmp_path / "s", "--split", f"{split}").code == 0
     done = propose(folder, tmp_path / "s", "--max-boxes", "31")
     assert done.code == 2 and "made with max_boxes 30, not 31; remove it, or name another folder" in done.err
+
+
+# ---------------------------------------------------------------- the store of another dataset, a damaged store
+
+
+SHORT = ["heads.embed_dim=6", "loader.batch_size=2", "loader.resize.scales=[48]", "inference.scales=[48]",
+         "plan.iterations=2", "plan.checkpoint_every=2", "plan.gallery=0", "plan.schedule.warmup=1"]  # fmt: skip
+
+
+def _train(folder: Path, store: Path, out: Path) -> list[str]:
+    settings = [word for setting in SHORT for word in ("--set", setting)]
+    tags = ["train", f"{folder / 'tags.csv'}", "--photos", f"{folder / 'photos'}"]
+    return [*tags, "--proposals", f"{store}", "--out", f"{out}", *settings]
+
+
+def test_train_and_detect_write_only_into_stores_of_their_photos(
+    tmp_path: Path, propose: Propose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_network(monkeypatch)
+    small_data(tmp_path)
+    for number, photo in enumerate(tiny_photos(tmp_path / "other", 3).photos):
+        photo.path.rename(photo.path.with_name(f"fruit{number}.jpg"))
+    fruit, store, run = tmp_path / "other" / "photos", tmp_path / "s", tmp_path / "run"
+    assert propose(fruit, store).code == 0
+    before = _content(store)
+    done = call(_train(tmp_path, store, run), monkeypatch, capsys)
+    assert done.code == 2 and len(done.complaints) == 1 and not run.exists()
+    assert f"{store}: holds proposals of 3 other photos and of none of these 4; name another store" in done.err
+    assert call(_train(tmp_path, tmp_path / "own", run), monkeypatch, capsys).code == 0
+    detect = ["detect", f"{run}", f"{tmp_path / 'photos'}", "--out", f"{tmp_path / 'd.json'}", "--proposals"]
+    assert call([*detect, f"{tmp_path / 'own'}"], monkeypatch, capsys).code == 0
+    own = _content(tmp_path / "own")
+    done = call([*detect[:2], f"{fruit}", *detect[3:], f"{tmp_path / 'own'}"], monkeypatch, capsys)
+    assert done.code == 2 and "holds proposals of 4 other photos and of none of these 3" in done.err
+    assert _content(tmp_path / "own") == own and _content(store) == before
+    assert propose(tmp_path / "photos", store).code == 0  # asked for it
+    assert len(ProposalStore.open(store)) == 7
+
+
+@pytest.mark.parametrize("file", ["index.json", "boxes.npy", "scores.npy"])
+def test_a_damaged_store_is_one_line(tmp_path: Path, propose: Propose, file: str) -> None:
+    tiny_photos(tmp_path, 2)
+    assert propose(tmp_path / "photos", tmp_path / "s").code == 0
+    path = tmp_path / "s" / file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:90] + bytes([whole[90] ^ 8]) + whole[91:])  # in the padding of an array's header
+    done = propose(tmp_path / "photos", tmp_path / "s")
+    assert done.code == 2 and len(done.complaints) == 1 and f"{path}: " in done.complaints[0]
+    assert "Traceback" not in done.err and "make the proposals again" in done.complaints[0]
 
 
 # ---------------------------------------------------------------- killed

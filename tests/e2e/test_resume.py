@@ -10,13 +10,13 @@ import signal
 import subprocess
 import time
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tag2box
+from bench_figures import bench
 from tag2box import settings
 from tag2box.annotations import Objects, TaggedPhotos, Truth
 from tag2box.cli.train import resume, train
@@ -28,11 +28,14 @@ from tag2box.training.batches import Sample
 from tag2box.types import Batch, LabelerInput, SideInfo
 from tiny_world import (
     COMMAND,
+    ctrl_c,
     environment,
     same,
+    sign_again,
     small_config,
     small_data,
     small_network,
+    stopping_at,
     story,
     tree,
     weights,
@@ -112,6 +115,13 @@ def test_it_resumes_to_the_weights_of_an_unbroken_run(stopped, unbroken):
     assert len(resumed.resumed_at) == 1
 
 
+def test_of_two_trainings_into_one_folder_one_is_refused_before_it_writes(tmp_path):
+    two_trains = bench("two_trains")
+    two_trains.SCENES.write(tmp_path / "world")
+    outcome = two_trains.trial(tmp_path / "world", tmp_path / "run")
+    assert outcome["good"], outcome
+
+
 # ---------------------------------------------------------------- every place a run can break at, with the tiny network
 
 
@@ -119,32 +129,8 @@ class Stop(Exception):
     """Power cut."""
 
 
-def stopping_at(iteration: int, how: Callable[[], None]):
-    """A progress whose training bar does something after an iteration."""
-
-    class Bar:
-        done = 0
-
-        def advance(self, note: str = "") -> None:
-            self.done += 1
-            if self.done == iteration:
-                how()
-
-    @contextmanager
-    def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        bar = Bar()
-        bar.done = done if title == "training" else -(10**6)
-        yield bar
-
-    return progress
-
-
 def power_cut() -> None:
     raise Stop
-
-
-def ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
 
 
 OPTIMISERS = {
@@ -232,6 +218,7 @@ def test_momentum_is_restored_and_matters(small):
 
     file = small / "run" / "checkpoint-000003" / "optimiser.safetensors"
     save_file({name: value * 0 for name, value in load_file(file).items()}, file)
+    sign_again(small / "run")
     resume(small / "run")
     assert not same(weights(small / "run"), weights(small / "unbroken"))
 
@@ -293,7 +280,8 @@ def test_fields_of_training_types_are_pinned():
         "proposals", "tags", "probs", "embed", "exemplars", "vectors", "second", "side_info", "fraction"
     ]  # fmt: skip
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "side_info"]
-    assert names[SideInfo] == ["counts", "evidence", "objectness"]  # a number a class, or a proposal: no room for boxes
+    # a number a class, or a proposal, or both: no room for boxes
+    assert names[SideInfo] == ["counts", "evidence", "objectness", "class_evidence"]
     assert not [s.key for s in settings.describe(Config) if "truth" in s.key or "annotation" in s.key]
 
 

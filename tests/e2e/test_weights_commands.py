@@ -60,7 +60,7 @@ def test_convert_prints_what_it_recognised_and_list_verifies_it(run, home, tmp_p
     assert (done.code, done.err) == (0, "")
     assert all(word in done.out for word in ("names: Caffe2", "architecture: vgg16", "preprocessing: caffe, BGR"))
     assert "backbone.weights=vgg16-caffe" in done.out
-    raw = json.loads((home / "vgg16-caffe.json").read_text())
+    raw = json.loads((home / "vgg16-caffe.json").read_text())["weights"]
     assert raw["source"] == "your file (mine.pkl)" and raw["preprocess"]["order"] == "bgr"
     assert open_stored(home / "vgg16-caffe.safetensors").architecture == "vgg16"
     rows = [line for line in run("list").out.splitlines() if line.startswith("vgg16-caffe")]

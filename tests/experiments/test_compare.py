@@ -63,7 +63,8 @@ def test_all_systems_end_on_one_page_and_a_second_call_runs_nothing(out: Path) -
     for name, row in rows.items():
         assert (out / row["runs"]["0"] / "metrics.json").exists(), name
         assert f'href="{row["runs"]["0"]}/"' in page
-        assert {"mAP50", "CorLoc", "found", "part", "grouped", "missed", "labels' precision", "labels' recall",
+        assert {"mAP50", "mAP50 in a trivial box", "CorLoc",
+                "found", "part", "grouped", "missed", "labels' precision", "labels' recall",
                 "ms a step", "MB at most"} == set(row["figures"])  # fmt: skip
         assert all(figure["0"] >= 0 for key, figure in row["figures"].items() if figure and key != "CorLoc")
         assert row["figures"]["ms a step"]["0"] > 0 and row["figures"]["MB at most"]["0"] > 0
@@ -77,6 +78,59 @@ def test_all_systems_end_on_one_page_and_a_second_call_runs_nothing(out: Path) -
     before, watch = tree(out / "cells"), Mortal()
     run_compare(out, progress=watch)
     assert tree(out / "cells") == before and trained(watch) == []
+
+
+def test_trivial_boxes_have_rows_and_a_figure_that_is_not_above_them_is_called_so(out: Path) -> None:
+    written = run_compare(out, "oicr", "od-wscl", seeds=(0, 1))
+    found, page = numbers(out)["datasets"][0], written.page.read_text()
+    trivial = {row["row"]: row["figures"] for row in found["trivial_rows"]}
+    names = [f"{box}, {what}" for what in ("best class scores", "tags known") for box in ("centred box", "whole photo")]
+    assert list(trivial) == names
+    for name in names:
+        assert set(trivial[name]["mAP50"]) == set(trivial[name]["CorLoc"]) == {"0", "1"}
+        assert trivial[name]["found"] == trivial[name]["ms a step"] == {}
+        assert name in page and name in written.table
+    own = [row["figures"]["mAP50 in a trivial box"]["0"] for row in found["rows"]]
+    assert max(own) == max(trivial[name]["mAP50"]["0"] for name in names[:2])
+    metrics = [json.loads((out / row["runs"]["0"] / "metrics.json").read_text()) for row in found["rows"]]
+    assert own == [100 * m["test"]["verdicts"]["voc12"]["best"] for m in metrics]
+    corloc = next(words for words in found["remarks"] if words.startswith("CorLoc, training photos: "))
+    assert corloc in page.replace("&#39;", "'") and corloc in written.table
+    for row in found["rows"]:
+        mean = sum(row["figures"]["CorLoc"].values()) / 2
+        bar = sum(max(trivial[name]["CorLoc"][seed] for name in names) for seed in ("0", "1")) / 2
+        assert (f"{row['row']} (" in corloc) == (mean <= bar)
+
+
+def test_the_top_boxes_of_all_systems_are_in_one_table(out: Path) -> None:
+    page = run_compare(out, "oicr", "od-wscl").page.read_text()
+    errors = numbers(out)["datasets"][0]["errors"]
+    for split in ("test", "train"):
+        assert list(errors[split]) == ["OICR", "OD-WSCL", "centred box", "whole photo"]
+        for own in errors[split].values():
+            assert sum(kind["0"] for kind in own.values()) == pytest.approx(100)
+    section = page.split('<section id="0-errors">')[1].split("</section>")[0]
+    assert "Top boxes on test photos" in section and "Top boxes on training photos" in section
+
+
+def test_metrics_of_an_older_version_are_completed_without_training(out: Path) -> None:
+    run_compare(out, "oicr")
+    (row,) = numbers(out)["datasets"][0]["rows"]
+    place = out / row["runs"]["0"] / "metrics.json"
+    new = json.loads(place.read_text())
+    added = ("baselines", "verdicts", "errors", "extents")
+    old = {
+        k: {n: v for n, v in part.items() if n not in added} if isinstance(part, dict) else part
+        for k, part in new.items()
+    }
+    place.write_text(json.dumps(old))
+    watch = Mortal()
+    run_compare(out, "oicr", progress=watch)
+    assert trained(watch) == []
+    completed = json.loads(place.read_text())
+    assert completed["test"]["verdicts"].keys() == new["test"]["verdicts"].keys()
+    assert completed["train"]["verdicts"]["corloc"]["best"] == new["train"]["verdicts"]["corloc"]["best"]
+    place.write_text(json.dumps(new))
 
 
 def test_every_system_is_shown_on_the_same_photos(out: Path) -> None:

@@ -24,9 +24,9 @@ from tag2box.experiments.grid import (
     finish_run,
     is_finished,
     is_taken,
-    pathless,
 )
 from tag2box.experiments.study_data import SplitStores, StudyData, open_data
+from tag2box.identity import pathless
 from tag2box.io import locked
 from tag2box.proposals.base import Candidates
 from tag2box.proposals.importers.proposal_files import Imported

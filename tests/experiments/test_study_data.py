@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from study_world import WORLD, write_voc
 
 from tag2box.errors import UserError
 from tag2box.experiments.study_data import Splits, SplitStores, open_data, splits_of
 from tag2box.formats.coco_boxes import read_coco_truth
 from tag2box.formats.listing import DataSource
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.importers.proposal_files import Imported
+from tag2box.proposals.store import write_store
 from tag2box.recipes import photos
 
 
@@ -129,3 +132,29 @@ def test_imported_proposals_are_those_of_the_options(tmp_path, scenes):
     assert imported.stores_digest(photos()) == ""
     with pytest.raises(UserError, match="proposal store"):
         imported.stores_digest(config)
+
+
+def test_stores_of_propose_are_used_by_runs_with_their_method(tmp_path, scenes):
+    data, config = open_data(WORLD, 0, tmp_path), photos()
+    stores = SplitStores(tmp_path / "a", tmp_path / "b")
+    for path, own in ((stores.train, data.tagged.photos), (stores.test, data.test_photos)):
+        boxes = [Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]]))] * len(own)
+        write_store(path, config.proposals.source(), own, boxes)
+    assert stores.method() == config.proposals
+    given = replace(data, boxes=stores)
+    assert (given.proposals(config, "train"), given.proposals(config, "test")) == (stores.train, stores.test)
+    assert given.stores_digest(config) == ""  # as if they had been computed
+    other = replace(config, proposals=replace(config.proposals, max_boxes=7))
+    assert given.proposals(other, "train") == data.proposals(other, "train")
+    write_store(stores.test, other.proposals.source(), [], [])
+    with pytest.raises(
+        UserError, match=r"b: made with max_boxes 7, not \d+ as .+a; both splits need boxes of one method"
+    ):
+        stores.method()
+    write_store(stores.train, {"kind": "unheard_of"}, [], [])
+    write_store(stores.test, {"kind": "unheard_of"}, [], [])
+    with pytest.raises(UserError, match=r"a: .+unheard_of"):
+        stores.method()
+    for path in (stores.train, stores.test):
+        write_store(path, {"kind": "imported", "file": path.name}, [], [])
+    assert stores.method() == Imported()

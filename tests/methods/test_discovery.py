@@ -207,3 +207,9 @@ def test_a_wheel_and_a_street_go_and_a_second_car_stays() -> None:
     boxes = torch.tensor([car, wheel, street, other])
     assert iou(boxes[:1], boxes[1:3]).max() < 0.1  # nothing that NMS would suppress
     assert drop_parts(boxes, 0.5).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(0.25, [0, 1, 2]), (0.26, [0, 1]), (0.5, [0, 1]), (0.51, [0])])
+def test_an_overlap_of_exactly_the_threshold_makes_a_neighbour(threshold: float, expected: list[int]) -> None:
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0.0, 0, 4, 2], [0.0, 0, 4, 1]])  # IoU with the first: 1, 1/2, 1/4
+    assert neighbours(boxes, torch.tensor([0]), threshold).tolist() == expected

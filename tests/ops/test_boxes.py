@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
-from tag2box.ops.boxes import areas, clip, decode, encode, intersections, iou
+from tag2box.ops.boxes import areas, clip, containment, decode, encode, intersections, iou, mask_boxes
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,42 @@ def test_coder_matches_the_reference(name: str) -> None:
 def test_clip_cuts_at_the_border() -> None:
     got = clip(torch.tensor([[-5.0, 2.0, 30.0, 40.0]]), width=20, height=10)
     assert got.tolist() == [[0.0, 2.0, 20.0, 10.0]]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([], [], []),
+        ([[0, 0, 4, 4]], [[1, 1, 2, 2]], [[1.0]]),  # whichever is the larger
+        ([[1, 1, 2, 2]], [[0, 0, 4, 4]], [[1.0]]),
+        ([[0, 0, 2, 2]], [[1, 0, 3, 2]], [[0.5]]),
+        ([[0, 0, 2, 2]], [[2, 0, 4, 2]], [[0.0]]),
+        ([[5, 5, 5, 5]], [[0, 0, 9, 9], [5, 5, 5, 5]], [[0.0, 0.0]]),  # an empty box lies in nothing
+    ],
+)
+def test_containment_table(a: list, b: list, expected: list) -> None:
+    got = containment(torch.tensor(a).reshape(-1, 4).float(), torch.tensor(b).reshape(-1, 4).float())
+    assert got.tolist() == expected
+
+
+# ---------------------------------------------------------------- boxes of masks
+
+
+def test_maps_without_a_positive_cell_have_no_box():
+    assert mask_boxes(torch.zeros(0, 3, 4)).shape == (0, 4)
+    assert mask_boxes(torch.full((2, 3, 4), -1.0)).tolist() == [[0, 0, 0, 0]] * 2
+    assert mask_boxes(torch.ones(1, 3, 4)).tolist() == [[0, 0, 4, 3]]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 7), st.integers(1, 7))
+def test_the_box_of_a_mask_is_that_of_the_bilinearly_enlarged_map(seed, rows, columns):
+    logits = torch.randn(1, rows, columns, generator=torch.Generator().manual_seed(seed)) - 0.5
+    logits = logits + 0.2 * logits.sign()  # a cell barely above zero would be positive only between the samples below
+    factor = 64
+    large = torch.nn.functional.interpolate(logits[None], scale_factor=factor, mode="bilinear")[0, 0]
+    ys, xs = (large > 0).nonzero(as_tuple=True)
+    box = mask_boxes(logits)[0]
+    if len(xs):
+        expected = torch.tensor([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) / factor
+        assert torch.allclose(box, expected, atol=2 / factor)
+    assert bool((logits > 0).any()) == bool(box.any())

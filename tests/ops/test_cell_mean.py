@@ -72,3 +72,11 @@ def test_large_and_small_jobs_agree(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         masked_mean(x, factors, bias)[:3], masked_mean_torch(x[:3], factors[:3], bias), rtol=1e-5, atol=1e-6
     )
+
+
+def test_no_gradient_passes_at_the_corners_of_relu6() -> None:
+    x = torch.tensor([[[0.0], [6.0], [3.0], [7.0], [-1.0]]])
+    factors, bias, grad = torch.ones(1, 5), torch.zeros(1), torch.full((1, 1), 5.0)
+    of_x, of_bias = kernels.masked_mean_backward(x, factors, bias, grad)
+    assert of_x.flatten().tolist() == [0, 0, 1, 0, 0] and of_bias.tolist() == [1]
+    assert kernels.masked_mean_factor_grad(x, factors, bias, grad).tolist() == [[0, 0, 3, 0, 0]]

@@ -57,3 +57,14 @@ def test_kept_set_matches_the_reference(name: str, percent: int) -> None:
     cluster = g["in_cluster"]  # the rows that take part
     kept = cluster[nms(g["in_boxes"][cluster], g["in_scores"][cluster], percent / 100)]
     assert kept.tolist() == g[f"out_easy_nms_tv_{percent}"].tolist()
+
+
+@pytest.mark.parametrize("others", [0, 254, 255, 600])
+@pytest.mark.parametrize(("height", "is_kept"), [(2.0, True), (3.0, False)])
+def test_an_overlap_of_exactly_the_threshold_is_kept_in_every_block(others: int, height: float, is_kept: bool) -> None:
+    """The best box, then many far away (they fill the first blocks), then one that overlaps the best."""
+    far = [[10.0 * i, 100.0, 10.0 * i + 1, 101.0] for i in range(others)]
+    boxes = torch.tensor([[0.0, 0, 4, 4], *far, [0.0, 0, 4, height]])
+    assert iou(boxes[:1], boxes[-1:]).item() == height / 4
+    kept = nms(boxes, torch.linspace(1, 0.1, len(boxes)), 0.5)
+    assert kept.tolist() == list(range(len(boxes) - (not is_kept)))

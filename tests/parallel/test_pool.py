@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tag2box.parallel.pool import run_in_pool
+from tag2box.errors import UserError
+from tag2box.parallel.pool import _attempt, run_in_pool
 
 
 def double(item: int) -> int:
@@ -49,16 +51,50 @@ def test_work_that_is_given_up_leaves_no_process() -> None:
 
 
 def interrupted(item: int) -> int:
-    """Ctrl-C, at the moment work begins."""
+    """Ctrl-C, and the signal of a batch system, at the moment work begins."""
     os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
     return item
 
 
-def test_a_worker_leaves_ctrl_c_to_its_parent() -> None:
+def test_a_worker_leaves_signals_to_its_parent() -> None:
     assert sorted(run_in_pool(interrupted, range(3), workers=2, lost=lost)) == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+class OwnError(Exception):
+    """An error that cannot be sent to another process: it is created from two arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def failing(error: Exception) -> int:
+    raise error
+
+
+def own_error(item: int) -> int:
+    raise OwnError(item, 2)
+
+
+def test_an_error_of_a_worker_is_raised_in_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    before = children()
+    with pytest.raises(RuntimeError, match="OwnError: 1 and 2") as caught:
+        list(run_in_pool(own_error, [1, 1], workers=2, lost=lost))
+    assert "in own_error" in caught.value.__notes__[0]
+    assert children() <= before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(UserError("a.jpg: broken"), UserError), (MemoryError(), MemoryError), (OSError(28, "full"), OSError)],
+)
+def test_the_kind_of_an_error_is_kept(error: Exception, kind: type[Exception]) -> None:
+    found = pickle.loads(pickle.dumps(_attempt(failing, error)))  # noqa: S301 - our own
+    assert type(found.error) is kind and str(found.error) == str(error)
+
+
+def test_signals_while_a_worker_starts_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process takes a while to import what it needs; an interrupt meanwhile must not end it with a traceback."""
     start = SpawnProcess.start
 
@@ -66,6 +102,7 @@ def test_ctrl_c_while_a_worker_starts_does_not_reach_it(monkeypatch: pytest.Monk
         start(process)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGTERM)
 
     monkeypatch.setattr(SpawnProcess, "start", interrupt_at_once)
     assert sorted(run_in_pool(double, range(2), workers=2, lost=lost)) == [(0, 0), (1, 2)]

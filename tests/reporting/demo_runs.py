@@ -97,14 +97,33 @@ def metrics(truth: Truth, level: float) -> dict[str, object]:
     per_class = {c: level + 0.08 * i for i, c in enumerate(truth.classes)}
     mean = sum(per_class.values()) / len(per_class)
     shares = {"found": level, "part": 0.5 - level / 2, "grouped": 0.2 - level / 5, "missed": 0.2 - level / 5}
+    kinds = {
+        "correct": mean,
+        "other_class": 0.0,
+        "part": 0.8 - mean,
+        "too_large": 0.1,
+        "surroundings": 0.1,
+        "nowhere": 0.0,
+    }
+    trivial = {**dict.fromkeys(kinds, 0.0), "correct": 0.45, "too_large": 0.55, "pairs": 90}
+    rows = ("centred box, same class scores", "whole photo, same class scores", "centred box, tags known")
+    extents = {"oracle_corloc": 0.93, "above_part": 0.43, "above_enlargement": 0.6, "above_both": 0.3, "pairs": 90}
     return {
         "test": {
+            "baselines": {row: {"voc07": {"mAP": 0.4 - 0.1 * i, "per_class": {}}} for i, row in enumerate(rows)},
+            "verdicts": {"voc07": {"value": mean, "best_row": rows[0], "best": 0.4, "is_above": mean > 0.4}},
+            "extents": extents,
             "voc07": {"mAP": mean, "per_class": per_class},
             "voc12": {"mAP": mean - 0.01, "per_class": per_class},
             "coco": {"AP": mean / 2, "AP50": mean, "AP75": None, "per_class": {"mug": 0.1}},
             "challenges": shares | {"other": 1 - sum(shares.values())},
         },
-        "train": {"corloc": {"mean": mean + 0.2, "per_class": {c: v + 0.2 for c, v in per_class.items()}}},
+        "train": {
+            "corloc": {"mean": mean + 0.2, "per_class": {c: v + 0.2 for c, v in per_class.items()}},
+            "errors": kinds | {"pairs": 90, "by_class": {"mug": kinds | {"pairs": 30}}, "by_size": {}, "by_count": {}},
+            "baselines": {rows[2]: {"corloc": {"mean": 0.45, "per_class": {}}, "errors": trivial}},
+            "verdicts": {"corloc": {"value": mean + 0.2, "best_row": rows[2], "best": 0.45, "is_above": True}},
+        },
         "truth_boxes_per_class": 2.1,
     }
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from tag2box.annotations import Detections, Objects
-from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, pseudo_tile
-from tag2box.reporting.records import GalleryPhoto, evenly_spaced
+from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, evenly_spaced, pseudo_tile
+from tag2box.reporting.records import GalleryPhoto
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from demo_runs import write_demo
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.errors import UserError
+from tag2box.metrics.error_analysis import ERROR_KINDS, top_boxes
+from tag2box.reporting import report_page
 from tag2box.reporting.formatting import duration, format_number, listed, percent, plural, points
 from tag2box.reporting.records import (
     Challenges,
@@ -29,7 +31,10 @@ from tag2box.reporting.records import (
 from tag2box.reporting.report_page import build_report, name_runs, render_report, write_report
 from tag2box.reporting.run_figures import iteration_seconds
 
-SECTIONS = {"challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about", "repeat"}
+SECTIONS = {
+    "baselines", "errors", "challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about",
+    "repeat",
+}  # fmt: skip
 VOID = {"meta", "input", "br", "link", "img"}
 
 
@@ -110,12 +115,15 @@ def test_the_page_is_self_contained(page: str) -> None:
 
 def test_charts_are_well_formed_and_named(page: str) -> None:
     charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(charts) == 1 + 2 + 3 + 3 + 1 + 5 + 1  # challenges, classes, counts, tau, by class, losses, proposals
+    # top boxes (two splits, over training), challenges, classes, counts, tau, by class, losses, proposals
+    assert len(charts) == 3 + 1 + 2 + 3 + 3 + 1 + 5 + 1
     assert all(ElementTree.fromstring(chart).attrib["aria-label"] for chart in charts)
 
 
 def test_each_photo_is_embedded_once_however_often_shown(page: str) -> None:
-    assert page.count("data:image/jpeg") == 12 + 6
+    embedded = re.findall(r"\.(photo-\d+)\{background-image:url\(\"data:image/jpeg;base64,([^\"]+)", page)
+    assert len(embedded) == len(dict(embedded)) == page.count("data:image/jpeg")
+    assert 12 + 6 < len(embedded) <= 12 + 6 + 4 * 6  # detections, pseudo boxes, at most four examples of each kind
     assert len(re.findall(r'class="photo photo-0"', page)) == 3  # the strip, and once a run
 
 
@@ -174,7 +182,81 @@ def test_names_with_html_in_them_are_text(tmp_path: Path, demo: ReportInputs) ->
     assert "<script>alert" not in html
     assert html.count("<script>") == 1
     assert "&lt;script&gt;alert" in html
-    assert set(read(html).sections) == {"challenges", "classes", "detections", "proposals", "about", "repeat"}
+    assert set(read(html).sections) == {
+        "errors", "challenges", "classes", "detections", "proposals", "about", "repeat",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- trivial boxes, and what top boxes are
+
+
+def test_a_figure_that_is_not_above_a_trivial_box_is_called_so(page: str) -> None:
+    head = page.split("<nav")[0]
+    assert head.count("not above a centred box (40.0)") == 1  # OICR+ with 36.0; OD-WSCL has 48.0
+    section = page.split('<section id="baselines">')[1].split("</section>")[0]
+    assert "OICR+: mAP50 36.0 is not above a centred box (40.0)." in section
+    assert "OD-WSCL: mAP50 48.0 is above a centred box (40.0)." in section
+    assert "OICR+: CorLoc 56.0 is above a centred box (45.0)." in section
+    assert re.findall(r'<th scope="row">([^<]*)</th>', section) == [
+        "detections of the run", "centred box, same class scores", "whole photo, same class scores",
+        "centred box, tags known", "detections of the run", "centred box, tags known",
+    ]  # fmt: skip
+
+
+def test_errors_have_a_bar_per_run_and_trivial_box_a_legend_and_examples(demo: ReportInputs) -> None:
+    errors = build_report(demo).errors
+    assert errors is not None and errors.run == "OD-WSCL"
+    assert [name for _, name, _ in errors.kinds] == [kind.replace("_", " ") for kind in ERROR_KINDS]
+    test, train = (re.findall(r'class="bar-name"[^>]*>([^<]*)<', chart.svg) for chart in errors.bars)
+    assert test == ["OICR+", "OD-WSCL"]
+    assert train == ["OICR+", "OD-WSCL", "centred box"]
+    tops = top_boxes(demo.test_truth, demo.runs[-1].test_detections)
+    shown = {row.name.replace(" ", "_"): row for row in errors.examples}
+    assert set(shown) == {top.kind for top in tops}
+    for kind, row in shown.items():
+        count = sum(top.kind == kind for top in tops)
+        assert row.note == f"{min(count, 4)} of {count}"
+        for tile in row.tiles:
+            drawn = {box.kind for box in tile.boxes}
+            assert drawn == {"truth", "right" if kind == "correct" else "wrong"} or tile.caption.endswith("no box")
+    assert [table.caption for table in errors.tables] == [
+        "Top boxes on test photos, in per cent",
+        "Top boxes on training photos, in per cent",
+        "The proposals and their scores, in per cent",
+    ]
+    by_row = {row.name: row.cells for row in errors.tables[0].rows}
+    assert by_row["all"][0] == percent(sum(top.kind == "correct" for top in tops) / len(tops))
+    assert by_row["all"][-1] == str(len(tops))
+    assert set(demo.test_truth.classes) < set(by_row)
+
+
+def test_the_example_of_another_class_names_it(demo: ReportInputs) -> None:
+    photo = "test_001"
+    objects = Objects.of([[50, 50, 90, 90], [200, 50, 290, 150], [10, 200, 60, 260]], [0, 1, 2])
+    box = Detections(torch.tensor([[200.0, 50, 290, 150]]), torch.ones(1), torch.zeros(1, dtype=torch.long))
+    truth = Truth(demo.test_truth.classes, (photo,), ((400, 300),), (objects,))
+    run = replace(demo.runs[0], test_detections={photo: box}, metrics=Metrics())
+    errors = build_report(replace(demo, runs=[run], test_truth=truth)).errors
+    other, nowhere = errors.examples
+    assert (other.name, other.tiles[0].caption) == ("other class", "mug: other class, plate")
+    assert [(b.kind, b.label) for b in other.tiles[0].boxes] == [("truth", ""), ("wrong", "mug")]
+    assert [tile.caption for tile in nowhere.tiles] == ["plate: no box", "spoon: no box"]
+
+
+def test_errors_of_the_metrics_are_shown_without_truth(demo: ReportInputs) -> None:
+    errors = build_report(replace(demo, test_truth=None, train_truth=None)).errors
+    assert [chart.title for chart in errors.bars] == ["training photos"]
+    assert errors.examples == () and errors.training is None
+
+
+def test_colours_of_kinds_runs_and_outcomes_are_different() -> None:
+    css = (Path(report_page.__file__).parent / "templates" / "report.css").read_text()
+    for block in css.split("@media (prefers-color-scheme:dark)")[:2]:
+        names = ("run-0", "run-1", "run-2", "run-3", "run-4", "run-5", "found", "part", "grouped", "missed", "other",
+                 "too-large", "other-class")  # fmt: skip
+        colours = [re.search(rf"--{name}:(#[0-9a-f]{{6}})", block).group(1) for name in names]
+        assert len(set(colours)) == len(names)
+    assert all(f".part-{kind}{{color:" in css for kind in ERROR_KINDS)
 
 
 def test_runs_of_one_name_get_their_folder_and_the_last_run_keeps_its_colour() -> None:

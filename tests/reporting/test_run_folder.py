@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,12 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
         ([1, 2], '"event" name'),
         ({"time": 1}, '"event" name'),
         ({"event": "step", "iteration": "many"}, "iteration"),
+        ({"event": "step", "iteration": -1}, "iteration"),
+        ({"event": "step", "iteration": 10**4000}, "iteration"),
+        ('{"event": "step", "iteration": ' + "9" * 9000 + "}", "not a JSON event"),
+        ("[" * 100_000, "not a JSON event"),
+        ('{"event": ' * 100_000, "not a JSON event"),
+        ({"event": "step", "iteration": 1, "losses": {str(i): 1.0 for i in range(201)}}, "more than 200 different"),
         ({"event": "gallery", "iteration": 1, "photos": [{"id": "a", "boxes": [[1, 2, 3, 4]]}]}, "differ in length"),
     ],
 )
@@ -90,6 +97,24 @@ def test_a_damaged_line_is_named_with_its_number(tmp_path: Path, bad: object, wo
     assert "events.jsonl:2: " in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_hostile_last_lines_are_no_half_written_events(tmp_path: Path) -> None:
+    for line in ("[" * 100_000, '{"event": "step", "iteration": ' + "9" * 9000 + "}"):
+        with pytest.raises(UserError, match=r"events\.jsonl:2: not a JSON event"):
+            read_run(written(tmp_path, step(1, 1.0), line))
+
+
+def test_names_of_files_that_are_not_utf8_can_be_shown(tmp_path: Path) -> None:
+    photo = {"id": "caf\udce9", "boxes": [], "labels": [], "scores": []}
+    run = read_run(written(tmp_path, {"event": "gallery", "iteration": 1, "photos": [photo]}))
+    assert run.galleries[0].photos[0].id == "caf?"
+
+
+def test_a_pipe_in_place_of_the_events_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(UserError, match=r"events\.jsonl: not readable \(a device or a pipe"):
+        read_run(tmp_path)
 
 
 def test_metrics_may_be_partial_and_nested(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tag2box.proposals.importers.proposal_files import Imported
 RECIPE_COLUMNS = ("recipe", "backbone", "boxes", "batch", "lr", "iters", "lambda", "mAP50", "CorLoc", "AP")
 _RECIPE_NOTE = (
     "mAP50, CorLoc and AP (COCO's; its AP50 is shown as mAP50) are the paper's, in per cent; - if it has none.\n"
-    "boxes: SS is selective search; MCG and COB are imported (`tag2box proposals import`)."
+    "boxes: SS is selective search, COMBI combined; MCG and COB are imported (`tag2box proposals import`)."
 )
 _PAPER_DATASETS = {"voc07": "VOC07", "voc12": "VOC12", "coco14": "COCO14"}
 _SYSTEM_NOTE = (
@@ -80,7 +80,7 @@ def _short_name(method: ProposalMethod) -> str:
     if isinstance(method, Imported):
         return method.method.upper()
     words = method.kind.split("_")
-    return (words[0] if len(words) == 1 else "".join(word[0] for word in words)).upper()
+    return (words[0][:5] if len(words) == 1 else "".join(word[0] for word in words)).upper()
 
 
 def recipes_table(rows: list[RecipeRow]) -> Table:

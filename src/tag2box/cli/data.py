@@ -1,13 +1,13 @@
 """``tag2box data check`` and ``tag2box data stats``: a dataset inspected before training."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import console, table, text
 
-from tag2box import io
+from tag2box import errors, io
 from tag2box.cli import options
 from tag2box.data import check, stats as dataset_stats
 from tag2box.formats import datasets, listing
@@ -17,7 +17,7 @@ from tag2box.reporting.dataset_page import DataInputs, write_data_page
 
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _CODE = {"error": 2, "warning": 1, "note": 0}
-_SHOWN_FAULTS = 3
+_SHOWN_FAULTS = 20
 
 # ---------------------------------------------------------------- check
 
@@ -28,6 +28,8 @@ def data_check(source: DataSource, *, json: Path | None = None, progress: Progre
     Example:
         findings = tag2box.data_check(tag2box.DataSource(path=Path("tags.csv"), photos=Path("photos"))).findings
     """
+    if json is not None:
+        io.check_writable(json)
     found = check.survey(source, progress)
     if json is not None:
         io.write_json(json, {**asdict(found), "exit_code": check_exit_code(found)})
@@ -43,7 +45,7 @@ def findings_view(found: check.Survey) -> console.RenderableType:
     """The findings for a terminal: a headline, a table, and the first error of each kind in full."""
     parts: list[console.RenderableType] = [text.Text(_headline(found), style="bold")]
     if found.classes:
-        parts.append(text.Text(f"classes: {listing.shortlist(found.classes)}"))
+        parts.append(text.Text(errors.printable(f"classes: {listing.shortlist(found.classes)}", errors.LONGEST_LINE)))
     if found.findings:
         parts += [text.Text(), _findings_table(found.findings)]
     full = [finding.lines[0] for finding in found.findings if finding.lines]
@@ -125,6 +127,8 @@ def stats(source: DataSource, out: Path, *, json: Path | None = None, progress: 
     Args:
         json: where to write the numbers.
     """
+    for place in (out, *([json] if json is not None else [])):
+        io.check_writable(place)
     whole = datasets.everything(source)
     faults: dict[str, listing.Fault] = {}  # by line: tags and boxes may have the same fault
 
@@ -134,7 +138,8 @@ def stats(source: DataSource, out: Path, *, json: Path | None = None, progress: 
     with progress("data stats", 4) as bar:
         tagged = datasets.read_tagged(whole, note)
         bar.advance("tags read")
-        truth = datasets.read_truth(whole, note) if datasets.has_boxes(whole) else None
+        same = replace(whole, classes=tagged.classes)  # also those of objects with bad boxes only
+        truth = datasets.read_truth(same, note) if datasets.has_boxes(whole) else None
         bar.advance("boxes read")
         counted = dataset_stats.count_dataset(tagged, truth)
         bar.advance("counted")
@@ -191,7 +196,8 @@ def stats_command(
 ) -> None:
     """Plot the statistics of a dataset: tags, class balance, sizes, and objects if it has boxes.
 
-    Of the objects, it counts those that a method with one box per tag must miss.
+    Of the objects, it counts those that a method with one box per tag must miss. Exit code 1: faulty photos, rows or
+    boxes were left out.
 
     Example: `tag2box data stats VOC2007 --split trainval --out stats.html`
     """
@@ -199,9 +205,10 @@ def stats_command(
         options.data_source(data, photos, split, classes, data_format), out, json=json, progress=TerminalProgress()
     )
     options.print_rich(stats_table(report.stats))
-    typer.echo(stats_line(report.stats))
+    options.say(stats_line(report.stats))
+    options.say(f"page: {out}")
     if report.left_out:
-        typer.echo(f"left out, {len(report.left_out)} faults (all of them: tag2box data check {data}):", err=True)
+        options.say(f"left out, {len(report.left_out)} faults (all of them: tag2box data check {data}):", err=True)
         for line in report.left_out[:_SHOWN_FAULTS]:
-            typer.echo(f"  {line}", err=True)
-    typer.echo(f"page: {out}")
+            options.say(f"  {line}", err=True)
+        raise typer.Exit(1)

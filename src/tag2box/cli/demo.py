@@ -41,6 +41,7 @@ def demo(
     """
     if any(override.partition("=")[0].strip() == "plan.seed" for override in overrides):
         raise errors.UserError("--set plan.seed: the demo's seed is set with --seed, for scenes and training alike")
+    io.check_writable(out / SUMMARY_FILE)
     workspace = open_scenes(out, world or Scenes(seed=seed), overrides, progress=progress)
     folders = {method: out / method for method in ("oicr-plus", "od-wscl")}
     metrics = {m: workspace.measure(folder, m, seed, progress=progress) for m, folder in folders.items()}
@@ -77,8 +78,7 @@ class SceneWorkspace:
         discovery, contrast = TABLE_3A[method]
         config = recipes.table_3a(self.config, discovery=discovery, contrast=contrast)
         _train(replace(config, plan=replace(config.plan, seed=seed)), folder, progress)
-        if not (folder / evaluate.METRICS_FILE).exists():
-            evaluate.evaluate_run(folder, test=self.test, train=self.train, progress=progress)
+        evaluate.measure_run(folder, test=self.test, train=self.train, progress=progress)
         return io.read_json(folder / evaluate.METRICS_FILE, "the metrics of a run")
 
 
@@ -128,5 +128,5 @@ def demo_command(
     Example: `tag2box demo --out runs/demo`
     """
     demo(out, seed=seed, overrides=override, keep_maps=keep_maps, progress=TerminalProgress())
-    typer.echo(f"report: {out / 'report.html'}")
-    typer.echo(f"summary: {out / SUMMARY_FILE}")
+    options.say(f"report: {out / 'report.html'}")
+    options.say(f"summary: {out / SUMMARY_FILE}")

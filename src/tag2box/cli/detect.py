@@ -1,29 +1,28 @@
 """``tag2box detect``: photos in, boxes out; in this process, under torchrun, or in a pool of processes."""
 
+import hashlib
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from jaxtyping import Float32, Int64
-from numpy import ndarray
 
-from tag2box import annotations, errors, extend, images, io, recipes, runs, settings
+from tag2box import annotations, errors, extend, images, io, recipes, runs, settings, storage
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import options
-from tag2box.formats import datasets, export as exports, listing, voc_boxes
+from tag2box.formats import datasets, detection_files, export as exports, listing, voc_boxes
 from tag2box.inference import predict
-from tag2box.methods.wsrpn import Rescore
-from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
-from tag2box.training.feature_cache import RoiMaps
+from tag2box.training.feature_cache import RoiMaps, weights_digest
 
 _MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
 
@@ -40,11 +39,14 @@ def detect(
     voc: Path | None = None,
     min_score: float = 0.3,
     overrides: Sequence[str] = (),
+    skipped: list[str] | None = None,
     pool: Pool | None = None,
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
     """Detect objects in photos (files or folders) with a trained run; keeps scores of at least ``min_score``.
+
+    With ``out``, the same call resumes after an interruption: finished photos are kept beside it until it is written.
 
     Args:
         out: file or folder to write.
@@ -54,30 +56,76 @@ def detect(
         draw: folder for pictures with the boxes drawn.
         voc: folder for the result files of VOC's evaluation server, which ranks by score: with boxes of all scores.
         overrides: of ``inference``, as ``--set`` takes them: other scales, horizontal flips, another NMS.
+        skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed, e.g. a ``RayPool``; default: this process. Boxes are the same.
         dist: ranks that share the photos; all return all detections, rank 0 writes.
 
     Example:
         boxes = tag2box.detect(Path("runs/mine"), [Path("photo.jpg")])["photo"].boxes
     """
+    options.check_score(min_score)
     if not photos:
         raise errors.UserError("no photos given; name files or folders after the run")
     if pool is not None and dist.world_size > 1:
         raise errors.UserError("--on ray: Ray has processes of its own; start the command without torchrun")
-    trained, writer = with_inference(runs.load_run(run), overrides), exports.export_format(export)
-    found_photos = images.find_photos(photos) if split is None else _split_photos(photos, split)
-    found = detect_photos(trained, found_photos, proposals=proposals, pool=pool, dist=dist, progress=progress)
-    kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
-    if not dist.is_main:
-        return kept
-    if out is not None:
-        exports.export_detections(writer, out, found_photos, trained.classes, found if writer.all_scores else kept)
-    if voc is not None:
-        name = "test" if split is None else Path(split).stem
-        voc_boxes.write_voc_results(voc, found, trained.classes, split=name)
+    outputs = _outputs(out, export, voc, split)
+    for form, place in outputs:
+        io.check_writable(place, is_folder=form.is_folder)
     if draw is not None:
-        _draw(found_photos, kept, trained.classes, draw)
+        io.check_writable(draw, is_folder=True)
+    trained = with_inference(runs.load_run(run), overrides)
+    found_photos = images.find_photos(photos, skipped) if split is None else _split_photos(photos, split, skipped)
+    for form, place in outputs:
+        exports.check_export(form, place, found_photos, trained.classes)
+    with work_folder(out, dist) as work:
+        found = detect_photos(
+            trained, found_photos, proposals=proposals, work=work, skipped=skipped, pool=pool, dist=dist,
+            progress=progress,
+        )  # fmt: skip
+        if skipped and not found:
+            shutil.rmtree(work or "", ignore_errors=True)
+            raise errors.UserError(f"no photo can be read, {len(skipped)} were skipped; the first: {skipped[0]}")
+        kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
+        if dist.is_main:
+            done = [photo for photo in found_photos if photo.id in found]
+            for form, place in outputs:
+                exports.export_detections(form, place, done, trained.classes, found if form.all_scores else kept)
+            if draw is not None:
+                _draw(done, kept, trained.classes, draw, skipped)
     return kept
+
+
+def _outputs(
+    out: Path | None, export: str, voc: Path | None, split: str | None
+) -> list[tuple[exports.ExportFormat, Path]]:
+    """The formats of the files to write, each with its place."""
+    form = exports.export_format(export)
+    results = voc_boxes.VocResultsExport("test" if split is None else Path(split).stem)
+    return [(made, place) for made, place in ((form, out), (results, voc)) if place is not None]
+
+
+@contextmanager
+def work_folder(out: Path | None, dist: DistContext) -> Iterator[Path | None]:
+    """The folder beside ``out`` of what is finished: removed at the end, kept if the work is interrupted or fails."""
+    if out is None:
+        yield None
+        return
+    whole = out.absolute()
+    folder = whole.parent / f".{whole.name}.unfinished"
+    if not dist.is_main:
+        yield folder
+        return
+    with io.locked(folder / io.LOCK, f"detects, and will write {whole.name}"):
+        try:
+            yield folder
+        except BaseException as error:
+            if not any(path.suffix in {".jsonl", ".npz", ".npy"} for path in folder.rglob("*")):
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, KeyboardInterrupt):
+                kept = f"finished photos are kept in {folder.name}" if folder.exists() else "no photo is finished yet"
+                raise errors.Interrupted(f"{out}: stopped; {kept}; rerun the same command to resume") from None
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def with_inference(trained: runs.TrainedRun, overrides: Sequence[str]) -> runs.TrainedRun:
@@ -95,126 +143,137 @@ def detect_photos(
     photos: Sequence[Photo],
     *,
     proposals: Path | None = None,
+    work: Path | None = None,
+    skipped: list[str] | None = None,
     pool: Pool | None = None,
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
+    select: predict.Select | None = None,
+    selection: Mapping[str, object] | None = None,
+    any_store: bool = False,
 ) -> dict[str, Detections]:
-    """All detections of a run in some photos, whose proposals are made with the method of the training photos."""
+    """All detections of a run in some photos, whose proposals are made with the method of the training photos.
+
+    Args:
+        work: folder that keeps proposals and finished photos, from which the next call resumes.
+        skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
+        select: reduces the detections of a photo to those that are wanted.
+        selection: what ``select`` depends on: finished photos of another one are not used.
+        any_store: add photos to ``proposals`` whatever photos it has.
+    """
+    log = detection_files.DetectionLog(work, dist.rank) if work is not None else None
     with tempfile.TemporaryDirectory() as own:
-        folder = proposals or Path(dist.all_gather_object(own)[0])
+        folder = proposals or (work / "proposals" if work is not None else Path(dist.all_gather_object(own)[0]))
         try:
             with dist.main_process_first():
-                store = runs.proposals_of(photos, trained.config, folder, progress, pool=pool)
+                if log is not None and dist.is_main:
+                    log.open(detector_identity(trained) | dict(selection or {}))
+                is_skipping = skipped is not None
+                how = {"skip_bad": is_skipping, "any_store": any_store or proposals is None}
+                store = runs.proposals_of(photos, trained.config, folder, progress, pool=pool, **how)
         except errors.Interrupted:
-            if proposals is not None:
+            if proposals is not None or work is not None:
                 raise
             raise errors.Interrupted(
                 "stopped, nothing saved; `tag2box propose` writes proposals that are kept"
             ) from None
-        if pool is not None:
-            return detect_in_pool(pool, trained, photos, store, progress=progress)
-        return predict.run_detector(
-            trained.detector,
-            photos,
-            store,
-            maps=RoiMaps(trained.detector.backbone, photos, store),
-            inference=trained.config.inference,
-            rescore=trained.config.criterion.rescore,
-            progress=progress,
-            dist=dist,
-        )
+        failed = store.failed if is_skipping else {}
+        wanted = [photo for photo in photos if photo.id not in failed]
+        done = dist.all_gather_object(log.finished(wanted, store) if log is not None and dist.is_main else {})[0]
+        rest = [photo for photo in wanted if photo.id not in done]
+        bad = [failed[photo.id] for photo in photos if photo.id in failed] if dist.is_main else []
+
+        def on_photo(photo: Photo, result: Detections | errors.UserError) -> None:
+            if isinstance(result, Detections):
+                if log is not None:
+                    log.add(photo, store, result)
+            elif is_skipping:
+                bad.append(str(result))
+            else:
+                raise result
+
+        try:
+            found = done | _detect(trained, rest, store, on_photo, select, pool=pool, dist=dist, progress=progress)
+        finally:
+            if log is not None:
+                log.close()
+    if skipped is not None:
+        skipped += [line for share in dist.all_gather_object(bad) for line in share]
+    return {photo.id: found[photo.id] for photo in photos if photo.id in found}
 
 
-def _split_photos(paths: Sequence[Path], split: str) -> tuple[Photo, ...]:
+def _detect(
+    trained: runs.TrainedRun,
+    photos: Sequence[Photo],
+    store: annotations.BoxSource,
+    on_photo: predict.OnPhoto,
+    select: predict.Select | None,
+    *,
+    pool: Pool | None,
+    dist: DistContext,
+    progress: Progress,
+) -> dict[str, Detections]:
+    if pool is not None:
+        return detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
+    seen = preselected(trained.detector.class_maps, photos, store, trained.config.adaptation.keep_boxes)
+    return predict.run_detector(
+        trained.detector,
+        photos,
+        seen,
+        maps=RoiMaps(trained.detector.backbone, photos, seen),
+        inference=trained.config.inference,
+        rescore=trained.config.criterion.rescore,
+        progress=progress,
+        dist=dist,
+        on_photo=on_photo,
+        select=select,
+    )
+
+
+def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
+    """What detections depend on, apart from the photo and its proposals."""
+    weights = weights_digest("detector", [trained.detector])
+    config = hashlib.sha256(settings.dump(trained.config).encode()).hexdigest()
+    return {"format": 1, "weights": weights, "settings": config, **runs.versions()}
+
+
+def _split_photos(paths: Sequence[Path], split: str, skipped: list[str] | None) -> tuple[Photo, ...]:
     if len(paths) != 1:
         raise errors.UserError(
             f"--split {split}: belongs to one dataset, got {len(paths)} paths; name the dataset alone"
         )
-    return datasets.read_photos(listing.DataSource(path=paths[0], split=split))
+    source = listing.DataSource(path=paths[0], split=split)
+    if skipped is None:
+        return datasets.read_photos(source)
+    return datasets.read_photos(source, lambda fault: skipped.append(fault.line))
 
 
-def _draw(photos: Sequence[Photo], found: dict[str, Detections], classes: Sequence[str], folder: Path) -> None:
+def _draw(
+    photos: Sequence[Photo],
+    found: dict[str, Detections],
+    classes: Sequence[str],
+    folder: Path,
+    skipped: list[str] | None,
+) -> None:
     from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
 
+    files = storage.distinct_file_names(photo.id for photo in photos)
     for photo in photos:
         view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
         boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
         shown = replace(found[photo.id], boxes=boxes)
-        picture = draw_detections(images.load_view(photo, view).round().byte(), shown, classes)
-        with io.replacing(folder / f"{photo.id.replace('/', '_')}.jpg") as temporary:
-            picture.save(temporary, format="JPEG", quality=92)
+        try:
+            pixels = images.load_view(photo, view).round().byte()
+        except errors.UserError as error:  # without proposals it was not read before
+            if skipped is None:
+                raise
+            skipped.append(f"{error}; not drawn")
+            continue
+        with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
+            draw_detections(pixels, shown, classes).save(temporary, format="JPEG", quality=92)
 
 
 # ---------------------------------------------------------------- in a pool of processes
-
-
-@dataclass(frozen=True, slots=True)
-class PhotoTask:
-    """A photo with its proposals: a worker may have no access to the store."""
-
-    photo: Photo
-    proposals: Float32[ndarray, "P 4"]
-    ranks: Float32[ndarray, " P"]
-
-    @property
-    def path(self) -> Path:
-        """The file of the photo."""
-        return self.photo.path
-
-    def boxes(self, photo_id: str, /) -> Float32[torch.Tensor, "P 4"]:
-        """The proposals of the only photo."""
-        return torch.from_numpy(self.proposals.copy())
-
-    def scores(self, photo_id: str, /) -> Float32[torch.Tensor, " P"]:
-        """Their scores."""
-        return torch.from_numpy(self.ranks.copy())
-
-
-@dataclass(frozen=True, slots=True)
-class PhotoResult:
-    """Detections of a photo, or an error message. Arrays: tensors are more expensive to send between processes."""
-
-    boxes: Float32[ndarray, "B 4"] | None = None
-    scores: Float32[ndarray, " B"] | None = None
-    labels: Int64[ndarray, " B"] | None = None
-    problem: str = ""
-
-    def detections(self) -> Detections:
-        """The detections; raises if the photo failed."""
-        if self.boxes is None or self.scores is None or self.labels is None:
-            raise errors.UserError(self.problem)
-        # Copies: arrays received from another process may be read-only memory.
-        return Detections(*(torch.from_numpy(x.copy()) for x in (self.boxes, self.scores, self.labels)))
-
-
-@dataclass(frozen=True)
-class DetectTask:
-    """The work of a process: it builds the network once, from weights sent as arrays, then detects photo by photo."""
-
-    build: Callable[[], Detector]
-    weights: Mapping[str, ndarray]
-    inference: predict.Inference
-    rescore: Rescore
-    threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
-
-    def __call__(self, task: PhotoTask) -> PhotoResult:
-        """All detections of a photo."""
-        detector, photos = self._detector, (task.photo,)
-        maps = RoiMaps(detector.backbone, photos, task)
-        try:
-            found = predict.run_detector(
-                detector, photos, task, maps=maps, inference=self.inference, rescore=self.rescore
-            )[task.photo.id]
-        except errors.UserError as error:
-            return PhotoResult(problem=f"{error}")
-        return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
-
-    @cached_property
-    def _detector(self) -> Detector:
-        torch.set_num_threads(self.threads)
-        detector = self.build()
-        detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
-        return detector.eval()
 
 
 def detect_in_pool(
@@ -224,29 +283,39 @@ def detect_in_pool(
     store: annotations.BoxSource,
     *,
     progress: Progress = silent,
+    on_photo: predict.OnPhoto | None = None,
+    select: predict.Select | None = None,
 ) -> dict[str, Detections]:
-    """Detections by photo id, in the order of the photos, computed by the processes of a pool."""
-    work = DetectTask(
+    """Detections by photo id, in the order of the photos, computed by the processes of a pool.
+
+    Args:
+        on_photo, select: as of ``run_detector``.
+    """
+    work = predict.DetectTask(
         partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
         {name: value.numpy() for name, value in trained.detector.state_dict().items()},
         trained.config.inference,
         trained.config.criterion.rescore,
+        trained.config.adaptation.keep_boxes,
         torch.get_num_threads(),
     )
-    tasks = (PhotoTask(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos)
-    results = pool(work, tasks, lost=_lost, threads=work.threads)
+    tasks = (
+        predict.PhotoTask(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos
+    )
+    results = pool(work, tasks, lost=predict.lost_photo, threads=work.threads)
     found: dict[str, Detections] = {}
     with progress("detecting", len(photos)) as bar, closing(results) as finished:
         for task, result in finished:
-            found[task.photo.id] = result.detections()
+            outcome = result.outcome()
+            if isinstance(outcome, Detections):
+                outcome = outcome if select is None else select(task.photo, outcome)
+                found[task.photo.id] = outcome
+            elif on_photo is None:
+                raise outcome
+            if on_photo is not None:
+                on_photo(task.photo, outcome)
             bar.advance()
-    return {photo.id: found[photo.id] for photo in photos}
-
-
-def _lost(task: PhotoTask, number: int) -> PhotoResult:
-    ended = f"was ended by signal {number}" if number else "died at every attempt"
-    hint = "perhaps out of memory; smaller inference.scales need less"
-    return PhotoResult(problem=f"{task.path}: the process that worked on it {ended}; {hint}")
+    return {photo.id: found[photo.id] for photo in photos if photo.id in found}
 
 
 # ---------------------------------------------------------------- the command
@@ -285,16 +354,20 @@ def detect_command(
             "--set", metavar="inference.a=b", help="Override an inference setting, e.g. inference.mirror=true"
         ),
     ] = [],  # noqa: B006
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")
+    ] = False,
     on: options.OnOption = "here",
     address: options.AddressOption = None,
 ) -> None:
     """Detect objects in photos with a trained run.
 
-    Under torchrun, the processes share the photos.
+    Resumable: rerun the same command. Under torchrun, the processes share the photos.
 
     Example: `tag2box detect runs/mine holiday/ --out boxes.json --draw drawn`
     """
     out = out or Path("detections" if exports.export_format(export).is_folder else "detections.json")
+    skipped: list[str] | None = [] if skip_bad else None
     with init_distributed() as dist:
         found = detect(
             run,
@@ -307,13 +380,18 @@ def detect_command(
             voc=voc,
             min_score=min_score,
             overrides=override,
+            skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),
             dist=dist,
             progress=TerminalProgress() if dist.is_main else silent,
         )
         if dist.is_main:
-            typer.echo(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
+            options.say(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
             if draw is not None:
-                typer.echo(f"pictures: {draw}")
+                options.say(f"pictures: {draw}")
             if voc is not None:
-                typer.echo(f"files for VOC's evaluation server: {voc}")
+                options.say(f"files for VOC's evaluation server: {voc}")
+            for line in skipped or ():
+                options.say(f"skipped: {line}", err=True)
+    if skipped:
+        raise typer.Exit(1)

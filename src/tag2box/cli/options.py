@@ -1,19 +1,38 @@
 """Arguments and options that several commands share, and the objects they stand for."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from tag2box import errors, extend
 from tag2box.formats import datasets, listing
 from tag2box.parallel.pool import Pool
 
+# ---------------------------------------------------------------- output
+
+
+class Terminal(Console):
+    """A console that prints text of untrusted origin as it is: without markup, and as ``errors.printable`` shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a cell, a heading or a line."""
+        return super().render_str(errors.printable(text, errors.LONGEST_LINE), **options)
+
 
 def print_rich(renderable: RenderableType) -> None:
     """Print a table on standard output."""
-    Console().print(renderable)
+    Terminal().print(renderable)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line, which may have names of photos, classes or files in it, as ``errors.printable`` shows it."""
+    typer.echo(errors.printable(line, errors.LONGEST_LINE), err=err)
 
 
 # ---------------------------------------------------------------- a dataset
@@ -82,6 +101,15 @@ def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: 
 
     check_ray(address)
     return RayPool(address, workers, chunk)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def check_score(score: float, least: float = 0.0, most: float = 1.0) -> None:
+    """Raise unless --min-score is within these limits: NaN would silently drop every detection."""
+    if not least <= score <= most:
+        raise errors.UserError(f"--min-score {score:g}: expected a number from {least:g} to {most:g}, such as 0.3")
 
 
 # ---------------------------------------------------------------- the data of a study

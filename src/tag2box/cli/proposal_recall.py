@@ -15,7 +15,7 @@ from tag2box.cli import options
 from tag2box.data.stats import SIZE_EDGES
 from tag2box.formats import datasets, listing
 from tag2box.progress import Progress, TerminalProgress, silent
-from tag2box.proposals.base import ProposalSource
+from tag2box.proposals.base import ProposalSource, uses_of
 from tag2box.proposals.recall import PhotoRecall, RecallMeter, counts_in_recall, find_misses
 from tag2box.proposals.store import ProposalStore
 from tag2box.reporting import recall_page
@@ -37,6 +37,8 @@ def recall(
     Args:
         json: where to write the numbers.
     """
+    for place in (out, *([json] if json is not None else [])):
+        io.check_writable(place)
     whole = datasets.everything(source)
     opened = _open(stores)
     truth = datasets.read_truth(whole)
@@ -79,7 +81,9 @@ def store_names(stores: Sequence[ProposalStore]) -> list[str]:
     kinds = [str(store.source.get("kind", "boxes")).replace("_", " ") for store in stores]
     folders = [store.path.resolve().name for store in stores]
     names = kinds if len(set(kinds)) == len(kinds) else folders
-    return names if len(set(names)) == len(names) else [str(store.path) for store in stores]
+    names = names if len(set(names)) == len(names) else [str(store.path) for store in stores]
+    uses = [uses_of(store.source) for store in stores]
+    return [f"{name} (uses {what})" if what else name for name, what in zip(names, uses, strict=True)]
 
 
 def source_text(source: ProposalSource) -> str:
@@ -196,5 +200,5 @@ def recall_command(
         if found.missing:
             first = ", ".join(found.missing[:_SHOWN_MISSING])
             more = f" and {len(found.missing) - _SHOWN_MISSING} more" if len(found.missing) > _SHOWN_MISSING else ""
-            typer.echo(f"{found.name}: no boxes for {len(found.missing)} photos: {first}{more}", err=True)
-    typer.echo(f"page: {out}")
+            options.say(f"{found.name}: no boxes for {len(found.missing)} photos: {first}{more}", err=True)
+    options.say(f"page: {out}")

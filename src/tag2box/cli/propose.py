@@ -3,19 +3,19 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tag2box import errors, extend, images, settings
+from tag2box import annotations, errors, extend, images, io, settings
 from tag2box.cli import options
 from tag2box.formats import datasets, listing
 from tag2box.formats.listing import DataSource
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
-from tag2box.proposals import base, build
+from tag2box.proposals import base, build, sam_boxes, suitability
 from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.store import ProposalStore
 
@@ -32,18 +32,30 @@ class ProposeResult:
     counts: tuple[int, ...]  # boxes per photo, of the photos with proposals
     left_out: tuple[str, ...]  # a line per photo without proposals, and per dataset row that could not be parsed
     seconds: float
+    concerns: tuple[suitability.Concern, ...] = ()  # why the proposals may miss objects
 
     def lines(self) -> tuple[str, ...]:
         """A summary for a terminal."""
         boxes, photos = sum(self.counts), len(self.counts)
         each = f", {boxes / photos:,.0f} per photo ({min(self.counts):,} to {max(self.counts):,})" if photos else ""
         kind = str(self.store.source["kind"]).replace("_", " ")
+        uses = base.uses_of(self.store.source)
+        kind += f" (uses {uses})" if uses else ""
         return (
             f"{kind}: {_count(photos, 'photo', 'photos')}, {_count(boxes, 'box', 'boxes')}{each}, "
             f"in {self.seconds:,.0f} s",
             *((f"left out: {len(self.left_out)}, listed below",) if self.left_out else ()),
             f"store: {self.store.path}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapOptions:
+    """Boxes to be snapped by MobileSAM, and the proposals to which the results are added."""
+
+    boxes: Path  # a COCO file, or a list of COCO results
+    proposals: Path | None = None  # a store; default: those of the method
+    max_prompts: int = sam_boxes.Snapping.max_prompts  # boxes of a photo that are snapped, highest scores first
 
 
 def propose(
@@ -53,6 +65,7 @@ def propose(
     *,
     workers: int | None = None,
     pool: Pool | None = None,
+    snap: SnapOptions | None = None,
     progress: Progress = silent,
 ) -> ProposeResult:
     """Compute proposals for the photos of a dataset; unreadable photos are skipped and listed in the result.
@@ -61,12 +74,28 @@ def propose(
 
     Args:
         pool: where photos are processed, e.g. a ``RayPool``; default: ``workers`` processes of this machine.
+        snap: also add the boxes of MobileSAM's masks at some boxes; uses SA-1B masks.
 
     Example:
         tag2box.propose(tag2box.DataSource(path=Path("photos")), SelectiveSearch(short_side=200), Path("proposals"))
     """
+    io.check_writable(out, is_folder=True)
     start = time.monotonic()
     faults: list[listing.Fault] = []
+    photos = _photos(source, faults)
+    if snap is not None:
+        method = _snapped(snap, photos, method, out)
+    store = build.build_proposals(
+        photos, method, out, read=images.read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
+    )
+    spans = [store.spans[photo.id] for photo in photos if photo.id in store.spans]
+    failed = [store.failed[photo.id] for photo in photos if photo.id in store.failed]
+    left_out = (*(fault.line for fault in faults), *failed)
+    counts = tuple(last - first for first, last in spans)
+    return ProposeResult(store, counts, left_out, time.monotonic() - start, suitability.store_concerns(store, photos))
+
+
+def _photos(source: DataSource, faults: list[listing.Fault]) -> tuple[annotations.Photo, ...]:
     try:
         photos = datasets.read_photos(source, faults.append)
     except KeyboardInterrupt:
@@ -76,13 +105,22 @@ def propose(
     if not photos:
         first = f" ({faults[0].line})" if faults else ""
         raise errors.UserError(f"{source.path}: no photo to search{first}; name a dataset or a folder of photos")
-    store = build.build_proposals(
-        photos, method, out, read=images.read_photo, workers=workers, pool=pool, skip_bad=True, progress=progress
-    )
-    spans = [store.spans[photo.id] for photo in photos if photo.id in store.spans]
-    failed = [store.failed[photo.id] for photo in photos if photo.id in store.failed]
-    left_out = (*(fault.line for fault in faults), *failed)
-    return ProposeResult(store, tuple(last - first for first, last in spans), left_out, time.monotonic() - start)
+    return photos
+
+
+def _snapped(
+    snap: SnapOptions, photos: Sequence[annotations.Photo], method: ProposalMethod, out: Path
+) -> sam_boxes.Snapped:
+    """The method that adds snapped boxes to those of a store, or of ``method``."""
+    prompts = sam_boxes.read_prompts(snap.boxes, photos)
+    snapping = sam_boxes.Snapping(max_prompts=snap.max_prompts)
+    if snap.proposals is None:
+        return sam_boxes.Snapped(proposals=method, prompts=prompts, snapping=snapping, min_side=method.min_side)
+    if snap.proposals.resolve() == out.resolve():
+        raise errors.UserError(f"--out {out}: the store of --proposals, which stays as it is; name another folder")
+    store = ProposalStore.open(snap.proposals)
+    store.check(photo for photo in photos if photo.id not in store.failed)
+    return sam_boxes.Snapped(proposals=store, prompts=prompts, snapping=snapping, min_side=method.min_side)
 
 
 def build_method(kind: str, given: Mapping[str, object], overrides: Sequence[str] = ()) -> ProposalMethod:
@@ -97,9 +135,10 @@ def build_method(kind: str, given: Mapping[str, object], overrides: Sequence[str
     except errors.UserError as error:
         raise errors.UserError(f"--method {kind}: {error}") from None
     values = {name: value for name, value in given.items() if value is not None}
+    known = {field.name for field in fields(method) if field.init}
     for name in values:
-        if not hasattr(method, name):
-            option = "--edge-model" if name == "model" else f"--{name}"
+        if name not in known:
+            option = "--edge-model" if name == "model" else f"--{name.replace('_', '-')}"
             raise errors.UserError(f"{option}: no setting of {kind}; leave it out, or choose another --method")
     short_side = values.get("short_side")
     if isinstance(short_side, int) and 0 < short_side < _SMALLEST_SIDE:
@@ -136,7 +175,7 @@ def propose_command(
     data_format: options.DataFormatOption = None,
     method: Annotated[
         str, typer.Option(help=f"{', '.join(extend.PROPOSAL_METHODS)}, or `package.module:Name` of your own.")
-    ] = "selective_search",
+    ] = base.DEFAULT_KIND,
     mode: Annotated[Literal["fast", "quality"] | None, typer.Option(help="Of selective search; default: fast.")] = None,
     short_side: Annotated[
         int | None, typer.Option(min=0, help="Resize photos to this short side; 0: full size. Default: 200.")
@@ -149,6 +188,21 @@ def propose_command(
         Path | None,
         typer.Option(help="Structured forest (.yml.gz) for edge_boxes; default: edges from the gradient."),
     ] = None,
+    snap: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BOXES",
+            help="COCO boxes of these photos, such as the output of `tag2box detect`: also add the boxes of "
+            "MobileSAM's masks there. Uses SA-1B masks.",
+        ),
+    ] = None,
+    proposals: Annotated[
+        Path | None,
+        typer.Option(help="With --snap: a store to add to, which stays as it is; default: --method is searched."),
+    ] = None,
+    snap_top: Annotated[
+        int, typer.Option(min=1, help="Boxes per photo that --snap takes, highest scores first.")
+    ] = sam_boxes.Snapping.max_prompts,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     override: Annotated[
         list[str], typer.Option("--set", metavar="key=value", help="Any other setting of the method; repeatable.")
@@ -171,15 +225,20 @@ def propose_command(
         "model": edge_model.absolute() if edge_model else None,
     }
     built = build_method(method, given, override)
+    if proposals is not None and snap is None:
+        raise errors.UserError("--proposals: only with --snap; name the store to be made with --out")
+    snapping = None if snap is None else SnapOptions(snap, proposals, snap_top)
     pool = options.pool_of(on, address, workers=workers, chunk=_CHUNK)
-    done = propose(source, built, out, workers=workers, pool=pool, progress=TerminalProgress())
+    done = propose(source, built, out, workers=workers, pool=pool, snap=snapping, progress=TerminalProgress())
     for line in done.lines():
-        typer.echo(line)
-    typer.echo(f"next: {next_command(source, classes, out)}")
+        options.say(line)
+    options.say(f"next: {next_command(source, classes, out)}")
+    for concern in done.concerns:
+        options.say(f"warning: {concern}", err=True)
     for line in done.left_out[:_SHOWN_LEFT_OUT]:
-        typer.echo(f"left out: {line}", err=True)
+        options.say(f"left out: {line}", err=True)
     more = len(done.left_out) - _SHOWN_LEFT_OUT
     if more > 0:
-        typer.echo(f"left out: {more} more; `tag2box data check` lists them all", err=True)
+        options.say(f"left out: {more} more; `tag2box data check` lists them all", err=True)
     if done.left_out:
         raise typer.Exit(1)

@@ -1,18 +1,21 @@
 """``tag2box report``: one self-contained HTML page about one or more runs."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tag2box import errors, recipes, runs as run_folders
-from tag2box.cli import evaluate, train
+from tag2box import annotations, errors, io, recipes, runs as run_folders
+from tag2box.cli import evaluate, options, train
 from tag2box.formats import datasets, detection_files
+from tag2box.identity import RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.recall import measure_recall
 from tag2box.reporting import records, report_page
+from tag2box.training import checkpoint, events
 
 
 def report(
@@ -44,8 +47,12 @@ def report(
         raise errors.UserError("--test-photos is the folder of the photos of --test-truth; give that too")
     if train_truth is not None and test_truth is None:
         raise errors.UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
+    for place in (out, *(run / evaluate.METRICS_FILE for run in runs if test_truth is not None)):
+        io.check_writable(place)
     config = run_folders.read_config(runs[0])
-    training, _ = train.prepare_data(config, progress)
+    for run in runs:
+        _check(run)
+    training, _ = train.with_proposals(config, _photos(runs[0], config), progress)
     test_set = train_set = None
     if test_truth is not None:
         source = evaluate.truth_source(test_truth, photos=test_photos, split=split, classes=training.classes)
@@ -55,8 +62,8 @@ def report(
         ordered = evaluate.truth_in_order(truth, training.photos, train_truth)
         train_set = evaluate.EvalSet(training.photos, ordered, run_folders.required(config.data.proposals))
     for run in runs:
-        if test_set is not None and not (run / evaluate.METRICS_FILE).exists():
-            evaluate.evaluate_run(run, test=test_set, train=train_set, progress=progress)
+        if test_set is not None:
+            evaluate.measure_run(run, test=test_set, train=train_set, progress=progress)
     named = {"train": train_set, "test": test_set}
     inputs = records.ReportInputs(
         title=title,
@@ -69,6 +76,24 @@ def report(
         proposal_recall={name: _recall(data, config, progress) for name, data in named.items() if data is not None},
     )
     report_page.write_report(inputs, out)
+
+
+def _check(run: Path) -> None:
+    """Refuse a run whose files do not belong together; say what training warned of."""
+    if (run / run_folders.CONFIG_FILE).exists() and checkpoint.has_checkpoint(run):
+        run_folders.check_run(run, run_folders.read_config(run))
+    log = events.read_events(run) if (run / events.EVENTS_FILE).exists() else ()
+    for event in log:
+        if event["event"] == "warning":
+            warnings.warn(f"{run}: iteration {event.get('iteration')}: {event.get('problem')}", stacklevel=2)
+
+
+def _photos(run: Path, config: recipes.Config) -> annotations.TaggedPhotos:
+    """The photos of a run, if their classes are still those that it was trained with."""
+    photos, identity = train.read_training(config), RunIdentity.read(run)
+    if identity is not None:
+        identity.check_classes(photos.classes, config.data.tags)
+    return photos
 
 
 def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
@@ -120,4 +145,4 @@ def report_command(
         commands=["tag2box " + " ".join(sys.argv[1:])],
         progress=TerminalProgress(),
     )
-    typer.echo(f"report: {out}")
+    options.say(f"report: {out}")

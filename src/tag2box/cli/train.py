@@ -1,7 +1,6 @@
 """``tag2box train``: photos and image-level tags in, a run folder with a trained detector out."""
 
 import difflib
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,21 +8,28 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, io, recipes, runs, settings, systems, types
+from tag2box import annotations, errors, recipes, runs, settings, systems, types
 from tag2box.cli import options
+from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.data.box_counts import counts_from_boxes
+from tag2box.data.check import lacks_negatives, no_negatives_line
 from tag2box.formats import datasets, listing
-from tag2box.methods.protocols import Labeler, MilStrategy
+from tag2box.identity import RunIdentity
+from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import Regularizer
 from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.proposals import base
 from tag2box.proposals.store import ProposalStore
-from tag2box.training import batches, checkpoint, events, feature_cache, loop, superpixel_cache
+from tag2box.proposals.suitability import store_concerns
+from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache
+from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
 
 TrainingData = tuple[annotations.TaggedPhotos, ProposalStore]
 """The photos of a run, with tags, and their proposals."""
+RunParts = tuple[TrainingData, Detector]
 
 _PHOTO_FAULTS = {"missing photo", "empty photo", "unreadable photo"}  # faults that data.skip_bad tolerates
 
@@ -41,23 +47,26 @@ def train(
     """
     config = runs.with_paths(config, out)
     config.compute.torch_device()  # raises if this machine lacks what the settings require
-    with dist.main_process_first():
-        is_new = dist.is_main and not _resumes(config, out)
-        if is_new:
-            runs.check_free(out)
-        data = prepare_data(config, progress)  # before the run is started: an unreadable photo leaves no run
-        if is_new:
-            _start(config, out, *data)
-    _fit(config, out, data, progress=progress, dist=dist)
+    with runs.claimed(out, is_main=dist.is_main):
+        with dist.main_process_first():
+            is_new = dist.is_main and not _resumes(config, out)
+            if is_new:
+                runs.check_free(out)
+            parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist)
+        _fit(config, parts, out=out, progress=progress, dist=dist)
 
 
 def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
-    """Continue a run from its last checkpoint, with the settings it was started with."""
+    """Continue a run from its last checkpoint, with the settings it was started with.
+
+    Raises if settings, classes, tags, photos or proposals are not those that the run was started with.
+    """
     config = runs.read_config(out)
     config.compute.torch_device()
-    with dist.main_process_first():
-        data = prepare_data(config, progress)
-    _fit(config, out, data, progress=progress, dist=dist)
+    with runs.claimed(out, is_main=dist.is_main):
+        with dist.main_process_first():
+            parts = _prepare(config, out, is_new=False, progress=progress, dist=dist)
+        _fit(config, parts, out=out, progress=progress, dist=dist)
 
 
 def _resumes(config: recipes.Config, out: Path) -> bool:
@@ -71,8 +80,33 @@ def _resumes(config: recipes.Config, out: Path) -> bool:
     return True
 
 
-def _start(config: recipes.Config, out: Path, photos: annotations.TaggedPhotos, store: ProposalStore) -> None:
-    runs.start_run(config, out)
+def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext) -> RunParts:
+    """Photos, proposals and network of a run; a new one is started once these are there, so a mistake leaves no run.
+
+    Those of a resumed run are compared with what it recorded, tags and photos before proposals are computed.
+    """
+    recorded = None if is_new or not dist.is_main else RunIdentity.read(out)
+    if recorded is not None:
+        recorded.check_settings(config, out / runs.CONFIG_FILE)
+        recorded = recorded.with_photos(out)
+    photos = read_training(config)
+    if recorded is not None:
+        recorded.check_classes(photos.classes, config.data.tags)
+        recorded.check_photos(photos, None, config)
+    data = with_proposals(config, photos, progress)
+    if recorded is not None:
+        recorded.check_photos(*data, config)
+    detector = _detector(config, out, len(photos.classes))
+    if recorded is not None and not checkpoint.has_checkpoint(out):
+        recorded.check_weights(detector)
+    if is_new:
+        _start(config, out, data, RunIdentity.of(config, *data, detector))
+    return data, detector
+
+
+def _start(config: recipes.Config, out: Path, data: TrainingData, identity: RunIdentity) -> None:
+    photos, store = data
+    runs.start_run(config, out, identity)
     events.EventLog(out).write(
         "start",
         {
@@ -81,11 +115,17 @@ def _start(config: recipes.Config, out: Path, photos: annotations.TaggedPhotos, 
             "train_photos": len(photos),
             "iterations": config.plan.iterations,
             "seed": config.plan.seed,
+            "uses": base.uses_of(store.source),
             "proposals_per_photo": sum(len(store.boxes(p.id)) for p in photos.photos) / len(photos),
             "machine": runs.machine(),
             "versions": runs.versions(),
         },
     )
+    concerns = [str(concern) for concern in store_concerns(store, photos.photos)]
+    if lacks_negatives(photos.tags.sum(dim=1).tolist(), len(photos.classes)):
+        concerns.append(no_negatives_line(len(photos)))
+    for concern in concerns:
+        events.warn(events.EventLog(out), out, 0, concern)
 
 
 # ---------------------------------------------------------------- data
@@ -110,111 +150,72 @@ def prepare_data(config: recipes.Config, progress: Progress = silent) -> Trainin
 
     With ``data.skip_bad``, photos without proposals because they cannot be read are left out.
     """
-    photos, skip_bad = read_training(config), config.data.skip_bad
+    return with_proposals(config, read_training(config), progress)
+
+
+def with_proposals(config: recipes.Config, photos: annotations.TaggedPhotos, progress: Progress) -> TrainingData:
+    """The photos of a run, without those to be skipped, and their proposals."""
     check_requirements(config, photos)  # before proposals are computed, which may take hours
-    folder = runs.required(config.data.proposals)
+    folder, skip_bad = runs.required(config.data.proposals), config.data.skip_bad
     store = runs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad)
     kept = photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos
+    if not any(len(store.boxes(photo.id)) for photo in kept.photos):
+        raise errors.UserError(
+            f"{store.path}: no proposals in any photo, so there is nothing to learn from; lower proposals.min_side, or "
+            "take another proposals.kind"
+        )
     check_proposal_scores(config, kept, store)
     return kept, store
 
 
 def load_side_info(
-    config: recipes.Config, photos: annotations.TaggedPhotos, store: ProposalStore, progress: Progress = silent
+    config: recipes.Config,
+    photos: annotations.TaggedPhotos,
+    store: annotations.BoxSource,
+    *,
+    class_evidence: types.PerProposalAndClass | None = None,
+    progress: Progress = silent,
 ) -> types.SideInfoLoader:
-    """The side info that the criterion requires; superpixel evidence is computed once, in the feature cache."""
+    """The side info that the criterion requires; numbers per proposal are computed once, in the feature cache."""
     requirements, evidence = config.criterion.requirements, None
+    folder = runs.required(config.feature_cache)
     if requirements.evidence:
-        evidence = superpixel_cache.build_superpixel_cache(
-            photos.photos, store, config.superpixels, runs.required(config.feature_cache), progress=progress
+        evidence = proposal_cache.build_superpixel_cache(
+            photos.photos, store, config.superpixels, folder, progress=progress
         )
     return types.SideInfoLoader(
         counts=photos.counts if requirements.counts else None,
         evidence=evidence,
         objectness=store.scores if requirements.objectness or config.heads.box_prior else None,
+        class_evidence=class_evidence if requirements.class_evidence else None,
     )
 
 
-# ---------------------------------------------------------------- requirements of the criterion
-
-
-def check_requirements(config: recipes.Config, photos: annotations.TaggedPhotos) -> None:
-    """Raise unless the network and the photos provide what the criterion requires; needs no proposals."""
-    requirements = config.criterion.requirements
-    check_attention(config)
-    if requirements.mil_heads > config.heads.mil_heads:
-        raise errors.UserError(
-            f"heads.mil_heads: is {config.heads.mil_heads}, but {_part_with(config, 'mil_heads')} reads "
-            f"{requirements.mil_heads}; set heads.mil_heads={requirements.mil_heads}"
-        )
-    if requirements.counts and (photos.counts is None or not bool((photos.counts > 0).any())):
-        raise errors.UserError(
-            f"{config.data.tags}: {_part_with(config, 'counts')} needs counts of objects, and no photo has any; add a "
-            "column counts (docs/datasets.md), or, for study of a dataset with boxes, set data.counts=boxes"
-        )
-    if requirements.evidence:
-        missing = next((photo.path for photo in photos.photos if not photo.path.is_file()), None)
-        if missing is not None:
-            raise errors.UserError(
-                f"{missing}: no such photo, and {_part_with(config, 'evidence')} needs its superpixels; put it back, "
-                "or set data.skip_bad=true"
-            )
-
-
-def check_attention(config: recipes.Config) -> None:
-    """Raise unless there are the views, or layers, that the attention loss compares."""
-    requirements = config.criterion.requirements
-    if requirements.views_per_image > config.loader.views_per_image:
-        raise errors.UserError(
-            f"loader.views_per_image: is {config.loader.views_per_image}, but criterion.attention.input_weight "
-            f"compares views of a photo; set loader.views_per_image={requirements.views_per_image} or more, or "
-            "criterion.attention.input_weight=0"
-        )
-    if requirements.layers > config.backbone.layers:
-        kind = getattr(config.backbone, "kind", config.backbone.title)
-        raise errors.UserError(
-            f'criterion.attention.layer_weight: compares layers, and backbone.kind = "{kind}" has '
-            "one; set it to 0, or take backbone.kind=lite0"
-        )
-
-
-def check_proposal_scores(config: recipes.Config, photos: annotations.TaggedPhotos, store: ProposalStore) -> None:
-    """Raise unless proposals have the scores that the criterion or ``heads.box_prior`` requires."""
-    prior = config.heads.box_prior > 0
-    if not (prior or config.criterion.requirements.objectness):
-        return
-    part = "heads.box_prior" if prior else _part_with(config, "objectness")
-    if not store.ranked:
-        raise errors.UserError(
-            f"{store.path}: {part} needs scores of proposals, and {store.source.get('kind')} gives none; "
-            "set proposals.kind=edge_boxes and name another --proposals, or import proposals that have scores"
-        )
-    ends = [torch.aminmax(scores) for photo in photos.photos if len(scores := store.scores(photo.id))]
-    low, high = min((float(x.min) for x in ends), default=0.0), max((float(x.max) for x in ends), default=0.0)
-    if low < 0 or high > 1:
-        raise errors.UserError(
-            f"{store.path}: {part} needs scores within 0 and 1, these reach from {low:.4g} to {high:.4g}; "
-            "bring them into this range before they are imported, or set proposals.kind=edge_boxes"
-        )
-
-
-def _part_with(config: recipes.Config, requirement: str) -> str:
-    """The part of the criterion that has a requirement."""
-    criterion = config.criterion
-    parts: dict[str, MilStrategy | Labeler] = {"criterion.mil": criterion.mil, "criterion.labeler": criterion.labeler}
-    for name, part in parts.items():
-        if getattr(part.requirements, requirement) != getattr(types.Requirements(), requirement):
-            return f'{name}.kind = "{getattr(part, "kind", type(part).__name__)}"'
-    return "the criterion"
+def seen_boxes(
+    config: recipes.Config,
+    photos: annotations.TaggedPhotos,
+    store: annotations.BoxSource,
+    class_maps: ClassMaps | None,
+    progress: Progress = silent,
+) -> tuple[annotations.BoxSource, types.PerProposalAndClass | None]:
+    """The proposals that training sees, and their evidence from class maps, if there are any."""
+    if class_maps is None:
+        return store, None
+    evidence: types.PerProposalAndClass = proposal_cache.build_evidence_cache(
+        ClassEvidence(class_maps, photos.photos, store), runs.required(config.feature_cache), progress=progress
+    )
+    if config.adaptation.keep_boxes is None:
+        return store, evidence
+    kept = PreselectedBoxes(store, photos.photos, evidence, config.adaptation.keep_boxes)
+    return kept, kept.class_evidence
 
 
 # ---------------------------------------------------------------- training
 
 
-def _fit(config: recipes.Config, out: Path, data: TrainingData, *, progress: Progress, dist: DistContext) -> None:
-    step, source = _step_and_batches(config, out, data, progress=progress, dist=dist)
-    with io.locked(out / io.LOCK, "trains") if dist.is_main else nullcontext():
-        loop.fit(step, source, config.plan, run=out, progress=progress)
+def _fit(config: recipes.Config, parts: RunParts, *, out: Path, progress: Progress, dist: DistContext) -> None:
+    step, source = _step_and_batches(config, *parts, progress=progress, dist=dist)
+    loop.fit(step, source, config.plan, run=out, progress=progress)
 
 
 def prepare_training(
@@ -225,20 +226,39 @@ def prepare_training(
     Proposals and the feature cache are built in ``out`` unless the config names other folders.
     """
     config = runs.with_paths(config, out)
-    return _step_and_batches(config, out, prepare_data(config, progress), progress=progress, dist=SINGLE_PROCESS)
+    data = prepare_data(config, progress)
+    detector = _detector(config, out, len(data[0].classes))
+    return _step_and_batches(config, data, detector, progress=progress, dist=SINGLE_PROCESS)
 
 
 def _step_and_batches(
-    config: recipes.Config, out: Path, data: TrainingData, *, progress: Progress, dist: DistContext
+    config: recipes.Config, data: TrainingData, detector: Detector, *, progress: Progress, dist: DistContext
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
     compute, (photos, store) = config.compute, data
-    detector = _detector(config, out, len(photos.classes)).to(compute.torch_device())
+    detector = detector.to(compute.torch_device())
     with dist.main_process_first():  # caches are built once
-        side_info = load_side_info(config, photos, store, progress)
-        source = replace(_batches(config, detector, photos, store, progress), dist=dist, side_info=side_info)
+        _adapt(config, detector, photos, progress)
+        boxes, evidence = seen_boxes(config, photos, store, detector.class_maps, progress)
+        side_info = load_side_info(config, photos, boxes, class_evidence=evidence, progress=progress)
+        source = replace(_batches(config, detector, photos, boxes, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     return Step(detector, config.criterion, regularizer, config.augment, memory, compute.precision, dist), source
+
+
+def _adapt(config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress) -> None:
+    """Let the backbone learn the tags first, if that is set; the weights of a checkpoint have learned already."""
+    if detector.class_maps is None or detector.is_adapted:
+        return
+    adaptation.adapt(
+        detector.class_maps,
+        photos,
+        config.adaptation,
+        folder=runs.required(config.feature_cache),
+        seed=config.plan.seed,
+        progress=progress,
+    )
+    detector.load_adapted()
 
 
 def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer:
@@ -253,6 +273,7 @@ def _detector(config: recipes.Config, out: Path, num_classes: int) -> Detector:
     detector = runs.build_detector(config, num_classes, pretrained=not is_begun)
     if is_begun:
         checkpoint.load_model(out, checkpoint.read_state(out), detector)
+        detector.is_adapted = True
     return detector
 
 
@@ -260,7 +281,7 @@ def _batches(
     config: recipes.Config,
     detector: Detector,
     photos: annotations.TaggedPhotos,
-    store: ProposalStore,
+    store: annotations.BoxSource,
     progress: Progress,
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
@@ -322,6 +343,8 @@ def train_command(
             settled = _config(_base(recipe, system), config, override, named, classes)
             if proposals is not None:
                 settled = runs.match_store_method(settled, proposals)
+                if dist.is_main and not proposals.exists():
+                    options.say(f"proposals: {proposals} does not exist, so they are computed into it")
             train(settled, out, progress=progress, dist=dist)
         if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")

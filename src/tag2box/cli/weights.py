@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich import table, text
 
+from tag2box import io
 from tag2box.cli import options
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
 from tag2box.models.weights import convert, state_dict, weight_cache, zoo
 from tag2box.progress import TerminalProgress
 
@@ -39,13 +40,14 @@ def _row(name: str) -> WeightsRow:
     path, entry = weight_cache.weights_folder() / f"{name}.safetensors", zoo.ZOO.get(name)
     size = f"{path.stat().st_size / 2**20:.0f} MB" if path.exists() else f"{entry.megabytes if entry else 0} MB"
     provenance, here, problem = None, "not here", ""
-    if path.exists():
-        try:
+    try:
+        if path.exists():
             provenance, here = weight_cache.verify(path), "verified"
-        except UserError as error:
-            here, problem = "refused", str(error)
-    elif name == "lite0" and _has_lite0_package():
-        here = "in the package"
+        elif name == "lite0" and _has_lite0_package():
+            zoo.intact_lite0_file()
+            here = "in the package"
+    except UserError as error:
+        here, problem = "refused", str(error)
     if entry is not None:
         licence = provenance.licence if provenance else entry.licence
         return WeightsRow(name, entry.architecture, entry.holds, licence, size, entry.source, here, problem)
@@ -71,7 +73,7 @@ def weights_table(rows: list[WeightsRow]) -> table.Table:
     styles = {"refused": "bold red", "not here": "dim"}
     for row in rows:
         cells = (row.name, row.architecture, row.holds, row.licence, row.size, row.comes)
-        words = (text.Text(cell, overflow="fold") for cell in cells)
+        words = (text.Text(printable(cell), overflow="fold") for cell in cells)
         sheet.add_row(*words, text.Text(row.here, styles.get(row.here, "green")))
     return sheet
 
@@ -83,10 +85,10 @@ def list_command() -> None:
     """
     rows = list_weights()
     options.print_rich(weights_table(rows))
-    typer.echo(f"stored in {weight_cache.weights_folder()}")
+    options.say(f"stored in {weight_cache.weights_folder()}")
     problems = [row.problem for row in rows if row.problem]
     for problem in problems:
-        typer.echo(f"tag2box: {problem}", err=True)
+        options.say(f"tag2box: {problem}", err=True)
     raise typer.Exit(int(bool(problems)))
 
 
@@ -101,7 +103,7 @@ def get_command(
     Example: `tag2box weights get vgg16-conv`
     """
     got = zoo.get_weights(name, file=file, progress=TerminalProgress())
-    typer.echo(f"{name}: {'stored' if got.fresh else 'here already, verified'} ({got.provenance.source})")
+    options.say(f"{name}: {'stored' if got.fresh else 'here already, verified'} ({got.provenance.source})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,12 @@ def convert_file(
     file: Path, *, architecture: str | None = None, preprocess: str | None = None, name: str | None = None
 ) -> ConvertedWeights:
     """Recognise, check and store a weight file; ``name`` defaults to its architecture."""
+    io.check_writable(weight_cache.weights_folder(), is_folder=True)
+    if name is not None:
+        weight_cache.stored_path(name)  # before the work: it may be no name for a file
     raw = state_dict.read_weight_file(file)
     conversion = convert.convert_weights(raw, convert.ConvertOptions(architecture=architecture, preprocess=preprocess))
-    weights, known = conversion.weights, convert.KNOWN_FILES.get(raw.sha256[:8])
+    weights, known = conversion.weights, convert.known_file(raw.sha256)
     of_caffe = weights.architecture.startswith("vgg16") and weights.preprocess == state_dict.PREPROCESS["caffe"]
     chosen = name or (f"{weights.architecture}-caffe" if of_caffe else weights.architecture)
     source = f"{known.title if known else 'your file'} ({file.name})"
@@ -133,7 +138,7 @@ def convert_command(
     file: Annotated[Path, typer.Argument(help="State dict (.pth, .safetensors), or Caffe2/Detectron pickle (.pkl).")],
     architecture: Annotated[
         str | None,
-        typer.Option("--as", help="vgg16, vgg16-conv, r50-ws, r101-ws or lite0; default: recognised."),
+        typer.Option("--as", help="vgg16, vgg16-conv, r50-ws, r101-ws, lite0 or mobile-sam; default: recognised."),
     ] = None,
     preprocess: Annotated[
         str | None, typer.Option(help="torchvision or caffe: the pixels it was trained on, if the file does not say.")
@@ -146,10 +151,10 @@ def convert_command(
     """
     done = convert_file(file, architecture=architecture, preprocess=preprocess, name=name)
     for note in done.notes:
-        typer.echo(note)
-    typer.echo(f"stored: {done.path}")
+        options.say(note)
+    options.say(f"stored: {done.path}")
     architecture = done.provenance.architecture
     depth = f" --set backbone.depth={architecture[1:-3]}" if architecture.endswith("-ws") else ""
     kind = "resnet_ws" if depth else architecture.removesuffix("-conv")
-    if kind != "lite0":
+    if kind not in {"lite0", "mobile-sam"}:
         typer.echo(f"use it with `--set backbone.kind={kind}{depth} --set backbone.weights={done.provenance.name}`")

@@ -12,9 +12,20 @@ from typing import Literal
 
 from tag2box import annotations, errors, images
 from tag2box.formats import datasets, folders
-from tag2box.formats.listing import DataSource, Fault, Listing, PhotoEntry, is_regular_file, missing_photo
+from tag2box.formats.listing import (
+    DataSource,
+    Fault,
+    Listing,
+    PhotoEntry,
+    is_regular_file,
+    missing_photo,
+    spelled_alike,
+)
 from tag2box.progress import Bar, Progress, silent
+from tag2box.proposals import base, suitability
 
+_MIN_PHOTOS = 16
+_NO_NEGATIVES = "boxes may show what always surrounds the objects: add photos of the same kind without any object"
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """error: a command would refuse the dataset, or train on wrong labels; note: nothing needs to be done."""
@@ -54,8 +65,14 @@ ADVICE: dict[str, tuple[Severity, str]] = {
     "class with few photos": ("warning", "add photos: fewer than 5 teach little"),
     "class in every photo": ("warning", "add photos without it: nothing separates it from its background"),
     "classes always together": ("warning", "cannot be distinguished: add photos of one alone"),
+    "one class in every photo": ("warning", _NO_NEGATIVES),
     "classes spelled alike": ("warning", "one class or two? Spell one class in one way"),
     "class name with a comma": ("warning", "separate tags with ; or |"),
+    "few proposals": ("warning", "propose and train with another method, or other settings"),
+    "proposals as large as the photo": ("warning", "propose and train with another method"),
+    "small objects without proposals": ("warning", "lower min_side of the proposals"),
+    "photos enlarged for the search": ("warning", "lower short_side of the proposals"),
+    "photos much reduced for the search": ("warning", "raise short_side of the proposals if objects are small"),
     "photo without tags": ("note", "right if it shows none of the classes"),
     "photo no row names": ("note", "not used"),
     "photos without tags only": ("note", "a plain folder can be detected in, not trained from"),
@@ -208,8 +225,11 @@ def survey(source: DataSource, progress: Progress = silent) -> Survey:
     with progress("checking photos", len(listing.entries)) as bar:
         checks = tuple(_check_each(listing, tally, bar))
     _repeated(listing, checks, tally)
+    _proposals(listing, checks, tally)
     if form.has_tags:
         _tags(listing, tally)
+        if lacks_negatives([len(entry.tags) for entry in listing.entries], len(listing.classes)):
+            tally.add("one class in every photo", f"{len(listing.entries)} photos")
     else:
         tally.add("photos without tags only", str(source.path))
     if source.split is None or form.names_splits:
@@ -239,6 +259,17 @@ def _repeated(listing: Listing, checks: Iterable[PhotoCheck], tally: Tally) -> N
         is_same = len({(frozenset(check.entry.tags), frozenset(check.entry.unsure)) for check in group}) == 1
         kind = "same photo twice" if is_same else "same photo, other tags"
         tally.add(kind, " = ".join(check.entry.file for check in group[:3]) + (" = ..." if len(group) > 3 else ""))
+
+
+def _proposals(listing: Listing, checks: Iterable[PhotoCheck], tally: Tally) -> None:
+    """Search a few photos with the default method: signs that proposals cannot fit the objects."""
+    photos = [
+        annotations.Photo(check.entry.id, listing.folder / check.entry.file, *check.size)
+        for check in checks
+        if check.size is not None
+    ]
+    for concern in suitability.sample_concerns(photos, base.default_method(base.DEFAULT_KIND), images.read_photo):
+        tally.add(concern.kind, concern.line, str(concern))
 
 
 def _unnamed(listing: Listing, tally: Tally) -> None:
@@ -273,18 +304,31 @@ def _tags(listing: Listing, tally: Tally) -> None:
     _alike(rows, tally)
 
 
+def lacks_negatives(tags_per_photo: Sequence[int], num_classes: int) -> bool:
+    """Whether every photo shows exactly one of several classes: tags then cannot tell objects from surroundings.
+
+    What all photos share, such as the head around every tumour, is never seen without an object, so a detector may box
+    it, or whatever differs between the classes. Of few photos nothing is said.
+    """
+    return num_classes > 1 and len(tags_per_photo) >= _MIN_PHOTOS and all(count == 1 for count in tags_per_photo)
+
+
+def no_negatives_line(count: int) -> str:
+    """The finding of ``lacks_negatives`` in words."""
+    return f"each of the {count} photos shows exactly one class, and none shows no object; {_NO_NEGATIVES}"
+
+
 def _alike(rows: Mapping[str, Sequence[int]], tally: Tally) -> None:
     """Classes with the same photos, and classes with nearly the same name."""
     together: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
-    spelled: defaultdict[str, list[str]] = defaultdict(list)
     for name, found in rows.items():
         if found:
             together[tuple(found)].append(name)
-        spelled["".join(letter for letter in name.casefold() if letter.isalnum())].append(name)
-    for kind, groups in (("classes always together", together), ("classes spelled alike", spelled)):
-        for names in groups.values():
-            if len(names) > 1:
-                tally.add(kind, " = ".join(names))
+    for names in together.values():
+        if len(names) > 1:
+            tally.add("classes always together", " = ".join(names))
+    for names in spelled_alike(rows):
+        tally.add("classes spelled alike", " = ".join(names))
 
 
 # ---------------------------------------------------------------- boxes

@@ -37,9 +37,10 @@ def study_source(
 
 def print_written(written: reproduction.StudyFiles) -> None:
     """Print the table of a study and the files it wrote."""
-    typer.echo(written.table, nl=False)
-    typer.echo(f"page: {written.page}")
-    typer.echo(f"numbers: {written.numbers}")
+    for line in written.table.splitlines():
+        options.say(line)
+    options.say(f"page: {written.page}")
+    options.say(f"numbers: {written.numbers}")
 
 
 def reproduce_command(

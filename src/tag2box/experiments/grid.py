@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tag2box import errors, io, recipes, runs, settings
+from tag2box import errors, identity, io, recipes, runs, settings
 from tag2box.cli import evaluate, train
 from tag2box.experiments import outcomes, study_data
 from tag2box.formats.detection_files import read_detections
@@ -54,7 +54,7 @@ class GridRun:
             "format": GRID_FORMAT,
             "data": self.data.fingerprint,
             "boxes": self.data.stores_digest(self.config),
-            "settings": _non_default(pathless(self.config)),
+            "settings": _non_default(identity.pathless(self.config)),
         }
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -74,6 +74,12 @@ class RunResult:
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return float(value) if isinstance(value, int | float) else None
+
+    def uses(self) -> str:
+        """The boxes or masks that the proposal method was trained on; empty for most."""
+        log = read_events(self.folder) if (self.folder / EVENTS_FILE).exists() else iter(())
+        start: Mapping[str, object] = next(log, {})
+        return str(start.get("uses") or "")
 
     def record(self, data: study_data.StudyData | None = None, *, name: str = "") -> records.RunRecord:
         """The contents of the run folder; with its dataset, including its detections."""
@@ -106,13 +112,19 @@ def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunR
     if not is_finished(run, grid):
         with io.locked(folder / RUN_LOCK, "finishes a run"):
             _finish_run(config, folder, run.data, progress)
+    elif evaluate.lacks_baselines(folder):
+        with io.locked(folder / RUN_LOCK, "finishes a run"):
+            _measure(config, folder, run.data, progress)
     return read_result(folder)
+
+
+def _measure(config: recipes.Config, folder: Path, data: study_data.StudyData, progress: Progress) -> None:
+    evaluate.measure_run(folder, test=data.test_set(config), train=data.train_set(config), progress=progress)
 
 
 def _finish_run(config: recipes.Config, folder: Path, data: study_data.StudyData, progress: Progress) -> None:
     _train(config, folder, progress)
-    if not (folder / evaluate.METRICS_FILE).exists():
-        evaluate.evaluate_run(folder, test=data.test_set(config), train=data.train_set(config), progress=progress)
+    _measure(config, folder, data, progress)
     quality = outcomes.label_quality(records.read_run(folder), data.train)
     io.write_json(folder / QUALITY_FILE, outcomes.quality_json(quality))
 
@@ -138,7 +150,7 @@ def _check_same(config: recipes.Config, folder: Path) -> None:
     """Raise if a folder has a run with other settings, e.g. because a default has changed."""
     if not (folder / runs.CONFIG_FILE).exists():
         return
-    before, after = (pathless(c) for c in (runs.read_config(folder), config))
+    before, after = (identity.pathless(c) for c in (runs.read_config(folder), config))
     if before != after:
         name = next(f.name for f in fields(recipes.Config) if getattr(before, f.name) != getattr(after, f.name))
         raise errors.UserError(
@@ -185,26 +197,6 @@ def with_outcomes(result: RunResult, data: study_data.StudyData) -> RunResult:
 
 
 # ---------------------------------------------------------------- what a run depends on
-
-
-def pathless(config: recipes.Config) -> recipes.Config:
-    """Settings without name and paths; a file of weights is replaced by the digest of its content."""
-    weights = getattr(config.backbone, "weights", None)
-    backbone = config.backbone
-    if isinstance(weights, str) and Path(weights).is_file():
-        path = Path(weights)
-        stamp = path.stat()
-        named = f"sha256:{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
-        backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
-    return replace(
-        config, name="", data=recipes.Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone
-    )
-
-
-@lru_cache
-def _content(path: Path, _size: int, _time: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _non_default(value: object) -> object:

@@ -45,14 +45,7 @@ def label_quality(record: records.RunRecord, truth: annotations.Truth) -> tuple[
 def _quality(
     gallery: records.Gallery, counts: Sequence[records.PseudoCount], truth: annotations.Truth
 ) -> study_tables.LabelQuality:
-    pseudo = {
-        photo.id: annotations.Detections(
-            torch.tensor(photo.boxes, dtype=torch.float32).reshape(-1, 4),
-            torch.tensor(photo.scores, dtype=torch.float32),
-            torch.tensor(photo.labels, dtype=torch.long),
-        )
-        for photo in gallery.photos
-    }
+    pseudo = {photo.id: photo.detections() for photo in gallery.photos}
     got = pseudo_quality(truth, pseudo)
     return study_tables.LabelQuality(
         iteration=gallery.iteration,

@@ -11,7 +11,8 @@ from tag2box.experiments import experiment, study_data
 from tag2box.metrics.challenges import object_outcomes
 from tag2box.ops.boxes import iou
 from tag2box.reporting import formatting as fmt, study_tables
-from tag2box.reporting.records import MOMENTS, GalleryPhoto, RunRecord, evenly_spaced, gallery_photos
+from tag2box.reporting.gallery import MOMENTS, evenly_spaced, gallery_photos
+from tag2box.reporting.records import GalleryPhoto, RunRecord
 
 SIDE_BY_SIDE_PHOTOS = 4
 PICTURE_PHOTOS = 4  # per challenge

@@ -10,7 +10,6 @@ from tag2box.data.scenes import Scenes
 from tag2box.experiments import EXPERIMENTS, grid, study_data, summary
 from tag2box.experiments.experiment import Experiment, StudyResults
 from tag2box.progress import Progress, silent
-from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.reporting import study_page, study_tables
 
 GRID_FOLDER = "cells"
@@ -52,6 +51,7 @@ def reproduce(  # noqa: PLR0913 - one keyword per option of the command
     """
     experiment = select_rows(find_experiment(name), rows)
     base = base_config(experiment, source, recipe, overrides)
+    io.check_writable(out / f"{experiment.name}.html")
     data = {
         seed: study_data.open_data(source, seed, out, progress=progress)
         for seed in unique_seeds(seeds or experiment.seeds)
@@ -86,7 +86,7 @@ def base_config(
 ) -> recipes.Config:
     """The settings that the rows of an experiment change."""
     is_scenes = isinstance(source, Scenes)
-    start = recipe or ("scenes" if is_scenes else "photos")
+    start = recipe or ("scenes" if is_scenes else "photos-frozen")
     if start not in recipes.RECIPES:
         near = difflib.get_close_matches(start, recipes.RECIPES, 1, 0.0)[0]
         raise errors.UserError(
@@ -95,7 +95,7 @@ def base_config(
     light = experiment.light if is_scenes and recipe is None else ()
     config = settings.load(recipes.Config, [], [GALLERY, *light], base=recipes.RECIPES[start]())
     if isinstance(source, study_data.Splits) and source.boxes is not None:
-        config = replace(config, proposals=Imported())
+        config = replace(config, proposals=source.boxes.method())
     config = settings.load(recipes.Config, [], list(overrides), base=config)
     check_overrides(overrides)
     return config
@@ -159,7 +159,7 @@ def write_study(results: StudyResults, base: recipes.Config, out: Path, *, comma
         table=table,
         facts=summary.study_facts(results, table),
         notes=experiment.notes,
-        sections=analysis.sections,
+        sections=(*analysis.sections, *summary.errors_section(results)),
         quality=quality,
         about=summary.about_study(results, base, commands),
     )

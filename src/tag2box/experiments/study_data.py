@@ -12,6 +12,7 @@ from tag2box.cli.evaluate import EvalSet, eval_set, truth_in_order
 from tag2box.data.scenes import Scenes
 from tag2box.formats import datasets, listing, voc_tags
 from tag2box.progress import Progress, silent
+from tag2box.proposals import base, shards
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import INDEX, ProposalStore
 
@@ -24,15 +25,28 @@ _TRAIN, _TEST = ("trainval", "train"), ("test", "val")  # image lists of a VOC f
 
 @dataclass(frozen=True)
 class SplitStores:
-    """Stores of imported proposals, one per split, as written by ``tag2box proposals import``."""
+    """Stores of proposals, one per split, as written by ``tag2box proposals import`` or ``tag2box propose``."""
 
     train: Path
     test: Path
 
+    def method(self) -> base.ProposalMethod:
+        """The method that both were made with; ``Imported`` if they were imported, or boxes were snapped."""
+        train, test = (ProposalStore.open(path, False).source for path in (self.train, self.test))
+        if train.get("kind") == test.get("kind") and train.get("kind") in {Imported.kind, base.SNAPPED}:
+            return Imported()
+        if train != test:
+            difference = shards.source_difference(dict(test), train)
+            raise errors.UserError(f"{self.test}: {difference} as {self.train}; both splits need boxes of one method")
+        try:
+            return base.method_from_source(train)
+        except errors.UserError as error:
+            raise errors.UserError(f"{self.train}: source.kind = {train.get('kind')}: {error}") from None
+
 
 @dataclass(frozen=True)
 class Splits:
-    """The training and test split of a dataset; ``boxes`` are imported proposals."""
+    """The training and test split of a dataset; ``boxes`` are proposals made beforehand."""
 
     train: listing.DataSource
     test: listing.DataSource
@@ -91,6 +105,8 @@ class StudyData:
     def proposals(self, config: recipes.Config, split: str) -> Path:
         """The store of a split's proposals, which need not exist yet."""
         if isinstance(config.proposals, Imported):
+            return self._imported(split)
+        if self.boxes is not None and self.boxes.method() == config.proposals:
             return self._imported(split)
         method = config.proposals.source()
         name = _digest([json.dumps(method, sort_keys=True, default=str)])

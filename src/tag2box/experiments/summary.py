@@ -1,15 +1,19 @@
 """The results of a study as tables, facts, sentences and JSON."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table as RichTable
 
 from tag2box.experiments import EXPERIMENTS, outcomes, study_data
-from tag2box.experiments.experiment import Analysis, StudyResults, StudyVariant
+from tag2box.experiments.experiment import Analysis, StudyColumn, StudyResults, StudyVariant
+from tag2box.metrics import baselines, evaluation
+from tag2box.metrics.error_analysis import ERROR_KINDS
 from tag2box.recipes import Config
-from tag2box.reporting import formatting as fmt, study_tables
+from tag2box.reporting import error_figures, formatting as fmt, study_tables
+from tag2box.reporting.error_figures import SPLIT_NAMES
 from tag2box.runs import machine, versions
 
 
@@ -23,20 +27,117 @@ def study_table(results: StudyResults, out: Path) -> study_tables.StudyTable | N
         columns=tuple(column.name for column in experiment.columns),
         paper=heads,
         rows=tuple(_row(row, results, heads, out) for row in experiment.rows),
-        against=experiment.against,
+        against=_row_name(experiment.against, results),
+        trivial=_trivial_rows(results, heads),
+        remarks=tuple(_remarks(results)),
     )
+
+
+def _row_name(label: str, results: StudyResults) -> str:
+    """The label of a row, with what its runs use beyond tags."""
+    uses = sorted({result.uses() for result in results.results.get(label, {}).values()} - {""})
+    return f"{label} (uses {', '.join(uses)})" if uses else label
 
 
 def _row(row: StudyVariant, results: StudyResults, heads: tuple[str, ...], out: Path) -> study_tables.StudyRow:
     own = results.results.get(row.label, {})
     return study_tables.StudyRow(
-        name=row.label,
+        name=_row_name(row.label, results),
         figures=tuple(column.over_seeds(own) for column in results.experiment.columns),
         paper=tuple(row.paper.get(head) for head in heads),
         runs={seed: Path(os.path.relpath(result.folder, out)).as_posix() for seed, result in own.items()},
         settings=row.settings,
         missing=results.left_out.get(row.label, ""),
     )
+
+
+# ---------------------------------------------------------------- trivial boxes and errors
+
+BEST_SCORES = "best class scores"
+
+
+def _trivial_rows(results: StudyResults, heads: tuple[str, ...]) -> tuple[study_tables.StudyRow, ...]:
+    """A row per trivial baseline. With class scores of the rows themselves, the best of these counts, seed by seed."""
+    figures = [result.figures for own in results.results.values() for result in own.values()]
+    names = dict.fromkeys(
+        name for each in figures for split in SPLIT_NAMES for name in (each.get(split) or {}).get("baselines") or ()
+    )
+    rows = []
+    for name in names:
+        cells = tuple(_trivial_figures(column, name, results) for column in results.experiment.columns)
+        title = name.replace(baselines.SAME_SCORES, BEST_SCORES)
+        rows.append(study_tables.StudyRow(title, cells, paper=(None,) * len(heads)))
+    return tuple(rows)
+
+
+def _trivial_figures(column: StudyColumn, row: str, results: StudyResults) -> study_tables.SeedFigures:
+    """A column's figure of a trivial row: the highest over the rows of the study, per seed."""
+    split, *rest = column.path
+    there = replace(column, path=(split, "baselines", row, *rest))
+    found: dict[int, float] = {}
+    for own in results.results.values():
+        for seed, value in there.over_seeds(own).by_seed.items():
+            found[seed] = max(value, found.get(seed, value))
+    return study_tables.SeedFigures(found)
+
+
+def _remarks(results: StudyResults) -> Iterator[str]:
+    """For each column with trivial rows, the rows of the study that are not above the best of these."""
+    for column in results.experiment.columns:
+        split, metric, name = (*column.path, "", "")[:3]
+        if split not in SPLIT_NAMES or name not in evaluation.COMPARED_FIGURES.get(metric, ()):
+            continue
+        title = evaluation.figure_title(metric, name)
+        bars = replace(column, path=(split, "verdicts", title, "best"))
+        pairs = [
+            (label, column.over_seeds(own).mean, bars.over_seeds(own).mean) for label, own in results.results.items()
+        ]
+        known = [(label, mean, bar) for label, mean, bar in pairs if mean is not None and bar is not None]
+        below = [f"{label} ({mean:.1f}; {bar:.1f})" for label, mean, bar in known if mean <= bar]
+        words = f"{' '.join(column.name.split())}, {'training' if split == 'train' else 'test'} photos"
+        box = "a trivial box" if metric in evaluation.USES_TAGS else "a trivial box with the same class scores"
+        if below:
+            yield f"{words}: not above {box}: {', '.join(below)}."
+        elif known:
+            yield f"{words}: every row is above {box}."
+
+
+def errors_section(results: StudyResults, prefix: str = "") -> tuple[study_tables.StudySection, ...]:
+    """What the top boxes of all rows, and of trivial boxes, are; empty without records."""
+    tables = []
+    for split, words in SPLIT_NAMES.items():
+        found = errors_by_row(results, split)
+        rows = tuple(fmt.TableRow(name, tuple(f.words() for f in own.values())) for name, own in found.items())
+        heads = tuple(error_figures.kind_name(kind).replace(" ", "\n") for kind in ERROR_KINDS)
+        tables += [fmt.Table(f"Top boxes on {words}", heads, rows)] if rows else []
+    meanings = " ".join(f"{error_figures.kind_name(k).capitalize()}: {w}" for k, w in error_figures.MEANINGS.items())
+    text = f"The best-scored box of every tag of every photo; the first kind that holds counts, in per cent. {meanings}"
+    title = f"What the top boxes are, {results.first[1].name}"
+    return (study_tables.StudySection(f"{prefix}errors", title, text, tables=tuple(tables)),) if tables else ()
+
+
+def errors_by_row(results: StudyResults, split: str) -> dict[str, dict[str, study_tables.SeedFigures]]:
+    """Shares of the kinds of errors, in per cent, by row and kind; rows without any are left out."""
+    columns = {kind: StudyColumn(kind, (split, "errors", kind)) for kind in ERROR_KINDS}
+    rows = {label: {k: c.over_seeds(own) for k, c in columns.items()} for label, own in results.results.items()}
+    for box in baselines.TRIVIAL_BOXES:
+        name = f"{box}, {baselines.TAGS_KNOWN}"
+        rows[box] = {kind: _trivial_figures(column, name, results) for kind, column in columns.items()}
+    return {label: own for label, own in rows.items() if any(figures.by_seed for figures in own.values())}
+
+
+def errors_json(results: StudyResults) -> dict[str, object]:
+    """Shares of the kinds of errors, in per cent, by split, row, kind and seed."""
+    return {
+        split: {
+            label: {kind: dict(figures.by_seed) for kind, figures in own.items()}
+            for label, own in errors_by_row(results, split).items()
+        }
+        for split in SPLIT_NAMES
+    }
+
+
+# ---------------------------------------------------------------- the rest of the page
 
 
 def quality_curves(results: StudyResults) -> tuple[study_tables.QualityCurve, ...]:
@@ -111,7 +212,10 @@ def study_json(
         "test_photos": len(data.test_photos),
         "machine": machine(),
         "versions": versions(),
-        "rows": [] if table is None else study_tables.table_json(table),
+        "rows": [] if table is None else study_tables.table_json(table, table.rows),
+        "trivial_rows": [] if table is None else study_tables.table_json(table, table.trivial),
+        "remarks": [] if table is None else list(table.remarks),
+        "errors": errors_json(results),
         "pseudo_labels": {row.name: outcomes.quality_json(row.moments) for row in quality},
         **analysis.numbers,
     }

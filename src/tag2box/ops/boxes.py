@@ -139,3 +139,29 @@ def class_nms(
         return labels.new_zeros(0)
     rows = torch.cat(kept)
     return rows[scores[rows].argsort(descending=True, stable=True)]
+
+
+def mask_boxes(logits: Float[Tensor, "K h w"]) -> Float[Tensor, "K 4"]:
+    """Box of the positive part of each map, in cells; zeros if there is none.
+
+    Between the centres of two cells a map is interpolated linearly, so the boxes are those of the bilinearly enlarged
+    maps, without enlarging them: the outermost zero crossing of a bilinear patch lies on an edge of the patch.
+
+    >>> mask_boxes(torch.tensor([[[-1.0, 1.0, 1.0, -3.0]]]))
+    tensor([[1.0000, 0.0000, 2.7500, 1.0000]])
+    """
+    height, width = logits.shape[1:]
+    sideways = logits.transpose(1, 2)
+    left, top = _first_crossings(logits), _first_crossings(sideways)
+    right, bottom = width - _first_crossings(logits.flip(2)), height - _first_crossings(sideways.flip(2))
+    boxes = torch.stack([left, top, right, bottom], dim=1)
+    return torch.where((logits > 0).flatten(1).any(dim=1)[:, None], boxes, 0.0)
+
+
+def _first_crossings(logits: Float[Tensor, "K h w"]) -> Float[Tensor, " K"]:
+    """Where the first column with a positive cell begins: between its centre and that of the column before it."""
+    first = (logits > 0).any(dim=1).int().argmax(dim=1)  # (K,)
+    rows = torch.arange(len(logits), device=logits.device)
+    here, before = logits[rows, :, first], logits[rows, :, (first - 1).clamp(min=0)]  # (K, h)
+    reach = torch.where(here > 0, here / (here - before), 0.0).amax(dim=1)  # from the centre, in cells
+    return torch.where(first > 0, first + 0.5 - reach, 0.0)

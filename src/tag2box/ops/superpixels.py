@@ -75,7 +75,7 @@ def _shared(superpixel: Superpixel, edges: Int[np.ndarray, "P 4"]) -> Int[np.nda
 class Superpixels:
     """Graph segmentation by OpenCV. Used only if the criterion requires bottom-up evidence (WSOD2)."""
 
-    short_side: Annotated[int, Field(ge=32)] | None = 400
+    short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 400
     """Short side to which larger photos are reduced before segmentation; None segments them at full size."""
     sigma: Annotated[float, Field(gt=0)] = 0.5
     """Standard deviation of the Gaussian blur before segmentation, in pixels."""

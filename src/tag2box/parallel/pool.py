@@ -3,8 +3,9 @@
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing import resource_tracker
@@ -15,6 +16,8 @@ from typing import Generic, Protocol, TypeVar
 
 import cv2
 import torch
+
+from tag2box import errors
 
 _FILES_PER_WORKER = 16  # one process finishes this many files before another one has started
 
@@ -134,21 +137,22 @@ def _start(work: Callable[[Item], Result], item: Item) -> _Worker[Item]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-    with _blocked(signal.SIGINT):  # the child inherits the mask, which protects it until it ignores Ctrl-C itself
+    with _blocked(signal.SIGINT, signal.SIGTERM):  # the child inherits the mask, until it ignores them itself
         process.start()
     theirs.close()  # the child then holds the only other end, so its death closes the pipe
-    ours.send(item)
+    with suppress(OSError):  # it has ended already: so says the pipe
+        ours.send(item)
     return _Worker(process, ours, item)
 
 
 @contextmanager
-def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Defer a signal to the end of the block, on systems that can mask signals."""
+def _blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Defer signals to the end of the block, on systems that can mask signals."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # its start, on the first spawn, would unblock SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
@@ -165,23 +169,45 @@ def _assign(work: Callable[[Item], Result], worker: _Worker[Item], item: Item) -
 
 def _receive(worker: _Worker[Item], lost: Callable[[Item, int], Result]) -> Result:
     try:
-        result: Result = worker.pipe.recv()
+        result: Result | _Failure = worker.pipe.recv()
     except (EOFError, OSError):
         worker.process.join()
         code = worker.process.exitcode or 0
         if code >= 0:  # Python itself exited, which is not caused by an item
             raise RuntimeError(f"a worker process ended with exit code {code} before its work") from None
         return lost(worker.item, -code)
+    if isinstance(result, _Failure):
+        raise result.error
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error that the work did not handle itself: a bug, or a machine without memory or disk space."""
+
+    error: Exception
 
 
 def _serve(pipe: Connection, work: Callable[[Item], Result]) -> None:
     """Main loop of a worker. It ends when the pipe closes, so workers never outlive their parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent handles it
+    for number in (signal.SIGINT, signal.SIGTERM):  # these may reach every process of a job; the parent handles them
+        signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(1)  # the processes share the cores already
     torch.set_num_threads(1)
     while True:
         try:
-            pipe.send(work(pipe.recv()))
+            item = pipe.recv()
         except (EOFError, OSError):
             return
+        with suppress(OSError):  # the parent has ended: the next item says so, too
+            pipe.send(_attempt(work, item))
+
+
+def _attempt(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
+    try:
+        return work(item)
+    except Exception as error:
+        is_plain = type(error).__module__ in {"builtins", errors.__name__}  # others may not survive the pipe
+        failure = _Failure(error if is_plain else RuntimeError(f"{type(error).__name__}: {error}"))
+        failure.error.add_note(traceback.format_exc())  # a traceback itself cannot be sent
+        return failure

@@ -214,7 +214,8 @@ def stacked_bars(stacks: Sequence[Stack], parts: Sequence[str], *, label: str) -
         total = sum(stack.shares) or 1.0
         left = 0.0
         for part, share in zip(parts, stack.shares, strict=True):
-            body += _segment(f"{stack.name}, {part}: {percent(share)} %", f"part-{part}", left, share / total, top + 22)
+            words = f"{stack.name}, {part.replace('_', ' ')}: {percent(share)} %"
+            body += _segment(words, f"part-{part}", left, share / total, top + 22)
             left += share / total
     return svg_tag(
         "svg", body, class_="chart bars", width="100%", height=max(len(stacks), 1) * row, role="img", aria_label=label

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from tag2box.annotations import TaggedPhotos
 from tag2box.data.stats import DataStats, ObjectStats, TagStats
-from tag2box.reporting import dataset_figures, formatting as fmt, gallery, records
+from tag2box.reporting import dataset_figures, formatting as fmt, gallery
 from tag2box.reporting.sections import Section, SectionPage, TileRow, write_page
 
 SHEET_THUMBNAIL = 200  # longest side of a photo of the contact sheet
@@ -160,7 +160,7 @@ def _sheet_section(tagged: TaggedPhotos, tags: TagStats, album: gallery.Album) -
     count = min(max(SHEET_PHOTOS // len(order), FEWEST), MOST)
     shelves = []
     for c in sorted(order):
-        rows = records.evenly_spaced(tagged.tags[:, c].nonzero().flatten().tolist(), count)
+        rows = gallery.evenly_spaced(tagged.tags[:, c].nonzero().flatten().tolist(), count)
         photos = [tagged.photos[i] for i in rows]
         shots = [(photo, album.add(photo.path)) for photo in photos]
         tiles = tuple(

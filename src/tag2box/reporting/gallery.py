@@ -2,10 +2,11 @@
 
 import base64
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -60,6 +61,27 @@ def match_boxes(found: annotations.Detections, objects: annotations.Objects, *, 
 def _share_inside(boxes: Float[Tensor, "B 4"], regions: Float[Tensor, "G 4"]) -> Float[Tensor, "B G"]:
     """Share of each box's area inside each region: COCO's overlap with crowds."""
     return intersections(boxes, regions) / areas(boxes).clamp(min=1e-6)[:, None]
+
+
+# ---------------------------------------------------------------- choosing photos
+
+PSEUDO_PHOTOS, MOMENTS = 8, 4  # photos, and iterations of each, whose pseudo labels are shown
+_Item = TypeVar("_Item")
+
+
+def evenly_spaced(items: Sequence[_Item], count: int) -> tuple[_Item, ...]:
+    """``count`` items at equal distances, including the first and the last: a choice without bias."""
+    if len(items) <= count:
+        return tuple(items)
+    if count == 1:
+        return (items[0],)
+    return tuple(items[round(k * (len(items) - 1) / (count - 1))] for k in range(count))
+
+
+def gallery_photos(galleries: Iterable[records.Gallery], available: Container[str]) -> tuple[str, ...]:
+    """The photos to show of some galleries: those available, evenly spaced in order of appearance."""
+    ids = dict.fromkeys(photo.id for gallery in galleries for photo in gallery.photos)
+    return evenly_spaced([photo for photo in ids if photo in available], PSEUDO_PHOTOS)
 
 
 # ---------------------------------------------------------------- embedded photos
@@ -254,7 +276,7 @@ def compare_detections(
     ids = [photo for photo in list_test_photos(runs, inputs.test_truth) if photo in inputs.test_photos]
     objects = _objects(inputs.test_truth)
     out = []
-    for photo in records.evenly_spaced(ids, TEST_PHOTOS) if shown else ():
+    for photo in evenly_spaced(ids, TEST_PHOTOS) if shown else ():
         shot = album.add(inputs.test_photos[photo])
         if shot is not None:
             columns = (_detections(run, shot, photo, objects.get(photo), inputs=inputs) for run in shown)
@@ -280,12 +302,10 @@ def compare_pseudo(
     runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: Album
 ) -> tuple[Comparison, ...]:
     """Pseudo labels of every run on the same training photos, at up to four iterations."""
-    shown = [
-        (run, records.evenly_spaced(run.record.galleries, records.MOMENTS)) for run in runs if run.record.galleries
-    ]
+    shown = [(run, evenly_spaced(run.record.galleries, MOMENTS)) for run in runs if run.record.galleries]
     objects = _objects(inputs.train_truth)
     out = []
-    for photo in records.gallery_photos((moment for _, moments in shown for moment in moments), inputs.train_photos):
+    for photo in gallery_photos((moment for _, moments in shown for moment in moments), inputs.train_photos):
         shot = album.add(inputs.train_photos[photo])
         if shot is not None:
             columns = (_pseudo(run, shot, photo, moments, objects=objects.get(photo)) for run, moments in shown)

@@ -1,15 +1,17 @@
 """Typed records of the files in a run folder, from which reports are built."""
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from tag2box import annotations, io
-from tag2box.errors import UserError
+from tag2box.errors import UserError, printable
+from tag2box.metrics.baselines import Verdict
 
 
 def _numbers_only(value: object) -> object:
@@ -24,6 +26,7 @@ def _none_is_empty(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(str)]
+Natural = Annotated[int, Field(ge=0, le=1 << 53)]
 FigureMap = Annotated[Mapping[str, float | None], BeforeValidator(_numbers_only)]
 PerStage = Annotated[tuple[float | None, ...], BeforeValidator(_none_is_empty)]
 
@@ -34,10 +37,11 @@ class StartInfo:
 
     name: str = ""
     classes: tuple[str, ...] = ()
-    train_photos: int | None = None
-    iterations: int | None = None
-    seed: int | None = None
+    train_photos: Natural | None = None
+    iterations: Natural | None = None
+    seed: Annotated[int, Field(ge=0, le=1 << 64)] | None = None
     proposals_per_photo: float | None = None
+    uses: Text = ""  # boxes or masks that the proposal method was trained on
     machine: Mapping[str, Text] = field(default_factory=dict)
     versions: Mapping[str, Text] = field(default_factory=dict)
 
@@ -46,7 +50,7 @@ class StartInfo:
 class StepRecord:
     """A ``step`` event: the losses of one iteration."""
 
-    iteration: int
+    iteration: Natural
     losses: FigureMap = field(default_factory=dict)
     lr: float | None = None
     seconds: float | None = None  # since the start of training
@@ -56,7 +60,7 @@ class StepRecord:
 class PseudoCount:
     """A ``pseudo`` event: mean number of pseudo boxes per present image-class pair, and mean tau, by stage."""
 
-    iteration: int
+    iteration: Natural
     boxes_per_class: PerStage = ()
     threshold: PerStage = ()
     per_class: FigureMap = field(default_factory=dict)
@@ -75,12 +79,19 @@ class GalleryPhoto:
         if not len(self.boxes) == len(self.labels) == len(self.scores):
             raise ValueError("boxes, labels and scores differ in length")
 
+    def detections(self) -> annotations.Detections:
+        """The pseudo boxes as detections."""
+        boxes = torch.tensor(self.boxes, dtype=torch.float32).reshape(-1, 4)
+        return annotations.Detections(
+            boxes, torch.tensor(self.scores, dtype=torch.float32), torch.tensor(self.labels, dtype=torch.long)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
     """A ``gallery`` event: pseudo labels of a fixed set of training photos at one iteration."""
 
-    iteration: int
+    iteration: Natural
     photos: tuple[GalleryPhoto, ...] = ()
 
     def of(self, photo: str) -> tuple[GalleryPhoto, ...]:
@@ -92,7 +103,7 @@ class Gallery:
 class EndInfo:
     """The ``end`` event: last iteration, time and memory of a finished training."""
 
-    iteration: int
+    iteration: Natural
     seconds: float | None = None
     peak_memory_mb: float | None = None
 
@@ -116,8 +127,48 @@ class Challenges:
     other: float | None = None
 
 
+ErrorTable = Mapping[str, FigureMap]
+
+
 @dataclass(frozen=True, slots=True)
-class OnTest:
+class ErrorRecord:
+    """Kinds of the top boxes of all (photo, tag) pairs, as shares; tables also have them by class, size and count."""
+
+    correct: float | None = None
+    other_class: float | None = None
+    part: float | None = None
+    too_large: float | None = None
+    surroundings: float | None = None
+    nowhere: float | None = None
+    pairs: Natural = 0
+    by_class: ErrorTable = field(default_factory=dict)
+    by_size: ErrorTable = field(default_factory=dict)
+    by_count: ErrorTable = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRecord:
+    """Figures of a trivial row."""
+
+    voc07: ClassRecord | None = None
+    voc12: ClassRecord | None = None
+    corloc: ClassRecord | None = None
+    coco: FigureMap = field(default_factory=dict)
+    errors: ErrorRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What test and training photos have in common: errors, trivial rows, verdicts by figure, scores of proposals."""
+
+    errors: ErrorRecord | None = None
+    baselines: Mapping[str, BaselineRecord] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    extents: FigureMap = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OnTest(Measured):
     """Figures on the test photos."""
 
     voc07: ClassRecord | None = None
@@ -127,7 +178,7 @@ class OnTest:
 
 
 @dataclass(frozen=True, slots=True)
-class OnTrain:
+class OnTrain(Measured):
     """Figures on the training photos."""
 
     corloc: ClassRecord | None = None
@@ -145,6 +196,16 @@ class Metrics:
     def ap(self) -> ClassRecord | None:
         """Average precision at IoU 0.5: VOC 2007's 11 points or, without these, the area under the curve."""
         return (self.test.voc07 or self.test.voc12) if self.test else None
+
+    @property
+    def ap_verdict(self) -> Verdict | None:
+        """``ap`` against the best trivial row with the same class scores."""
+        return self.test.verdicts.get("voc07" if self.test.voc07 else "voc12") if self.test else None
+
+    @property
+    def corloc_verdict(self) -> Verdict | None:
+        """CorLoc against the best trivial row."""
+        return self.train.verdicts.get("corloc") if self.train else None
 
     @property
     def corloc(self) -> ClassRecord | None:
@@ -198,27 +259,6 @@ class ReportInputs:
     draw_score: float = 0.5  # test detections below this score are not drawn
 
 
-# ---------------------------------------------------------------- choosing photos
-
-PSEUDO_PHOTOS, MOMENTS = 8, 4  # photos, and iterations of each, whose pseudo labels are shown
-_Item = TypeVar("_Item")
-
-
-def evenly_spaced(items: Sequence[_Item], count: int) -> tuple[_Item, ...]:
-    """``count`` items at equal distances, including the first and the last: a choice without bias."""
-    if len(items) <= count:
-        return tuple(items)
-    if count == 1:
-        return (items[0],)
-    return tuple(items[round(k * (len(items) - 1) / (count - 1))] for k in range(count))
-
-
-def gallery_photos(galleries: Iterable[Gallery], available: Container[str]) -> tuple[str, ...]:
-    """The photos to show of some galleries: those available, evenly spaced in order of appearance."""
-    ids = dict.fromkeys(photo.id for gallery in galleries for photo in gallery.photos)
-    return evenly_spaced([photo for photo in ids if photo in available], PSEUDO_PHOTOS)
-
-
 # ---------------------------------------------------------------- reading a run folder
 
 Record = TypeVar("Record")
@@ -236,18 +276,39 @@ def read_run(folder: Path, *, test_detections: Mapping[str, annotations.Detectio
     return RunRecord(
         name=start.name or folder.resolve().name,
         folder=folder,
-        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
+        config=_text(config, "the settings of a run") if config.exists() else None,
         start=start,
         steps=_by_iteration(log.steps),
         pseudo=_by_iteration(log.pseudo),
         galleries=_by_iteration(log.galleries),
         resumed_at=tuple(log.resumed_at),
         end=log.end,
-        metrics=_parse(Metrics, io.read_json(metrics, "the figures of an evaluation"), str(metrics))
-        if metrics.exists()
-        else Metrics(),
+        metrics=_read_metrics(metrics) if metrics.exists() else Metrics(),
         test_detections=test_detections,
     )
+
+
+def _read_metrics(path: Path) -> Metrics:
+    found = _with_whole_characters(io.read_json(path, "the figures of an evaluation"))
+    return _parse(Metrics, found, str(path))
+
+
+def parse_errors(numbers: Mapping[str, object]) -> ErrorRecord:
+    """The record of an error analysis."""
+    return _parse(ErrorRecord, numbers, "error analysis")
+
+
+def _with_whole_characters(value: object) -> Any:
+    """JSON without halves of surrogate pairs, which no page can have: names of files that are not UTF-8."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _text(path: Path, what: str) -> str:
+    """A text file of a run; a killed process may have left half a character at its end."""
+    return io.read_bytes(path, what, io.TEXT_LIMIT).decode("utf-8", errors="replace")
+
+
+_MAX_LOSSES = 200  # a curve is drawn for each
 
 
 class _EventReader:
@@ -257,19 +318,20 @@ class _EventReader:
         self.start: StartInfo | None = None
         self.end: EndInfo | None = None
         self.steps: dict[int, StepRecord] = {}
+        self.losses: set[str] = set()
         self.pseudo: dict[int, PseudoCount] = {}
         self.galleries: dict[int, Gallery] = {}
         self.resumed_at: list[int] = []
 
     def read(self, path: Path) -> None:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _text(path, "the events of a run").splitlines()
         filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         for number, line in filled:
             where = f"{path}:{number}"
             try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
-                if number == filled[-1][0]:  # the run stopped while writing
+                event = _with_whole_characters(json.loads(line)) if "\\ud" in line else json.loads(line)
+            except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deep nesting
+                if isinstance(error, json.JSONDecodeError) and number == filled[-1][0]:  # stopped while writing
                     return
                 raise UserError(f"{where}: not a JSON event; remove this line and build the report again") from None
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
@@ -284,6 +346,9 @@ class _EventReader:
             case "step":
                 step = _parse(StepRecord, event, where)
                 self.steps[step.iteration] = step
+                self.losses.update(step.losses)
+                if len(self.losses) > _MAX_LOSSES:
+                    raise UserError(f"{where}: more than {_MAX_LOSSES} different losses; expected the log of a run")
             case "pseudo":
                 count = _parse(PseudoCount, event, where)
                 self.pseudo[count.iteration] = count
@@ -299,20 +364,27 @@ class _EventReader:
         """Drop everything after ``iteration``, from which training resumed."""
         self.resumed_at.append(iteration)
         self.end = None
-        self.steps = {k: v for k, v in self.steps.items() if k <= iteration}
-        self.pseudo = {k: v for k, v in self.pseudo.items() if k <= iteration}
-        self.galleries = {k: v for k, v in self.galleries.items() if k <= iteration}
+        parts: tuple[dict[int, Any], ...] = (self.steps, self.pseudo, self.galleries)
+        for part in parts:
+            for later in [number for number in part if number > iteration]:
+                del part[later]
 
 
 def _by_iteration(found: Mapping[int, Record]) -> tuple[Record, ...]:
     return tuple(found[k] for k in sorted(found))
 
 
+_validators: dict[type, TypeAdapter[Any]] = {}  # to create one takes longer than to read an event
+
+
 def _parse(kind: type[Record], value: object, where: str) -> Record:
+    validator: TypeAdapter[Record] | None = _validators.get(kind)
+    if validator is None:
+        validator = _validators[kind] = TypeAdapter(kind)
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return validator.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        name = printable(".".join(str(part) for part in first["loc"]) or kind.__name__)
         message = " ".join(str(first["msg"]).split())
         raise UserError(f"{where}: {name}: {message}; fix or remove it and build the report again") from None

@@ -1,14 +1,14 @@
 """The report of one or more runs as a single HTML file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from tag2box import errors, io
-from tag2box.reporting import formatting as fmt, gallery, run_figures, sections
-from tag2box.reporting.records import ReportInputs, RunRecord, evenly_spaced
+from tag2box.reporting import error_figures, formatting as fmt, gallery, run_figures, sections
+from tag2box.reporting.records import ReportInputs, RunRecord
 from tag2box.reporting.run_figures import Chart, NamedRun
 
 STRIP_PHOTOS = 6
@@ -58,8 +58,8 @@ class Pictures:
     judged: bool  # the truth of the test photos is known, so boxes are right or wrong
     pseudo: tuple[gallery.Comparison, ...]
     true_boxes: bool  # the truth of the training photos is drawn
-    style: Markup
-    unreadable: tuple[str, ...]
+    style: Markup = Markup("")
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class ReportPage:
     runs: tuple[NamedRun, ...]
     pictures: Pictures
     results: Results
+    baselines: error_figures.BaselineSection
+    errors: error_figures.ErrorSection | None
     training: Training
     reach: ReachSection
     about: tuple[fmt.Table, ...]
@@ -102,11 +104,16 @@ def build_report(inputs: ReportInputs) -> ReportPage:
     runs = name_runs(inputs.runs)
     splits = tuple(inputs.proposal_recall.items())
     about = (run_figures.facts_table(runs), run_figures.machine_table(runs), run_figures.versions_table(runs))
+    album = gallery.Album()
+    pictures = _pictures(runs, inputs, album)
+    errors_found = error_figures.error_section(runs, inputs, album)
     return ReportPage(
         opening=Opening(inputs.title, _lede(runs, inputs), _verdict(runs), run_figures.headlines(runs)),
         runs=runs,
-        pictures=_pictures(runs, inputs),
+        pictures=replace(pictures, style=Markup(album.style), unreadable=album.unreadable),
         results=_results(runs),
+        baselines=error_figures.baseline_section(runs),
+        errors=errors_found,
         training=_training(runs, inputs),
         reach=ReachSection(
             tuple(n for n, _ in splits), Markup(run_figures.recall_chart(splits)), run_figures.recall_table(splits)
@@ -117,22 +124,25 @@ def build_report(inputs: ReportInputs) -> ReportPage:
 
 
 def name_runs(records: Sequence[RunRecord]) -> tuple[NamedRun, ...]:
-    """Give each run a unique name (with its folder if two share a name) and a colour, fixed for the last run."""
+    """Give each run a unique name and a colour, fixed for the last run.
+
+    A name has the folder if two share it, and what the run uses beyond tags.
+    """
     names = [record.name for record in records]
     out = []
     for index, record in enumerate(records):
         name = record.name if names.count(record.name) == 1 else f"{record.name} ({record.folder.name})"
+        name += f" (uses {record.start.uses})" if record.start.uses else ""
         last = index == len(records) - 1
         out.append(NamedRun(name, "run-0" if last else f"run-{index % OTHER_COLOURS + 1}", record))
     return tuple(out)
 
 
-def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs) -> Pictures:
-    album = gallery.Album()
+def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs, album: gallery.Album) -> Pictures:
     detections = gallery.compare_detections(runs, inputs, album)
     pseudo = gallery.compare_pseudo(runs, inputs, album)
     return Pictures(
-        strip=evenly_spaced([tile for photo in detections for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
+        strip=gallery.evenly_spaced([tile for photo in detections for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
         strip_run=detections[0].columns[-1].name if detections else "",
         detections=detections,
         test_photos=len(gallery.list_test_photos(runs, inputs.test_truth)),
@@ -140,8 +150,6 @@ def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs) -> Pictures:
         judged=inputs.test_truth is not None,
         pseudo=pseudo,
         true_boxes=inputs.train_truth is not None,
-        style=Markup(album.style),
-        unreadable=album.unreadable,
     )
 
 

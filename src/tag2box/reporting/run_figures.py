@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from tag2box.annotations import Truth
+from tag2box.metrics.baselines import Verdict
 from tag2box.reporting import formatting as fmt, records
 from tag2box.reporting.charts import (
     Bars,
@@ -212,6 +213,7 @@ class RunScore:
     value: str
     difference: str  # from the first run; empty for the first run itself
     better: bool
+    remark: str = ""  # if it is not above a trivial row
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,25 +227,39 @@ class Headline:
 
 def headlines(runs: Sequence[NamedRun]) -> tuple[Headline, ...]:
     """mAP50 on the test photos and CorLoc on the training photos, each with its difference from the first run."""
-    measures: tuple[tuple[str, str, list[records.ClassRecord | None]], ...] = (
-        ("mAP50", "test photos: are the boxes right, and ranked right?", [r.record.metrics.ap for r in runs]),
-        ("CorLoc", "training photos: is the top box of each tag right?", [r.record.metrics.corloc for r in runs]),
+    all_metrics = [run.record.metrics for run in runs]
+    measures: tuple[tuple[str, str, list[records.ClassRecord | None], list[Verdict | None]], ...] = (
+        (
+            "mAP50",
+            "test photos: are the boxes right, and ranked right?",
+            [m.ap for m in all_metrics],
+            [m.ap_verdict for m in all_metrics],
+        ),
+        (
+            "CorLoc",
+            "training photos: is the top box of each tag right?",
+            [m.corloc for m in all_metrics],
+            [m.corloc_verdict for m in all_metrics],
+        ),
     )
     out = []
-    for name, note, scores in measures:
+    for name, note, scores, verdicts in measures:
         means = [s.mean if s else None for s in scores]
         if any(fmt.known(mean) for mean in means):
-            out.append(Headline(name, note, _scores(runs, means)))
+            out.append(Headline(name, note, _scores(runs, means, verdicts)))
     return tuple(out)
 
 
-def _scores(runs: Sequence[NamedRun], means: Sequence[float | None]) -> tuple[RunScore, ...]:
+def _scores(
+    runs: Sequence[NamedRun], means: Sequence[float | None], verdicts: Sequence[Verdict | None]
+) -> tuple[RunScore, ...]:
     first = means[0]
     out = []
-    for index, (run, mean) in enumerate(zip(runs, means, strict=True)):
+    for index, (run, mean, verdict) in enumerate(zip(runs, means, verdicts, strict=True)):
         compared = index > 0 and mean is not None and first is not None
         difference = fmt.points(mean, first) if compared else ""
-        out.append(RunScore(run.name, run.css, fmt.percent(mean), difference, difference.startswith("+")))
+        remark = verdict.words() if verdict is not None and not verdict.is_above else ""
+        out.append(RunScore(run.name, run.css, fmt.percent(mean), difference, difference.startswith("+"), remark))
     return tuple(out)
 
 
@@ -305,6 +321,7 @@ RUN_FACTS: tuple[tuple[str, Callable[[records.RunRecord], str]], ...] = (
     ("iterations done", lambda run: fmt.whole(_iterations_done(run))),
     ("seed", lambda run: fmt.UNKNOWN if run.start.seed is None else str(run.start.seed)),
     ("proposals per photo", lambda run: fmt.format_number(run.start.proposals_per_photo)),
+    ("also uses", lambda run: run.start.uses or fmt.UNKNOWN),
     ("training time", lambda run: fmt.duration(run.end.seconds if run.end else None)),
     ("time per iteration (median)", lambda run: fmt.duration(iteration_seconds(run))),
     ("peak memory", lambda run: _megabytes(run.end.peak_memory_mb if run.end else None)),

@@ -55,7 +55,7 @@ def draw_section(section: study_tables.StudySection, album: gallery.Album) -> Se
         section.words,
         wide=section.wide,
         figures=tuple(draw_figure(figure) for figure in section.figures),
-        warnings=section.warnings if table is None else (*section.warnings, *_reasons(table)),
+        warnings=section.warnings if table is None else (*table.remarks, *section.warnings, *_reasons(table)),
         tables=(*(_study_tables(table) if table is not None else ()), *section.tables),
         boxes=section.legend if shelves else (),
         shelves=shelves,
@@ -84,7 +84,8 @@ def _study_tables(table: study_tables.StudyTable) -> tuple[fmt.Table, ...]:
 def _main_table(table: study_tables.StudyTable) -> fmt.Table:
     order = table.column_order()
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
-    rows = tuple(fmt.TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in table.measured())
+    shown = (*table.measured(), *table.trivial)
+    rows = tuple(fmt.TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in shown)
     return fmt.Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
 
 

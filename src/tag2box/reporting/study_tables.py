@@ -4,7 +4,7 @@ Experiments return these; ``study_page`` draws them. Tables are also written as 
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tag2box.annotations import Detections, Objects, Photo
@@ -56,6 +56,8 @@ class StudyTable:
     paper: tuple[str, ...]
     rows: tuple[StudyRow, ...]
     against: str = ""
+    trivial: tuple[StudyRow, ...] = ()  # boxes that needed no learning about where an object is
+    remarks: tuple[str, ...] = ()  # figures that are not above these
 
     def measured(self) -> tuple[StudyRow, ...]:
         """The rows that were run."""
@@ -218,14 +220,14 @@ def markdown(table: StudyTable) -> str:
     order = table.column_order()
     heads = ["", *(table.columns[at] if is_ours else f"paper: {table.paper[at]}" for is_ours, at in order)]
     lines = ["| " + " | ".join(" ".join(head.split()) for head in heads) + " |", "|---" * len(heads) + "|"]
-    for row in table.rows:
+    for row in (*table.rows, *table.trivial):
         cells = [row.figures[at].words() if is_ours else reported(row.paper[at]) for is_ours, at in order]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (row.name, *cells)) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["", *table.remarks] if table.remarks else [])]) + "\n"
 
 
-def table_json(table: StudyTable) -> list[dict[str, object]]:
-    """The table as JSON: figures by column and seed, unrounded."""
+def table_json(table: StudyTable, rows: Sequence[StudyRow]) -> list[dict[str, object]]:
+    """Rows of the table as JSON: figures by column and seed, unrounded."""
     return [
         {
             "row": row.name,
@@ -238,7 +240,7 @@ def table_json(table: StudyTable) -> list[dict[str, object]]:
             "paper": {name: value for name, value in zip(table.paper, row.paper, strict=True) if value is not None},
             "left_out": row.missing or None,
         }
-        for row in table.rows
+        for row in rows
     ]
 
 

@@ -6,10 +6,12 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tag2box.errors import UserError
 from tag2box.safe_pickle.builders import BUILDERS, NDARRAY, Budget, Name, Refused, Shell, checked_key, finish_build
+
+Number = TypeVar("Number", int, float)
 
 _BUDGET_FACTOR, _BUDGET_MINIMUM = 4, 1 << 20  # bytes that may be built: factor * file size + minimum
 _NEWEST_PROTOCOL = 5
@@ -104,9 +106,17 @@ def _utf8(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
+def _number_line(reader: ByteReader, kind: Callable[[bytes], Number], suffix: bytes = b"") -> Number:
+    """The number in the rest of the line. An error does not quote it: the file may be something else, and private."""
+    line = reader.line().removesuffix(suffix)
+    try:
+        return kind(line)
+    except ValueError:
+        raise ValueError("not a number") from None
+
+
 def _int_line(reader: ByteReader) -> int:
-    line = reader.line()
-    return {b"00": False, b"01": True}[line] if line in {b"00", b"01"} else int(line)
+    return _number_line(reader, lambda line: line == b"01" if line in {b"00", b"01"} else int(line))
 
 
 def _quoted(reader: ByteReader) -> str:
@@ -128,10 +138,10 @@ _VALUES: dict[bytes, Callable[[ByteReader], object]] = {
     b"J": lambda reader: reader.number("<i"),
     b"K": lambda reader: reader.number("<B"),
     b"M": lambda reader: reader.number("<H"),
-    b"L": lambda reader: int(reader.line().removesuffix(b"L")),
+    b"L": lambda reader: _number_line(reader, int, b"L"),
     b"\x8a": lambda reader: _whole_number(reader.counted("<B")),
     b"\x8b": lambda reader: _whole_number(reader.counted("<i")),
-    b"F": lambda reader: float(reader.line()),
+    b"F": lambda reader: _number_line(reader, float),
     b"G": lambda reader: reader.number(">d"),
     b"S": _quoted,
     b"T": lambda reader: reader.counted("<i").decode("latin-1"),
@@ -328,11 +338,11 @@ _ACTIONS: dict[bytes, Callable[[PickleMachine], object]] = {
     b"0": PickleMachine.discard,
     b"1": PickleMachine.pop_mark,
     b"2": PickleMachine.repeat,
-    b"p": lambda m: m.put(int(m.reader.line())),
+    b"p": lambda m: m.put(_number_line(m.reader, int)),
     b"q": lambda m: m.put(m.reader.number("<B")),
     b"r": lambda m: m.put(m.reader.number("<I")),
     b"\x94": lambda m: m.put(len(m.memo)),
-    b"g": lambda m: m.get(int(m.reader.line())),
+    b"g": lambda m: m.get(_number_line(m.reader, int)),
     b"h": lambda m: m.get(m.reader.number("<B")),
     b"j": lambda m: m.get(m.reader.number("<I")),
     b"t": lambda m: m.push(tuple(m.pop_mark())),

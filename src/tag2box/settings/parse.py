@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import pydantic
 
-from tag2box.errors import UserError
+from tag2box import io
+from tag2box.errors import LONGEST_LINE, UserError, printable
 from tag2box.extend import settings_class
 from tag2box.settings.schema import (
     Shape,
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
 
 Tree: TypeAlias = "dict[str, Tree | Given]"
 _DEFAULT_LAYER = -1
+_FINITE = pydantic.ConfigDict(allow_inf_nan=False)
+LARGEST = 10**9
+"""Limit of numbers that have no upper bound of their own."""
+_MAX_BYTES, _MAX_DEPTH = 1 << 20, 8  # of a file; of nested tables and lists
+_NAME = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?:{_NAME}\.[ \t]*+){{{_MAX_DEPTH},}}+")
+_KEY_END = re.compile(rf"{_NAME}[=\]]")  # else it was a string
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +57,42 @@ class Given:
 
 def read_file(path: Path, layer: int) -> Tree:
     """The tables of one TOML file."""
+    text = io.read_text(path, "a TOML settings file", _MAX_BYTES)
     try:
-        return _wrap_table(tomllib.loads(path.read_text(encoding="utf-8")), str(path), layer)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a TOML settings file") from None
+        return _wrap_table(_parse_toml(text), str(path), layer)
     except tomllib.TOMLDecodeError as error:
         what, _, where = str(error).rstrip(")").partition(" (at ")
-        raise UserError(f"{path}: not valid TOML ({where}: {what[:1].lower()}{what[1:]})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as a TOML settings file ({error})") from None
+        problem = f"{where}: {what[:1].lower()}{what[1:]}"
+    except ValueError as error:
+        problem = str(error)
+    raise UserError(f"{path}: not valid TOML ({printable(problem)})")
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML document; raises ``ValueError`` if it is not valid, or too much for the parser.
+
+    The parser's time grows with the square of the names in a dotted key, so that those are counted before.
+    """
+    for found in _LONG_KEY.finditer(text):
+        if _KEY_END.match(text, found.end()):
+            line = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"line {line}: a key of more than {_MAX_DEPTH} names")
+    try:
+        table = tomllib.loads(text)
+        _check_values(table)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return table
+
+
+def _check_values(value: object, depth: int = 0) -> None:
+    """Raise ``ValueError`` for tables and lists in too many levels, and for integers of more than 64 bits."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("an integer of more than 64 bits")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_values(inner, depth + 1)
 
 
 def parse_override(override: str, layer: int) -> Tree:
@@ -65,9 +101,11 @@ def parse_override(override: str, layer: int) -> Tree:
     names = key.split(".")
     if not equals or not all(names):
         raise UserError(f"--set {override}: expected key=value, such as --set plan.iterations=500")
+    if len(names) > _MAX_DEPTH:
+        raise UserError(f"--set {printable(override, 80)}: {len(names)} names in a row; expected a key of this program")
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = _parse_toml(f"value = {text}")
+    except ValueError:
         parsed = {"value": text}
     # A line break inside the text could have started a second key.
     value = parsed["value"] if len(parsed) == 1 else text
@@ -223,6 +261,8 @@ class _Reader:
         if shape.item is not None and isinstance(node, Given) and isinstance(node.value, list):
             items = [wrap(item, node.origin, node.layer) for item in node.value]
             return tuple(self._value(shape.item, item, None, f"{key}.{i}") for i, item in enumerate(items))
+        if shape.item is not None and shape_of(shape.item).plugin is not None:
+            raise self._error(node, key, "expected a list of tables")
         return self._leaf(shape.bare, node, key)
 
     def _member(self, shape: Shape, node: Tree, base: object, key: str) -> type:
@@ -247,7 +287,7 @@ class _Reader:
         raise self._error(given, f"{key}.kind", f"must be {expected}{_guess(str(choice), kinds)}")
 
     def _leaf(self, hint: Any, node: Tree | Given, key: str) -> object:
-        adapter: pydantic.TypeAdapter[object] = pydantic.TypeAdapter(hint)
+        adapter: pydantic.TypeAdapter[object] = pydantic.TypeAdapter(hint, config=_FINITE)
         readings = [unwrap(node)]
         if isinstance(node, Given) and node.text is not None:
             readings.append(node.text)  # --set name=123 where a string is wanted: no shell quoting needed
@@ -255,7 +295,10 @@ class _Reader:
         for reading in readings:
             try:
                 # JSON mode: strict about types, yet lists become tuples and strings become paths.
-                return adapter.validate_json(json.dumps(reading, default=str), strict=True)
+                value = adapter.validate_json(json.dumps(reading, default=str), strict=True)
+                if "<" in type_name(hint) or not _is_too_large(value):
+                    return value
+                problems.append(f"must be between -{LARGEST:,} and {LARGEST:,}")
             except pydantic.ValidationError as error:
                 problems.append(_in_words(error))
         raise self._error(node, key, problems[0])
@@ -283,12 +326,18 @@ class _Reader:
         return _one_line([given.origin if given else self.source, problem])
 
 
+def _is_too_large(value: object) -> bool:
+    if isinstance(value, tuple | list | dict):
+        return any(map(_is_too_large, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float) and abs(value) > LARGEST
+
+
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
 
 
 def _one_line(parts: Sequence[str]) -> UserError:
-    return UserError(" ".join(": ".join(part for part in parts if part).split()))
+    return UserError(printable(" ".join(": ".join(part for part in parts if part).split()), LONGEST_LINE))
 
 
 def _first(shape: Shape) -> str:

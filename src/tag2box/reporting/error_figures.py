@@ -1,0 +1,254 @@
+"""Runs against trivial boxes, and what their top boxes are: charts, tables and examples of each kind of error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tag2box import annotations
+from tag2box.metrics import baselines
+from tag2box.metrics.error_analysis import ERROR_KINDS, TopBox, error_shares, top_boxes
+from tag2box.ops import iou
+from tag2box.reporting import charts, formatting as fmt, gallery, records, run_figures, sections
+
+EXAMPLES = 4  # photos per kind
+MEANINGS = {
+    "correct": "it fits an object of its class (IoU 0.5 or more).",
+    "other_class": "it fits an object of another class (IoU 0.5 or more).",
+    "part": "at least 80 % of it lies inside an object of its class: a face for a person.",
+    "too_large": "it contains at least 80 % of an object of its class, with much besides, or several of them.",
+    "surroundings": "it overlaps an object of its class partly (IoU 0.1 or more).",
+    "nowhere": "none of these, or there is no box of the class.",
+}
+EXTENTS = {
+    "oracle_corloc": "CorLoc of a perfect choice among the proposals",
+    "above_part": "best-fitting proposal scored above every part",
+    "above_enlargement": "best-fitting proposal scored above every enlargement",
+    "above_both": "above both",
+}
+SPLIT_NAMES = {"test": "test photos", "train": "training photos"}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSection:
+    """What the top boxes are."""
+
+    bars: tuple[run_figures.Chart, ...]  # one per split: runs, and trivial boxes
+    kinds: tuple[tuple[str, str, str], ...]  # CSS class, name, meaning
+    tables: tuple[fmt.Table, ...]
+    training: run_figures.Chart | None  # of the last run
+    examples: tuple[sections.TileRow, ...]
+    run: str  # the last run, of which tables, curves and examples are
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineSection:
+    """Runs against trivial boxes."""
+
+    tables: tuple[fmt.Table, ...]
+    verdicts: tuple[str, ...]
+
+
+def kind_name(kind: str) -> str:
+    """A kind as text."""
+    return kind.replace("_", " ")
+
+
+# ---------------------------------------------------------------- trivial boxes
+
+
+def baseline_section(runs: Sequence[run_figures.NamedRun]) -> BaselineSection:
+    """A table per figure, with each run's own trivial rows, and whether the run is above them."""
+    return BaselineSection(tuple(_baseline_tables(runs)), tuple(_verdicts(runs)))
+
+
+def _verdicts(runs: Sequence[run_figures.NamedRun]) -> Iterator[str]:
+    for run in runs:
+        metrics = run.record.metrics
+        for name, verdict in (("mAP50", metrics.ap_verdict), ("CorLoc", metrics.corloc_verdict)):
+            if verdict is not None:
+                yield f"{run.name}: {name} {fmt.percent(verdict.value)} is {verdict.words()}."
+
+
+def _baseline_tables(runs: Sequence[run_figures.NamedRun]) -> Iterator[fmt.Table]:
+    heads = tuple(run.name for run in runs)
+    measured = [run.record.metrics for run in runs]
+    groups: tuple[tuple[str, list[records.ClassRecord | None], list[Mapping[str, records.BaselineRecord]]], ...] = (
+        ("mAP50, test photos", [m.ap for m in measured], [m.test.baselines if m.test else {} for m in measured]),
+        (
+            "CorLoc, training photos",
+            [m.corloc for m in measured],
+            [m.train.baselines if m.train else {} for m in measured],
+        ),
+    )
+    for caption, own, rows in groups:
+        names = tuple(dict.fromkeys(name for row in rows for name in row))
+        if names:
+            lines = [fmt.TableRow(name, tuple(fmt.percent(_mean(row.get(name))) for row in rows)) for name in names]
+            first = fmt.TableRow("detections of the run", tuple(fmt.percent(s.mean if s else None) for s in own))
+            yield fmt.Table(f"{caption}, in per cent", heads, (first, *lines))
+
+
+def _mean(row: records.BaselineRecord | None) -> float | None:
+    scores = None if row is None else row.corloc or row.voc07 or row.voc12
+    return None if scores is None else scores.mean
+
+
+# ---------------------------------------------------------------- kinds of errors
+
+
+def error_section(
+    runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: gallery.Album
+) -> ErrorSection | None:
+    """Kinds of the top boxes of all runs; None if no run has them."""
+    last = runs[-1]
+    found = {split: _by_row(runs, inputs, split) for split in SPLIT_NAMES}
+    bars = tuple(
+        run_figures.Chart(words, _pairs_note(found[split]), _bars(found[split], f"Top boxes, {words}"))
+        for split, words in SPLIT_NAMES.items()
+        if found[split]
+    )
+    if not bars:
+        return None
+    tops = _tops(last, inputs)
+    tables = [_breakdown(split, found[split][last.name]) for split in SPLIT_NAMES if last.name in found[split]]
+    return ErrorSection(
+        bars=bars,
+        kinds=tuple((f"part-{kind}", kind_name(kind), words) for kind, words in MEANINGS.items()),
+        tables=(*tables, *_extent_table(runs)),
+        training=_training(last, inputs.train_truth),
+        examples=tuple(_examples(tops, inputs, album)),
+        run=last.name,
+    )
+
+
+def _tops(run: run_figures.NamedRun, inputs: records.ReportInputs) -> tuple[TopBox, ...]:
+    found = run.record.test_detections
+    return () if found is None or inputs.test_truth is None else top_boxes(inputs.test_truth, found)
+
+
+def _by_row(
+    runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, split: str
+) -> dict[str, records.ErrorRecord]:
+    """Errors of the runs by name, then of the trivial boxes; from truth and detections, if the metrics have none."""
+    rows: dict[str, records.ErrorRecord] = {}
+    trivial: dict[str, records.ErrorRecord] = {}
+    for run in runs:
+        part = run.record.metrics.test if split == "test" else run.record.metrics.train
+        own = part.errors if part else None
+        if own is None and split == "test" and inputs.test_truth is not None:
+            own = _computed(_tops(run, inputs), inputs.test_truth.classes)
+        if own is not None and own.pairs:
+            rows[run.name] = own
+        for box in baselines.TRIVIAL_BOXES:
+            known = part.baselines.get(f"{box}, {baselines.TAGS_KNOWN}") if part else None
+            if known is not None and known.errors is not None:
+                trivial[box] = known.errors
+    return {**rows, **trivial} if rows else {}
+
+
+def _computed(tops: Sequence[TopBox], classes: Sequence[str]) -> records.ErrorRecord | None:
+    return records.parse_errors(error_shares(tops, classes)) if tops else None
+
+
+def _bars(rows: Mapping[str, records.ErrorRecord], label: str) -> str:
+    stacks = [
+        charts.Stack(name, tuple(getattr(own, kind) or 0.0 for kind in ERROR_KINDS)) for name, own in rows.items()
+    ]
+    return charts.stacked_bars(stacks, ERROR_KINDS, label=label)
+
+
+def _pairs_note(rows: Mapping[str, records.ErrorRecord]) -> str:
+    return f"{fmt.plural(max(own.pairs for own in rows.values()), 'pair')} of a photo and a tag, in per cent"
+
+
+def _breakdown(split: str, errors: records.ErrorRecord) -> fmt.Table:
+    """Kinds of errors of all pairs, by class, by size and by count."""
+    whole = {**{kind: getattr(errors, kind) for kind in ERROR_KINDS}, "pairs": errors.pairs}
+    groups = ({"all": whole}, errors.by_size, errors.by_count, errors.by_class)
+    names = [*ERROR_KINDS, "pairs"]
+    rows = tuple(
+        fmt.TableRow(name, tuple(fmt.whole(own.get(n)) if n == "pairs" else fmt.percent(own.get(n)) for n in names))
+        for group in groups
+        for name, own in group.items()
+    )
+    return fmt.Table(f"Top boxes on {SPLIT_NAMES[split]}, in per cent", tuple(map(kind_name, names)), rows)
+
+
+def _extent_table(runs: Sequence[run_figures.NamedRun]) -> list[fmt.Table]:
+    """What proposals allowed, and what their scores prefer, per run and split."""
+    columns: list[tuple[str, Mapping[str, float | None]]] = []
+    for run in runs:
+        for split, part in (("test", run.record.metrics.test), ("train", run.record.metrics.train)):
+            if part is not None and part.extents:
+                columns.append((f"{run.name}\n{SPLIT_NAMES[split]}", part.extents))
+    rows = tuple(
+        fmt.TableRow(words, tuple(fmt.percent(own.get(name)) for _, own in columns)) for name, words in EXTENTS.items()
+    )
+    heads = tuple(head for head, _ in columns)
+    return [fmt.Table("The proposals and their scores, in per cent", heads, rows)] if columns else []
+
+
+# ---------------------------------------------------------------- over training
+
+
+def _training(run: run_figures.NamedRun, truth: annotations.Truth | None) -> run_figures.Chart | None:
+    """Kinds of the top pseudo boxes of the recorded training photos over training."""
+    if truth is None or not run.record.galleries:
+        return None
+    shares = [(each.iteration, _gallery_shares(each, truth)) for each in run.record.galleries]
+    lines = []
+    for kind in ERROR_KINDS:
+        points = tuple((float(at), 100.0 * own[kind]) for at, own in shares if own)
+        if points:
+            lines.append(charts.Line(kind_name(kind), f"part-{kind}", points))
+    photos = fmt.plural(len(run.record.galleries[0].photos), "recorded training photo")
+    svg = charts.line_chart(lines, label="Kinds of the top pseudo boxes over training")
+    return (
+        run_figures.Chart("Over training", f"top pseudo box of the last stage, {photos}, in per cent", svg)
+        if lines
+        else None
+    )
+
+
+def _gallery_shares(moment: records.Gallery, truth: annotations.Truth) -> dict[str, float]:
+    """Shares of the kinds among the recorded photos at one iteration; empty without pairs."""
+    pseudo = {photo.id: photo.detections() for photo in moment.photos}
+    part = truth.part([photo in pseudo for photo in truth.ids])
+    tops = top_boxes(part, pseudo)
+    return {kind: sum(top.kind == kind for top in tops) / len(tops) for kind in ERROR_KINDS} if tops else {}
+
+
+# ---------------------------------------------------------------- examples
+
+
+def _examples(tops: Sequence[TopBox], inputs: records.ReportInputs, album: gallery.Album) -> Iterator[sections.TileRow]:
+    """A few photos of each kind, evenly spaced through the test list."""
+    truth = inputs.test_truth
+    objects = {} if truth is None else dict(zip(truth.ids, truth.objects, strict=True))
+    for kind in ERROR_KINDS:
+        own = [top for top in tops if top.kind == kind and top.photo in inputs.test_photos]
+        tiles = []
+        for top in gallery.evenly_spaced(own, EXAMPLES):
+            shot = album.add(inputs.test_photos[top.photo])
+            if shot is not None and truth is not None:
+                tiles.append(_example(shot, top, objects[top.photo], truth.classes))
+        if tiles:
+            yield sections.TileRow(kind_name(kind), f"{len(tiles)} of {len(own)}", tuple(tiles))
+
+
+def _example(shot: gallery.Shot, top: TopBox, objects: annotations.Objects, classes: Sequence[str]) -> gallery.Tile:
+    """The true objects of the class, and the top box; the caption names the other class that it fits, if any."""
+    name, kind = gallery.class_name(classes, top.label), kind_name(top.kind)
+    own = objects.boxes[(objects.labels == top.label) & ~objects.crowd]
+    boxes = [gallery.draw_box(shot, box, kind="truth") for box in own.tolist()]
+    if top.box is not None:
+        css = "right" if top.kind == "correct" else "wrong"
+        boxes.append(gallery.draw_box(shot, top.box, kind=css, name=name, score=top.score))
+    if top.kind == "other_class" and top.box is not None:
+        others = objects.boxes[(objects.labels != top.label) & ~objects.crowd]
+        labels = objects.labels[(objects.labels != top.label) & ~objects.crowd]
+        best = int(iou(torch.tensor([top.box], dtype=others.dtype), others)[0].argmax())
+        kind = f"{kind}, {gallery.class_name(classes, int(labels[best]))}"
+    caption = f"{name}: {'no box' if top.box is None else kind}"
+    return gallery.Tile(shot, tuple(boxes), caption, f"Photo {top.photo}, top box of {caption}")

@@ -1,0 +1,58 @@
+"""``evaluate`` as a user types it: tables, trivial boxes, and what is not above them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tag2box.annotations import Objects, Truth
+from tag2box.formats.coco_boxes import write_coco_results, write_coco_truth
+from tiny_world import call
+from worlds import detections
+
+MIDDLE, SMALL = (12.5, 12.5, 87.5, 87.5), (0.0, 0.0, 20.0, 20.0)  # of photos of 100 x 100
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Two photos, each with a cat in the middle; the detections are parts of them."""
+    truth = Truth(("cat",), ("a", "b"), ((100, 100),) * 2, (Objects.of([MIDDLE], [0]),) * 2)
+    names = {name: f"{name}.jpg" for name in truth.ids}
+    found = {"a": detections([(40, 40, 60, 60, 0.9, 0)]), "b": detections([(*SMALL, 0.8, 0)])}
+    write_coco_truth(tmp_path / "truth.json", truth, names)
+    write_coco_results(tmp_path / "found.json", found, truth.classes, file_names=names)
+    return ["--truth", f"{tmp_path / 'truth.json'}", "--detections", f"{tmp_path / 'found.json'}"]
+
+
+def test_figures_below_a_centred_box_are_called_so(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = call(["evaluate", *files, "--json", f"{tmp_path / 'n.json'}"], monkeypatch, capsys)
+    assert (done.code, done.err) == (0, "")
+    for words in ("centred box, same class scores", "whole photo, tags known", "too large", "surroundings", "1 object"):
+        assert words in done.out
+    assert "corloc: 0.0 is not above a centred box (100.0) [centred box, same class scores]" in done.out
+    numbers = json.loads((tmp_path / "n.json").read_text())
+    assert numbers["errors"]["part"] == numbers["errors"]["nowhere"] == 0.5
+    assert numbers["verdicts"]["voc07"]["is_above"] is False
+    assert numbers["baselines"]["centred box, tags known"]["corloc"]["mean"] == 1
+
+
+def test_without_baselines_there_are_none(files, tmp_path, monkeypatch, capsys):
+    argv = ["evaluate", *files, "--metrics", "voc07", "--no-baselines", "--json", f"{tmp_path / 'n.json'}"]
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 0
+    assert "centred" not in done.out
+    assert set(json.loads((tmp_path / "n.json").read_text())) == {"voc07"}
+
+
+def test_an_own_metric_has_rows_of_trivial_boxes_in_json_and_no_verdict(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("worlds.boxes_per_photo", lambda truth, found: {"boxes": len(found)}, raising=False)
+    argv = ["evaluate", *files, "--metrics", "worlds:boxes_per_photo", "--json", f"{tmp_path / 'n.json'}"]
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 0
+    assert "not above" not in done.out and "All figures" not in done.out
+    numbers = json.loads((tmp_path / "n.json").read_text())
+    assert numbers["baselines"]["whole photo, tags known"] == {"worlds:boxes_per_photo": {"boxes": 2}}
+    assert numbers["verdicts"] == {}
