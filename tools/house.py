@@ -20,7 +20,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tag2box"
 BARS: dict[str, float] = {
-    "files": 185,
+    "files": 210,
     "import statements, % of non-blank lines": 6.5,
     "module names used twice": 0,
     "public names defined twice": 15,
