@@ -29,4 +29,4 @@ def use_fake_sam(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let proposals use it instead of the stored weights."""
     torch.manual_seed(0)
     made = FakeSam()
-    monkeypatch.setattr(sam_boxes, "_network", lambda: made)
+    monkeypatch.setattr(sam_boxes, "mobile_sam_network", lambda: made)

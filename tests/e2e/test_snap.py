@@ -102,6 +102,6 @@ def test_mistakes_are_one_line_and_leave_nothing(run: Run, more: tuple[str, ...]
 
 def test_without_weights_nothing_is_searched(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TAG2BOX_HOME", f"{tmp_path / 'home'}")
-    monkeypatch.setattr(sam_boxes, "_network", sam_boxes.mobile_sam)
+    monkeypatch.setattr(sam_boxes, "mobile_sam_network", sam_boxes.mobile_sam)
     done = run("propose", "photos", "--out", "new", "--method", "sam", "--workers", "1")
     assert done.code == 2 and "tag2box weights get mobile-sam" in done.complaints[0] and not Path("new").exists()

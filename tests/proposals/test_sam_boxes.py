@@ -30,7 +30,7 @@ SEARCH = SelectiveSearch(min_side=4, max_boxes=30)
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> MobileSam:
     use_fake_sam(monkeypatch)
-    return sam_boxes._network()
+    return sam_boxes.mobile_sam_network()
 
 
 def picture(width: int = 100, height: int = 80) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_store_of_the_method_says_what_it_uses_and_the_method_is_built_from_it
 
 def test_without_weights_the_command_that_gets_them_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TAG2BOX_HOME", str(tmp_path))
-    monkeypatch.setattr(sam_boxes, "_network", sam_boxes.mobile_sam)
+    monkeypatch.setattr(sam_boxes, "mobile_sam_network", sam_boxes.mobile_sam)
     with pytest.raises(UserError, match=r"mobile-sam: no weights of this name .*tag2box weights get mobile-sam"):
         Sam().ready()
 

@@ -19,7 +19,7 @@ from tag2box.models.lite0 import Lite0
 from tag2box.progress import silent
 from tag2box.training import adaptation
 from tag2box.training.adaptation import Adaptation, adapt, random_crop
-from tag2box.training.class_evidence import ClassEvidence
+from tag2box.training.class_evidence import ClassEvidence, photo_maps
 from tiny import TinyBackbone, tiny_photos, tiny_store
 from tiny_world import small_config, small_data, small_network, weights
 
@@ -45,7 +45,7 @@ def test_it_learns_the_tags(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 6)
     class_maps = adapted(photos, tmp_path / "maps", replace(SETTINGS, epochs=150))
     found = ClassEvidence(class_maps, photos.photos, tiny_store(tmp_path, photos.photos))
-    scores = torch.stack([found.maps(photo).amax(dim=(1, 2)) for photo in photos.photos])
+    scores = torch.stack([photo_maps(found.class_maps, photo).amax(dim=(1, 2)) for photo in photos.photos])
     assert scores[photos.tags].min() > scores[~photos.tags].mean()
     assert not any(p.requires_grad for p in class_maps.parameters())
 
@@ -126,7 +126,7 @@ def test_unsure_tags_teach_nothing(tmp_path: Path) -> None:
     unsure = ~photos.tags  # only present classes are left
     class_maps = adapted(replace(photos, unsure=unsure), tmp_path / "maps", replace(SETTINGS, epochs=30))
     found = ClassEvidence(class_maps, photos.photos, tiny_store(tmp_path, photos.photos))
-    assert all(found.maps(photo).mean() > 0.5 for photo in photos.photos)  # no class was ever absent
+    assert all(photo_maps(found.class_maps, photo).mean() > 0.5 for photo in photos.photos)  # no class was ever absent
 
 
 def test_evidence_of_photos_without_proposals_is_empty(tmp_path: Path) -> None:

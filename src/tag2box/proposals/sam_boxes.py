@@ -134,7 +134,7 @@ class Sam(base.ProposalMethod):
 
     def ready(self) -> None:
         """Raise a UserError unless the weights are stored."""
-        _network()
+        mobile_sam_network()
 
     def working_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height at which a photo of this width and height is searched."""
@@ -143,7 +143,7 @@ class Sam(base.ProposalMethod):
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> base.FoundBoxes:
         """Find the boxes of masks, with their quality, and those of selective search, with zeros."""
         image = torch.from_numpy(np.ascontiguousarray(bgr[..., ::-1])).permute(2, 0, 1)
-        embedded = EmbeddedImage.of(_network(), image)
+        embedded = EmbeddedImage.of(mobile_sam_network(), image)
         found = embedded.at_points(grid_points(embedded.width, embedded.height, self.points))
         found = found.best(self.min_quality, self.nms_iou)
         boxes, scores = [found.boxes], [found.quality]
@@ -167,7 +167,8 @@ def long_side_size(size: tuple[int, int], long_side: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _network() -> MobileSam:
+def mobile_sam_network() -> MobileSam:
+    """MobileSAM with its published weights, loaded once; raises a UserError unless they are stored."""
     return mobile_sam()
 
 
@@ -235,7 +236,7 @@ class Snapped(base.ProposalMethod):
 
     def ready(self) -> None:
         """Raise a UserError unless the weights are stored."""
-        _network()
+        mobile_sam_network()
         if isinstance(self.proposals, base.ProposalMethod):
             self.proposals.ready()
 
@@ -270,7 +271,7 @@ class Snapped(base.ProposalMethod):
             return found
         width, height = long_side_size(size, self.snapping.long_side)
         scale = torch.tensor([width / size[0], height / size[1]] * 2)
-        embedded = EmbeddedImage.of(_network(), base.resized_image(image, width, height))
+        embedded = EmbeddedImage.of(mobile_sam_network(), base.resized_image(image, width, height))
         snapped = self.snapping(embedded, prompts * scale)
         boxes = clip(snapped.boxes / scale, *size)
         is_big = (boxes[:, 2:] - boxes[:, :2] >= max(self.min_side, 1e-3)).all(dim=1)

@@ -24,6 +24,18 @@ _RECENT = 256  # photos of which the kept proposals are remembered
 _OTHERS = 0.25  # share of the kept proposals that are others: a detector also needs to see background
 
 
+def photo_maps(net: ClassMaps, photo: Photo) -> Float[Tensor, "C h w"]:
+    """The class maps of a photo; its sides are rounded to whole cells, so that cells of both flips agree."""
+    stride = net.backbone.stride
+    upright = images.load_view(photo, images.View(net.side, long_max=_LONG * net.side))[None]
+    height, width = (max(1, round(side / stride)) * stride for side in upright.shape[2:])
+    pixels = functional.interpolate(upright, (height, width), mode="bilinear", align_corners=False)
+    with torch.no_grad():
+        own, flipped = (net.maps(one.to(net.backbone.device)) for one in (pixels, pixels.flip(3)))
+        mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
+    return mean
+
+
 @dataclass(frozen=True)
 class ClassEvidence:
     """Evidence of class maps for the proposals of photos, computed at every call."""
@@ -38,22 +50,11 @@ class ClassEvidence:
         boxes = self.store.boxes(photo.id)
         if not len(boxes):
             return torch.zeros(0, self.class_maps.num_classes)
-        return box_evidence(self.maps(photo), boxes, (photo.width, photo.height))
+        return box_evidence(photo_maps(self.class_maps, photo), boxes, (photo.width, photo.height))
 
     @cached_property
     def _by_id(self) -> dict[str, Photo]:
         return {photo.id: photo for photo in self.photos}
-
-    def maps(self, photo: Photo) -> Float[Tensor, "C h w"]:
-        """The class maps of a photo; its sides are rounded to whole cells, so that cells of both flips agree."""
-        net, stride = self.class_maps, self.class_maps.backbone.stride
-        upright = images.load_view(photo, images.View(net.side, long_max=_LONG * net.side))[None]
-        height, width = (max(1, round(side / stride)) * stride for side in upright.shape[2:])
-        pixels = functional.interpolate(upright, (height, width), mode="bilinear", align_corners=False)
-        with torch.no_grad():
-            own, flipped = (net.maps(one.to(net.backbone.device)) for one in (pixels, pixels.flip(3)))
-            mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
-        return mean
 
 
 @dataclass(frozen=True)
