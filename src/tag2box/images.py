@@ -141,7 +141,7 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
         factor = 1 if at_least is None else reduction(_upright(image.size, turn), at_least)
         rest = factor // _draft(image, factor)
         _refuse_above(path, image.size)
-        rgb = _to_rgb(image)
+        rgb = to_rgb(image)
         small = rgb.reduce(rest) if rest > 1 else rgb
         pixels = np.asarray(small.transpose(_TURNS[turn]) if turn in _TURNS else small)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
@@ -320,7 +320,7 @@ def _draft(image: ImageFile, factor: int) -> int:
     return part
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow mode to RGB. Pillow itself would clip 16-bit greys to white, and reveal colours hidden by alpha."""
     image.load()
     if image.mode.startswith("I") or image.mode == "F":
@@ -340,6 +340,20 @@ def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
     elif mode != "F" and brightest > 255:
         scale = 1 / 257
     return np.nan_to_num(grey * np.float32(scale)).round().clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPhoto(Photo):
+    """A photo in memory, upright; its path is a name for messages."""
+
+    pixels: UInt8[Tensor, "3 H W"]
+
+    def reduced(self, factor: int) -> UInt8[Tensor, "3 h w"]:
+        """The pixels, reduced as ``read_photo`` reduces those of a file without loss."""
+        if factor == 1:
+            return self.pixels
+        small = Image.fromarray(self.pixels.permute(1, 2, 0).contiguous().numpy()).reduce(factor)
+        return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +381,10 @@ def load_image(photo: Photo, views: Sequence[View]) -> DecodedImage:
     """
     sizes = [view_size(view, (photo.height, photo.width)) for view in views]
     wanted = (max(width for _, width in sizes), max(height for height, _ in sizes))
-    pixels = read_photo(photo.path, at_least=wanted)
     factor = reduction((photo.width, photo.height), wanted)
+    if isinstance(photo, LoadedPhoto):
+        return DecodedImage(photo, photo.reduced(factor))
+    pixels = read_photo(photo.path, at_least=wanted)
     if tuple(pixels.shape[1:]) != (-(-photo.height // factor), -(-photo.width // factor)):
         found = "x".join(map(str, photo_size(photo.path)))
         raise UserError(

@@ -19,12 +19,10 @@ from tag2box.cli import options
 from tag2box.formats import datasets, detection_files, export as exports, listing, voc_boxes
 from tag2box.inference import predict
 from tag2box.parallel.pool import Pool
+from tag2box.predictor import draw_photo
 from tag2box.progress import Progress, TerminalProgress, silent
-from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
-from tag2box.training.feature_cache import RoiMaps, weights_digest
-
-_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
+from tag2box.training.feature_cache import weights_digest
 
 
 def detect(
@@ -215,19 +213,7 @@ def _detect(
 ) -> dict[str, Detections]:
     if pool is not None:
         return detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
-    seen = preselected(trained.detector.class_maps, photos, store, trained.config.adaptation.keep_boxes)
-    return predict.run_detector(
-        trained.detector,
-        photos,
-        seen,
-        maps=RoiMaps(trained.detector.backbone, photos, seen),
-        inference=trained.config.inference,
-        rescore=trained.config.criterion.rescore,
-        progress=progress,
-        dist=dist,
-        on_photo=on_photo,
-        select=select,
-    )
+    return trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 
 def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
@@ -255,22 +241,17 @@ def _draw(
     folder: Path,
     skipped: list[str] | None,
 ) -> None:
-    from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
-
     files = storage.distinct_file_names(photo.id for photo in photos)
     for photo in photos:
-        view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
-        boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
-        shown = replace(found[photo.id], boxes=boxes)
         try:
-            pixels = images.load_view(photo, view).round().byte()
+            picture = draw_photo(photo, found[photo.id], classes)
         except errors.UserError as error:  # without proposals it was not read before
             if skipped is None:
                 raise
             skipped.append(f"{error}; not drawn")
             continue
         with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
-            draw_detections(pixels, shown, classes).save(temporary, format="JPEG", quality=92)
+            picture.save(temporary, format="JPEG", quality=92)
 
 
 # ---------------------------------------------------------------- in a pool of processes
