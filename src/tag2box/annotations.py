@@ -31,6 +31,11 @@ class Photo:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoFrame(Photo):
+    """A frame of a video, in a temporary file; its id is VIDEO#NUMBER."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaggedPhotos:
     """A training set: photos and image-level tags, no boxes."""
 

@@ -166,9 +166,7 @@ def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tup
         places: also patterns, such as ``photos/*.jpg``, of a shell that does not expand them.
         skipped: if given, a photo that cannot be read adds a line to it, instead of raising.
     """
-    files: dict[Path, None] = {}
-    for place in places:
-        files |= dict.fromkeys(_photos_at(place))
+    files = expanded(places)
     names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
     photos = []
     for name, file in zip(names, files, strict=True):
@@ -179,6 +177,14 @@ def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tup
                 raise
             skipped.append(str(error))
     return tuple(photos)
+
+
+def expanded(places: Sequence[Path]) -> list[Path]:
+    """The files that files, folders and patterns name, each once; only those of folders are sure to exist."""
+    files: dict[Path, None] = {}
+    for place in places:
+        files |= dict.fromkeys(_photos_at(place))
+    return list(files)
 
 
 def _photos_at(place: Path) -> Sequence[Path]:
