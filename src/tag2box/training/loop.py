@@ -98,7 +98,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
             loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
             done, total = iteration + 1, loss.total.item()
             bar.advance(f"loss {total:.3f}")
-            stops = stop() if dist.world_size == 1 else dist.any(stop())
+            stops = bool(stop()) if dist.world_size == 1 else dist.any(bool(stop()))
             spikes.new.append(total)
             if done % plan.log_every == 0 or done == plan.iterations:
                 if (ratio := spikes.highest_ratio()) is not None:
@@ -115,7 +115,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
             if stops and done < plan.iterations:
                 raise errors.Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
-                )
+                ) from (errors.Terminated() if stop() == signal.SIGTERM else None)
     seconds = time.monotonic() - began
     log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()})
 
@@ -241,26 +241,27 @@ def _save(
 
 
 @contextmanager
-def _graceful_stop() -> Iterator[Callable[[], bool]]:
+def _graceful_stop() -> Iterator[Callable[[], int]]:
     """The first Ctrl-C, or SIGTERM of a batch system, stops after the current iteration; the second stops at once.
 
-    torchrun forwards the signal that the terminal has already sent, so under it the second one is ignored.
+    Yields a function that returns the number of the signal, or 0. torchrun forwards the signal that the terminal has
+    already sent, so under it the second one is ignored.
     """
-    requested = False
+    received = 0
 
     def request(signum: int, frame: object) -> None:
-        nonlocal requested
-        requested = True
+        nonlocal received
+        received = signum
         if not is_torchrun():
-            signal.signal(signum, signal.default_int_handler)
+            signal.signal(signum, errors.stop_at_once)
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are handled elsewhere
-        yield lambda: False
+        yield lambda: 0
         return
     try:
-        yield lambda: requested
+        yield lambda: received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
