@@ -1,11 +1,10 @@
 """Images: views of a photo (resize, horizontal flip) with their boxes, and decoding of photo files."""
 
 import difflib
-import glob
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
@@ -159,49 +158,6 @@ def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     return 1 << (room.bit_length() - 1) if room else 1
 
 
-def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tuple[Photo, ...]:
-    """The photos among files and folders; folders are searched recursively, in the order of names.
-
-    Args:
-        places: also patterns, such as ``photos/*.jpg``, of a shell that does not expand them.
-        skipped: if given, a photo that cannot be read adds a line to it, instead of raising.
-    """
-    files = expanded(places)
-    names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
-    photos = []
-    for name, file in zip(names, files, strict=True):
-        try:
-            photos.append(Photo(name, file, *photo_size(file)))
-        except UserError as error:
-            if skipped is None:
-                raise
-            skipped.append(str(error))
-    return tuple(photos)
-
-
-def expanded(places: Sequence[Path]) -> list[Path]:
-    """The files that files, folders and patterns name, each once; only those of folders are sure to exist."""
-    files: dict[Path, None] = {}
-    for place in places:
-        files |= dict.fromkeys(_photos_at(place))
-    return list(files)
-
-
-def _photos_at(place: Path) -> Sequence[Path]:
-    """The photos in a folder, or that match a pattern; else the file itself, whether it exists or not."""
-    if place.is_dir():
-        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
-        if not inside:
-            raise UserError(f"{place}: no photos in this folder; expected {', '.join(sorted(SUFFIXES))} files")
-        return inside
-    if place.exists() or not glob.has_magic(str(place)):
-        return [place]
-    matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))  # noqa: PTH207 - may be absolute
-    if not matches:
-        raise UserError(f"{place}: no such photo, and no file matches this pattern; check the folder and the suffix")
-    return [file for match in matches for file in (_photos_at(match) if match.is_dir() else [match])]
-
-
 def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
     """Photo ids: the shortest of stem, path without suffix and whole path that is different for all photos."""
     whole = [path.as_posix() for path in paths]
@@ -352,7 +308,7 @@ def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
 class LoadedPhoto(Photo):
     """A photo in memory, upright; its path is a name for messages."""
 
-    pixels: UInt8[Tensor, "3 H W"]
+    pixels: UInt8[Tensor, "3 H W"] = field(kw_only=True)
 
     def reduced(self, factor: int) -> UInt8[Tensor, "3 h w"]:
         """The pixels, reduced as ``read_photo`` reduces those of a file without loss."""

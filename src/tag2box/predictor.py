@@ -298,7 +298,7 @@ def as_photo(image: ImageLike) -> Photo:
         return Photo(path.stem, path, *images.photo_size(path))
     pixels = to_pixels(image)
     name = str(getattr(image, "filename", "")) or "image"  # of a PIL image that was opened from a file
-    return images.LoadedPhoto(Path(name).stem, Path(name), pixels.shape[2], pixels.shape[1], pixels)
+    return images.LoadedPhoto(Path(name).stem, Path(name), pixels.shape[2], pixels.shape[1], pixels=pixels)
 
 
 def to_pixels(image: Image.Image | ndarray | torch.Tensor) -> UInt8[torch.Tensor, "3 H W"]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tag2box.annotations import Photo
 from tag2box.cli.detect import detect
-from tag2box.cli.inputs import Every, extract_frames, find_inputs, with_frames, with_listed
+from tag2box.cli.inputs import Every, extract_frames, find_inputs, find_photos, with_frames, with_listed
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.predictor import load
@@ -98,6 +98,40 @@ def test_a_name_in_other_case_is_suggested(small, monkeypatch, capsys):
     done = call(["detect", "run", "photos/upper.jpg"], monkeypatch, capsys)
     assert done.code == 2
     assert done.err == "tag2box: photos/upper.jpg: no such photo; did you mean UPPER.JPG?\n"
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], []),
+        (["p/a/1.jpg"], ["1.jpg"]),
+        (["p/a"], ["1.jpg"]),
+        (["p"], ["a/1.jpg", "b/1.jpg", "b/2.jpg"]),
+        (["p/*/2.jpg"], ["b/2.jpg"]),
+        (["p/b/2.jpg", "p/a"], ["b/2.jpg", "a/1.jpg"]),
+        (["p/b/*.jpg"], ["1.jpg", "2.jpg"]),
+        (["."], ["p/a/1.jpg", "p/b/1.jpg", "p/b/2.jpg"]),
+    ],
+)
+def test_files_are_named_in_relation_to_what_was_given(places, expected, tmp_path, monkeypatch):
+    """Not to what is inside: one more photo of the same name elsewhere does not change the names of the others."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/1", "b/1", "b/2"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "p" / f"{name}.jpg")
+    assert [photo.file for photo in find_photos([Path(place) for place in places])] == expected
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_names_in_the_output_do_not_depend_on_other_photos(more, small):
+    (small / "photos" / "deep").mkdir()
+    (small / "photos" / "photo1.jpg").rename(small / "photos" / "deep" / "photo1.jpg")
+    if more:
+        Image.new("RGB", (40, 40)).save(small / "photos" / "photo1.jpg")
+    detect(Path("run"), [Path("photos")], Path("a.json"))
+    assert set(names(small / "a.json")) >= {"photo0.jpg", "deep/photo1.jpg", "photo2.jpg"}
+    detect(Path("run"), [Path("photos/deep")], Path("a.csv"), export="csv", min_score=0)
+    assert (small / "a.csv").read_text().splitlines()[1].startswith("photo1.jpg,")
 
 
 # ---------------------------------------------------------------- videos

@@ -1,5 +1,6 @@
 """The photos of a command: files, folders, patterns, a list on standard input, a split, frames of videos."""
 
+import glob
 import os
 import re
 import sys
@@ -9,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import cv2
 import typer
 
 from tag2box import errors, images, storage
-from tag2box.annotations import Photo, VideoFrame
+from tag2box.annotations import Photo
 from tag2box.formats import datasets, listing
 from tag2box.progress import Progress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
@@ -88,13 +89,62 @@ def find_inputs(
     chosen = Every.parse(every)
     if split is not None:
         return Inputs(_split_photos(places, split, skipped), (), chosen)
-    files = images.expanded(places)
+    root, files = _root(places), _files(places)
     videos = [file for file in files if file.suffix.lower() in VIDEO_SUFFIXES]
-    for video in videos:
-        if not video.is_file():
-            raise errors.UserError(f"{video}: no such video; check the name and the folder")
-    photos = images.find_photos([file for file in files if file.suffix.lower() not in VIDEO_SUFFIXES], skipped)
-    return Inputs(photos, tuple(videos), chosen)
+    missing = next((video for video in videos if not video.is_file()), None)
+    if missing is not None:
+        raise errors.UserError(f"{missing}: no such video; check the name and the folder")
+    rest = [file for file in files if file.suffix.lower() not in VIDEO_SUFFIXES] if videos else files
+    photos: list[Photo] = []
+    for name, file in zip(images.distinct_names([PurePosixPath(file.as_posix()) for file in rest]), rest, strict=True):
+        try:
+            photos.append(Photo(name, file, *images.photo_size(file), file=os.path.relpath(file, root)))
+        except errors.UserError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+    return Inputs(tuple(photos), tuple(videos), chosen)
+
+
+def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tuple[Photo, ...]:
+    """The photos among files, folders and patterns; folders are searched recursively, in the order of names."""
+    return find_inputs(places, skipped=skipped).photos
+
+
+def _files(places: Sequence[Path]) -> list[Path]:
+    """The files that are named, those in folders and those that match patterns, each once."""
+    files: dict[Path, None] = {}
+    for place in places:
+        is_one = not place.is_dir() and (place.exists() or not glob.has_magic(str(place)))
+        files |= {place: None} if is_one else dict.fromkeys(_expanded(place))
+    return list(files)
+
+
+def _expanded(place: Path) -> list[Path]:
+    """The photos in a folder, or the files that match a pattern, and the photos in folders that do."""
+    if place.is_dir():
+        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in images.SUFFIXES and not p.is_dir())
+        if not inside:
+            expected = ", ".join(sorted(images.SUFFIXES))
+            raise errors.UserError(f"{place}: no photos in this folder; expected {expected} files")
+        return inside
+    matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))  # noqa: PTH207 - may be absolute
+    if not matches:
+        raise errors.UserError(
+            f"{place}: no such photo, and no file matches this pattern; check the folder and the suffix"
+        )
+    return [file for match in matches for file in (_expanded(match) if match.is_dir() else [match])]
+
+
+def _root(places: Sequence[Path]) -> str:
+    """The folder that photos are named in relation to: it depends on what was given, not on what is inside."""
+    folders = []
+    for place in places:
+        folder = place.absolute() if place.is_dir() else place.absolute().parent
+        while glob.has_magic(str(folder)) and not folder.exists():
+            folder = folder.parent
+        folders.append(str(folder))
+    return os.path.commonpath(folders) if folders else ""
 
 
 def _split_photos(paths: Sequence[Path], split: str, skipped: list[str] | None) -> tuple[Photo, ...]:
@@ -144,7 +194,7 @@ def with_frames(
         yield inputs.photos
         return
     with tempfile.TemporaryDirectory(prefix="tag2box-") as folder:
-        frames: list[VideoFrame] = []
+        frames: list[Photo] = []
         with dist.main_process_first():
             for video, name in zip(inputs.videos, _video_names(inputs.videos), strict=True) if dist.is_main else ():
                 try:
@@ -162,7 +212,7 @@ def _video_names(videos: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [video.as_posix() for video in videos]
 
 
-def extract_frames(video: Path, name: str, every: Every, folder: Path, progress: Progress = silent) -> list[VideoFrame]:
+def extract_frames(video: Path, name: str, every: Every, folder: Path, progress: Progress = silent) -> list[Photo]:
     """Write frames of a video into a folder, without loss; their ids are NAME#NUMBER, counted from 0.
 
     A video of which no frame can be read is refused; of one that was cut short, the frames before are kept.
@@ -170,7 +220,7 @@ def extract_frames(video: Path, name: str, every: Every, folder: Path, progress:
     with _opened(video) as capture:
         step = every.step(video, capture.get(cv2.CAP_PROP_FPS))
         stated = max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-        frames: list[VideoFrame] = []
+        frames: list[Photo] = []
         with progress(f"frames of {video.name}", -(-stated // step)) as bar:
             for number in count():
                 if not capture.grab():
@@ -206,7 +256,7 @@ def _opened(video: Path) -> Iterator[Any]:
         cv2.utils.logging.setLogLevel(before)
 
 
-def _write_frame(video: Path, photo_id: str, bgr: Any, folder: Path) -> VideoFrame:
+def _write_frame(video: Path, photo_id: str, bgr: Any, folder: Path) -> Photo:
     height, width = bgr.shape[:2]
     if height * width > images.MAX_PIXELS:
         raise errors.UserError(f"{video}: frames of {width}x{height} pixels are too large; save a smaller copy of it")
@@ -214,4 +264,4 @@ def _write_frame(video: Path, photo_id: str, bgr: Any, folder: Path) -> VideoFra
     _, png = cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     with storage.writing(path, _NO_SPACE):
         path.write_bytes(png.tobytes())
-    return VideoFrame(photo_id, path, width, height)
+    return Photo(photo_id, path, width, height, file=photo_id)

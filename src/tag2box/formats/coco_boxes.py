@@ -15,7 +15,7 @@ from jaxtyping import Float
 from pydantic import Field, TypeAdapter
 
 from tag2box import errors, io, storage
-from tag2box.annotations import Detections, Objects, Photo, Truth, VideoFrame
+from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.formats import coco_file, coco_tags, export, listing
 from tag2box.labels import label_set
 from tag2box.labels.labelled import LabelledPhotos
@@ -369,9 +369,8 @@ def coco_entries(found: Detections, classes: Sequence[str], categories: Mapping[
 
 
 def _file_name(photo: Photo) -> str:
-    """The photo's file, with its folder if the id has one, so that photos of the same name stay distinct."""
-    is_whole = isinstance(photo, VideoFrame) or photo.id.endswith(photo.path.suffix)
-    return photo.id if is_whole else photo.id + photo.path.suffix
+    """The photo's file, relative to what the user named; else its id, which is distinct among the photos."""
+    return photo.file or (photo.id if photo.id.endswith(photo.path.suffix) else photo.id + photo.path.suffix)
 
 
 def _lines(rows: list[_Entry]) -> str:
