@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +62,13 @@ class Plan:
     """Length of training, optimizer, and what is written on the way."""
 
     iterations: Annotated[int, Field(ge=1, le=10**9)] = 30_000
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """Length in rounds through the photos, from which `iterations` follow when training starts. None: `iterations` as
+    they are; setting `iterations` alone has the same effect."""
+    least_iterations: Annotated[int, Field(ge=1, le=10**9)] = 1
+    """With `epochs`: few photos are trained on for so many iterations."""
+    most_iterations: Annotated[int, Field(ge=1, le=10**9)] = 10**9
+    """With `epochs`: many photos are trained on for no more iterations."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     optimizer: Annotated[optim.OptimizerSettings, extend.Plugin("optimizer")] = optim.Sgd()
     schedule: Schedule = Schedule()
@@ -73,6 +80,14 @@ class Plan:
     """Checkpoints that are kept: the newest, and those before it, to go back to if the newest is damaged."""
     gallery: Annotated[int, Field(ge=0, le=1000)] = 8
     """Training photos whose pseudo ground truth is logged for the report."""
+
+    def for_photos(self, count: int, batch_size: int) -> "Plan":
+        """The plan with the iterations of ``epochs`` rounds through so many photos, above 100 a multiple of 25."""
+        if self.epochs is None:
+            return self
+        exact = math.ceil(self.epochs * count / batch_size)
+        even = 25 * round(exact / 25) if exact > 100 else exact
+        return replace(self, iterations=max(1, self.least_iterations, min(even, self.most_iterations)))
 
 
 def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
