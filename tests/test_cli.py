@@ -157,6 +157,24 @@ def test_the_first_help_lists_the_commands(helps):
     assert all(name.split()[1] in helps[0][name.split()[0]] for name in SURFACE if " " in name)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tag2box de", {"demo", "detect"}),
+        ("tag2box data ", {"check", "stats"}),
+        ("tag2box detect --min", {"--min-score"}),
+    ],
+)
+def test_shells_complete_commands_and_options(words, expected):
+    """As the script of ``tag2box --install-completion bash`` asks for them."""
+    typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TAG2BOX_COMPLETE": "complete_bash"}
+    script = "import sys; sys.argv = ['tag2box']; from tag2box.cli import app; app(prog_name='tag2box')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **typed}
+    )
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
 # ---------------------------------------------------------------- how commands end
 
 

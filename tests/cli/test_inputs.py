@@ -93,6 +93,11 @@ def test_standard_input_is_not_read_without_a_dash(monkeypatch):
     assert with_listed([Path("a.jpg")]) == [Path("a.jpg")]
 
 
+@pytest.mark.parametrize("photos", ["photos/photo1.jpg", Path("photos/photo1.jpg"), ["photos/photo1.jpg"]])
+def test_from_python_paths_may_be_text_and_one_needs_no_list(photos, small):
+    assert list(detect("run", photos)) == ["photo1"]
+
+
 def test_a_name_in_other_case_is_suggested(small, monkeypatch, capsys):
     (small / "photos" / "photo1.jpg").rename(small / "photos" / "UPPER.JPG")
     done = call(["detect", "run", "photos/upper.jpg"], monkeypatch, capsys)

@@ -26,8 +26,8 @@ from tag2box.training.feature_cache import weights_digest
 
 
 def detect(
-    run: Path,
-    photos: Sequence[Path],
+    run: inputs.AnyPath,
+    photos: inputs.AnyPath | Sequence[inputs.AnyPath],
     out: Path | None = None,
     *,
     export: str = "coco",
@@ -61,10 +61,11 @@ def detect(
         dist: ranks that share the photos; all return all detections, rank 0 writes.
 
     Example:
-        boxes = tag2box.detect(Path("runs/mine"), [Path("photo.jpg")])["photo"].boxes
+        boxes = tag2box.detect("runs/mine", ["photo.jpg"])["photo"].boxes
     """
     options.check_score(min_score)
-    if not photos:
+    run, places = Path(run), inputs.as_paths(photos)
+    if not places:
         raise errors.UserError("no photos given; name files or folders after the run")
     if pool is not None and dist.world_size > 1:
         raise errors.UserError("--on ray: Ray has processes of its own; start the command without torchrun")
@@ -74,7 +75,7 @@ def detect(
     if draw is not None:
         io.check_writable(draw, is_folder=True)
     trained = with_inference(runs.load_run(run), overrides)
-    given = inputs.find_inputs(photos, split, every, skipped)
+    given = inputs.find_inputs(places, split, every, skipped)
     if given.videos and pool is not None:
         raise errors.UserError(f"{given.videos[0]}: frames are read on this machine; leave out --on ray for videos")
     _check_outputs(outputs, given, trained.classes)

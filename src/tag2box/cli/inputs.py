@@ -24,6 +24,7 @@ from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv"})
 FROM_STDIN = Path("-")
+AnyPath = str | os.PathLike[str]
 EVERY = "1s"
 """Frames of a video that are looked at by default."""
 _EVERY = re.compile(r"(?P<frames>[1-9][0-9]{0,8})|(?P<seconds>[0-9]{1,6}(?:\.[0-9]{1,6})?)s")
@@ -104,6 +105,11 @@ def find_inputs(
                 raise
             skipped.append(str(error))
     return Inputs(tuple(photos), tuple(videos), chosen)
+
+
+def as_paths(places: AnyPath | Sequence[AnyPath]) -> list[Path]:
+    """One path or several, of text or not, as paths."""
+    return [Path(place) for place in ([places] if isinstance(places, str | os.PathLike) else places)]
 
 
 def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tuple[Photo, ...]:
