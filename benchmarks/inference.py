@@ -27,7 +27,8 @@ from torch import Tensor
 from loader import RandomBoxes
 from measuring import Row, machine, measure, spread_of
 from tag2box.annotations import BoxSource, Photo
-from tag2box.images import View, boxes_in_view, find_photos, load_image, load_view, read_photo
+from tag2box.cli.inputs import find_photos
+from tag2box.images import View, boxes_in_view, load_image, load_view, read_photo
 from tag2box.inference.predict import Inference, run_detector
 from tag2box.io import write_json
 from tag2box.models.detector import Detector

@@ -17,6 +17,7 @@ SECTIONS = {
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
         "label", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
     ),
+    "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
     "Settings": ("Config", "Data", "RECIPES"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
     "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule"),

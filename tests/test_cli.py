@@ -20,7 +20,7 @@ import pytest
 import typer
 
 import tag2box.cli as cli
-from tag2box.errors import Interrupted, UserError
+from tag2box.errors import Interrupted, Terminated, UserError
 from tag2box.recipes import RECIPES
 from tiny_world import call
 
@@ -28,8 +28,8 @@ SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--config",
               "--recipe", "--system", "--resume", "--tags", "--set"],
-    "detect": ["run", "photos", "--out", "--split", "--proposals", "--draw", "--voc", "--format", "--min-score",
-               "--set", "--skip-bad", "--on", "--address"],
+    "detect": ["run", "photos", "--out", "--split", "--every", "--proposals", "--draw", "--voc", "--format",
+               "--min-score", "--set", "--skip-bad", "--on", "--address"],
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",
               "--boxes-of-other-classes", "--proposals", "--set", "--skip-bad", "--on", "--address"],
     "export": ["labels", "--format", "--out", "--photos", "--splits", "--copy"],
@@ -157,6 +157,24 @@ def test_the_first_help_lists_the_commands(helps):
     assert all(name.split()[1] in helps[0][name.split()[0]] for name in SURFACE if " " in name)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tag2box de", {"demo", "detect"}),
+        ("tag2box data ", {"check", "stats"}),
+        ("tag2box detect --min", {"--min-score"}),
+    ],
+)
+def test_shells_complete_commands_and_options(words, expected):
+    """As the script of ``tag2box --install-completion bash`` asks for them."""
+    typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TAG2BOX_COMPLETE": "complete_bash"}
+    script = "import sys; sys.argv = ['tag2box']; from tag2box.cli import app; app(prog_name='tag2box')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **typed}
+    )
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
 # ---------------------------------------------------------------- how commands end
 
 
@@ -166,6 +184,17 @@ class SafetensorError(Exception):
 
 def os_error(number: int, *names: str) -> OSError:
     return OSError(number, os.strerror(number), *(names[:1] + (None,) * (len(names) > 1) + names[1:]))
+
+
+def saved_after(error: KeyboardInterrupt) -> Interrupted:
+    """What a command raises that saves its work when it is stopped."""
+    try:
+        try:
+            raise error
+        except KeyboardInterrupt:
+            raise Interrupted("run: saved; go on with --resume") from None
+    except Interrupted as saved:
+        return saved
 
 
 def failing(error: BaseException) -> typer.Typer:
@@ -191,6 +220,9 @@ def failing(error: BaseException) -> typer.Typer:
         (UserError("a\x1b[31m\nb\u202e"), 2, "a\\x1b[31m b\\u202e"),
         (Interrupted("run: saved; go on with --resume"), 130, "run: saved; go on with --resume"),
         (KeyboardInterrupt(), 130, "stopped"),
+        (Terminated(), 143, "stopped"),
+        (saved_after(KeyboardInterrupt()), 130, "run: saved; go on with --resume"),
+        (saved_after(Terminated()), 143, "run: saved; go on with --resume"),
         (os_error(errno.ENOSPC), 2, "No space left on device; free some disk space, or"),
         (os_error(errno.EACCES, "run/a"), 2, "run/a: Permission denied; choose another folder, or"),
         (os_error(errno.EXDEV, "a", "b"), 2, "a -> b: Invalid cross-device link; correct this, and repeat the command"),
@@ -261,7 +293,7 @@ def test_control_characters_of_an_option_do_not_reach_the_terminal(monkeypatch, 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_command_with_one_line(number, monkeypatch, capsys):
-    """Batch systems send SIGTERM; it must do what Ctrl-C does, and be as before afterwards."""
+    """Batch systems send SIGTERM; it must do what Ctrl-C does, with its own code, and be as before afterwards."""
     app = typer.Typer(cls=cli._LazyGroup)
     cleaned = []
 
@@ -279,7 +311,7 @@ def test_a_signal_ends_a_command_with_one_line(number, monkeypatch, capsys):
     monkeypatch.setattr(cli, "app", app)
     before = signal.getsignal(signal.SIGTERM)
     done = call(["fail"], monkeypatch, capsys)
-    assert (done.code, done.err, cleaned) == (130, "tag2box: stopped\n", [True])
+    assert (done.code, done.err, cleaned) == (128 + number, "tag2box: stopped\n", [True])
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -292,9 +324,11 @@ def test_a_signal_during_the_imports_ends_with_one_line(module, number, tmp_path
     kill = f"import os, signal\nos.kill(os.getpid(), signal.{number})\nraise ImportError('still here')\n"
     (tmp_path / f"{module}.py").write_text(kill)
     command = [sys.executable, "-m", "tag2box", "train", "--out", "run"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tag2box: stopped\n")
+    code = 128 + getattr(signal, number)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "tag2box: stopped\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -209,6 +210,7 @@ FILES = {
     "runs/mine/state.json": "state of a run",
     "runs/mine/run.json": "state of a run",
     "runs/mine/photos.json": "state of a run",
+    "runs/mine/events.jsonl": "events of a run",
     "runs/mine/checkpoint-000006/model.safetensors": "checkpoint",
     f"runs/mine/checkpoint-000006/{checkpoint.OPTIMIZER}": "checkpoint",
     "runs/mine/checkpoint-000006/state.json": "checkpoint",
@@ -244,6 +246,15 @@ def test_a_line_of_the_log_that_is_no_event_is_found(stored: Path) -> None:
     (bad,) = (check for check in verify_files([stored]) if not check.ok)
     path.write_bytes(whole)
     assert bad.name == "events of a run" and f"{path}:1" in bad.detail
+
+
+def test_a_log_of_version_0_1_is_not_verified_and_no_damage(stored: Path) -> None:
+    path = stored / "runs" / "mine" / "events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(re.sub(rb', "crc32": "[0-9a-f]{8}"}', b"}", whole))
+    (row,) = (check for check in verify_files([stored]) if not check.ok)
+    path.write_bytes(whole)
+    assert (row.name, row.required, row.detail) == ("events of a run", False, f"{path}: not verified")
 
 
 def test_the_command_prints_a_row_for_each_file_and_exits_with_1_for_damage(stored: Path, monkeypatch, capsys) -> None:

@@ -24,8 +24,9 @@ CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
     "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
-    "MilStrategy", "Outputs", "Photo", "Progress", "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes",
-    "PseudoLabels", "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
+    "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
+    "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels",
+    "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
 )  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def test_importing_it_loads_nothing_heavy():
 
 
 def test_the_public_names_are_pinned():
-    assert sorted(tag2box.__all__) == sorted([*COMMANDS, *CLASSES, "RECIPES", "load_run", "silent"])
+    assert sorted(tag2box.__all__) == sorted([*COMMANDS, *CLASSES, "RECIPES", "load", "load_run", "silent"])
 
 
 def test_every_public_name_is_listed_and_imported_from_the_module_that_defines_it():

@@ -40,10 +40,10 @@ def test_short_work_prints_one_plain_line(total: int, done: int, notes: list[str
     assert watched(False, total, done, notes) == f"training ({total - done} to do)\n"
 
 
-def test_plain_lines_come_at_steps_of_a_tenth_with_rate_and_time_left() -> None:
+def test_plain_lines_come_after_the_first_items_and_at_steps_of_a_tenth_with_rate_and_time_left() -> None:
     assert timed(100, 0, [4.0] * 100) == [
         "training (100 to do)",
-        *(f"training: {n}/100 ({n}%), 0.25/s, {_clock(400 - 4 * n)} left" for n in range(10, 100, 10)),
+        *(f"training: {n}/100 ({n}%), 0.25/s, {_clock(400 - 4 * n)} left" for n in range(5, 100, 10)),
         "training: 100/100 (100%), 0.25/s, took 0:06:40",
     ]
 
@@ -57,6 +57,21 @@ def test_plain_lines_are_at_least_thirty_seconds_apart() -> None:
         "training (10 to do)",
         "training: 5/10 (50%), 0.14/s, 0:00:35 left",
         "training: 10/10 (100%), 0.14/s, took 0:01:10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "items"),
+    [
+        (0.5, [10]),  # the first item after 5 seconds
+        (1.0, [5]),
+        (0.1, []),  # 10 seconds in all: not worth a line
+    ],
+)
+def test_the_time_that_long_work_takes_is_told_early(seconds: float, items: list[int]) -> None:
+    assert timed(100, 0, [seconds] * 20) == [
+        "training (100 to do)",
+        *(f"training: {n}/100 ({n}%), {1 / seconds:.2f}/s, {_clock(round(seconds * (100 - n)))} left" for n in items),
     ]
 
 

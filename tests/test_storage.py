@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -292,6 +293,84 @@ def test_a_stamp_follows_the_content_and_is_not_computed_twice(tmp_path: Path) -
 def test_stamps_that_are_none(value: object) -> None:
     with pytest.raises(ValueError):
         storage.FileStamp.from_json(value)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files whose content was read; files count as settled however new they are."""
+    names: list[str] = []
+    real = storage.file_digest
+    monkeypatch.setattr(storage, "file_digest", lambda path: names.append(path.name) or real(path))
+    monkeypatch.setattr(storage, "_SETTLED", -(10**18))
+    return names
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_no_files_have_no_digests(tmp_path: Path, read: list[str]) -> None:
+    assert storage.content_digests([], tmp_path / "memory") == []
+    assert not (tmp_path / "memory").exists()
+
+
+def test_digests_of_files_are_remembered(tmp_path: Path, read: list[str]) -> None:
+    files, memory = [tmp_path / "a", tmp_path / "b"], tmp_path / "memory"
+    for file in files:
+        file.write_text(file.name)
+    for _ in range(3):
+        assert storage.content_digests(files, memory) == [sha("a"), sha("b")]
+    assert read == ["a", "b"]
+    assert storage.content_digests(files[:1], memory) == [sha("a")]
+    assert storage.content_digests(files, memory) == [sha("a"), sha("b")]
+    assert read == ["a", "b"]
+    assert storage.content_digests(files) == [sha("a"), sha("b")]
+    assert read == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_file_replaced_by_one_of_equal_size_and_time_is_read_again(tmp_path, read, in_place) -> None:
+    file, memory = tmp_path / "a", tmp_path / "memory"
+    file.write_text("one")
+    before = file.stat()
+    assert storage.content_digests([file], memory) == [sha("one")]
+    while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of a file system may tick slowly
+        if in_place:
+            file.write_text("two")
+        else:
+            (tmp_path / "b").write_text("two")
+            Path(tmp_path / "b").replace(file)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert storage.content_digests([file], memory) == [sha("two")]
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path, read, monkeypatch) -> None:
+    (tmp_path / "a").write_text("one")
+    monkeypatch.setattr(storage, "_SETTLED", 10**18)
+    for _ in range(2):
+        assert storage.content_digests([tmp_path / "a"], tmp_path / "memory") == [sha("one")]
+    assert read == ["a", "a"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"format": 1, "files": {"a": [1]}}'])
+def test_a_damaged_memory_is_no_memory(tmp_path, read, content) -> None:
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "memory").write_bytes(content)
+    for _ in range(2):
+        assert storage.content_digests([tmp_path / "a"], tmp_path / "memory") == [sha("one")]
+    assert read == ["a"]
+
+
+def test_a_memory_that_cannot_be_written_is_done_without(tmp_path, read) -> None:
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "file").touch()
+    assert storage.content_digests([tmp_path / "a"], tmp_path / "file" / "memory") == [sha("one")]
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match="none: no such photo"):
+        storage.content_digests([tmp_path / "none"])
 
 
 def test_failures_of_the_disk_name_the_file_and_the_cause(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ Every command of the ``tag2box`` program is a function here (``propose``, ``trai
 
     import tag2box
 
-    config = tag2box.RECIPES["photos"]()
-    boxes = tag2box.detect(run, photos)
+    model = tag2box.load("runs/mine")
+    print(model("photo.jpg").names)
 """
 
 from importlib import import_module
@@ -31,6 +31,7 @@ _MODULES = {
     "report": "tag2box.cli.report",
     "resume": "tag2box.cli.train",
     "train": "tag2box.cli.train",
+    "load": "tag2box.predictor",
     "load_run": "tag2box.runs",
     # settings
     "RECIPES": "tag2box.recipes",
@@ -50,6 +51,9 @@ _MODULES = {
     "LabelRule": "tag2box.labels.rule",
     "LabelSet": "tag2box.labels.label_set",
     "Photo": "tag2box.annotations",
+    "PredictedBox": "tag2box.predictor",
+    "Prediction": "tag2box.predictor",
+    "Predictor": "tag2box.predictor",
     "TaggedPhotos": "tag2box.annotations",
     "Truth": "tag2box.annotations",
     # networks

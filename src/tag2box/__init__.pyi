@@ -24,6 +24,12 @@ from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStra
 from tag2box.models.backbone import Backbone as Backbone, BackboneSettings as BackboneSettings
 from tag2box.models.detector import Detector as Detector
 from tag2box.models.rng import StepRng as StepRng
+from tag2box.predictor import (
+    PredictedBox as PredictedBox,
+    Prediction as Prediction,
+    Predictor as Predictor,
+    load as load,
+)
 from tag2box.progress import Progress as Progress, TerminalProgress as TerminalProgress, silent as silent
 from tag2box.proposals.base import ProposalMethod as ProposalMethod
 from tag2box.proposals.store import ProposalStore as ProposalStore

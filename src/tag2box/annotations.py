@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +28,7 @@ class Photo:
     path: Path
     width: int
     height: int
+    file: str = field(default="", compare=False)  # its name in files that are written; default: id and suffix
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Errors that end a command with one line for the user: what is wrong, where, and what to do next."""
 
+import signal
 import unicodedata
+from typing import NoReturn
 
 LONGEST_LINE = 2000
 """Characters of a line on a terminal; that of a name in it is shorter."""
@@ -17,7 +19,16 @@ class Busy(UserError):
 
 
 class Interrupted(Exception):
-    """Ctrl-C during work whose progress is saved, so that it can be resumed. Exit code 130."""
+    """Ctrl-C or SIGTERM during work whose progress is saved, so that it can be resumed. Exit code 130 or 143."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which batch systems send before they end a job; handled as Ctrl-C is, with another exit code."""
+
+
+def stop_at_once(number: int, frame: object) -> NoReturn:
+    """Signal handler: raise ``Terminated`` at SIGTERM, ``KeyboardInterrupt`` at Ctrl-C."""
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def memory_problem(error: BaseException) -> str | None:

@@ -1,11 +1,10 @@
 """Images: views of a photo (resize, horizontal flip) with their boxes, and decoding of photo files."""
 
 import difflib
-import glob
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
@@ -141,7 +140,7 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
         factor = 1 if at_least is None else reduction(_upright(image.size, turn), at_least)
         rest = factor // _draft(image, factor)
         _refuse_above(path, image.size)
-        rgb = _to_rgb(image)
+        rgb = to_rgb(image)
         small = rgb.reduce(rest) if rest > 1 else rgb
         pixels = np.asarray(small.transpose(_TURNS[turn]) if turn in _TURNS else small)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
@@ -157,43 +156,6 @@ def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     """The largest power of two that leaves both sides of a photo at least twice as long as needed; 1 if none does."""
     room = min(side // (2 * max(1, wanted)) for side, wanted in zip(size, at_least, strict=True))
     return 1 << (room.bit_length() - 1) if room else 1
-
-
-def find_photos(places: Sequence[Path], skipped: list[str] | None = None) -> tuple[Photo, ...]:
-    """The photos among files and folders; folders are searched recursively, in the order of names.
-
-    Args:
-        places: also patterns, such as ``photos/*.jpg``, of a shell that does not expand them.
-        skipped: if given, a photo that cannot be read adds a line to it, instead of raising.
-    """
-    files: dict[Path, None] = {}
-    for place in places:
-        files |= dict.fromkeys(_photos_at(place))
-    names = distinct_names([PurePosixPath(file.as_posix()) for file in files])
-    photos = []
-    for name, file in zip(names, files, strict=True):
-        try:
-            photos.append(Photo(name, file, *photo_size(file)))
-        except UserError as error:
-            if skipped is None:
-                raise
-            skipped.append(str(error))
-    return tuple(photos)
-
-
-def _photos_at(place: Path) -> Sequence[Path]:
-    """The photos in a folder, or that match a pattern; else the file itself, whether it exists or not."""
-    if place.is_dir():
-        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
-        if not inside:
-            raise UserError(f"{place}: no photos in this folder; expected {', '.join(sorted(SUFFIXES))} files")
-        return inside
-    if place.exists() or not glob.has_magic(str(place)):
-        return [place]
-    matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))  # noqa: PTH207 - may be absolute
-    if not matches:
-        raise UserError(f"{place}: no such photo, and no file matches this pattern; check the folder and the suffix")
-    return [file for match in matches for file in (_photos_at(match) if match.is_dir() else [match])]
 
 
 def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
@@ -320,7 +282,7 @@ def _draft(image: ImageFile, factor: int) -> int:
     return part
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow mode to RGB. Pillow itself would clip 16-bit greys to white, and reveal colours hidden by alpha."""
     image.load()
     if image.mode.startswith("I") or image.mode == "F":
@@ -340,6 +302,20 @@ def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
     elif mode != "F" and brightest > 255:
         scale = 1 / 257
     return np.nan_to_num(grey * np.float32(scale)).round().clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPhoto(Photo):
+    """A photo in memory, upright; its path is a name for messages."""
+
+    pixels: UInt8[Tensor, "3 H W"] = field(kw_only=True)
+
+    def reduced(self, factor: int) -> UInt8[Tensor, "3 h w"]:
+        """The pixels, reduced as ``read_photo`` reduces those of a file without loss."""
+        if factor == 1:
+            return self.pixels
+        small = Image.fromarray(self.pixels.permute(1, 2, 0).contiguous().numpy()).reduce(factor)
+        return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +343,10 @@ def load_image(photo: Photo, views: Sequence[View]) -> DecodedImage:
     """
     sizes = [view_size(view, (photo.height, photo.width)) for view in views]
     wanted = (max(width for _, width in sizes), max(height for height, _ in sizes))
-    pixels = read_photo(photo.path, at_least=wanted)
     factor = reduction((photo.width, photo.height), wanted)
+    if isinstance(photo, LoadedPhoto):
+        return DecodedImage(photo, photo.reduced(factor))
+    pixels = read_photo(photo.path, at_least=wanted)
     if tuple(pixels.shape[1:]) != (-(-photo.height // factor), -(-photo.width // factor)):
         found = "x".join(map(str, photo_size(photo.path)))
         raise UserError(

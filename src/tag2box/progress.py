@@ -22,6 +22,7 @@ from tag2box.errors import printable
 _MIN_INTERVAL = 30.0  # seconds between two plain lines
 _MAX_INTERVAL = 300.0  # seconds after which a plain line is due even without a step
 _STEP = 0.1  # of the total: a plain line is due after each
+_FIRST_ITEMS, _FIRST_SECONDS = 5, 5.0  # after these, long work is said to be long
 
 
 class Bar(Protocol):
@@ -95,7 +96,8 @@ class _RichBar:
 class _PlainBar:
     """A line at the start, then one per 10 % of the total, at least every 5 minutes and at most every 30 seconds.
 
-    Work of more than 30 seconds also ends with a line.
+    Work that takes more than 30 seconds also has a line after its first items, with the time it will take, and one at
+    its end.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float], title: str, total: int, done: int) -> None:
@@ -109,8 +111,15 @@ class _PlainBar:
         now = self._clock()
         waited = now - self._printed
         is_step = self._done - self._printed_done >= _STEP * self._total
-        if waited >= _MAX_INTERVAL or (waited >= _MIN_INTERVAL and is_step):
+        if waited >= _MAX_INTERVAL or (waited >= _MIN_INTERVAL and is_step) or self._is_first_estimate(waited):
             self._print_status(now, note)
+
+    def _is_first_estimate(self, waited: float) -> bool:
+        """Whether enough is done to tell the time it all takes, nothing was said yet, and it is long."""
+        done = self._done - self._start
+        if self._printed_done != self._start or done < _FIRST_ITEMS or waited < _FIRST_SECONDS:
+            return False
+        return waited * (self._total - self._done) / done >= _MIN_INTERVAL
 
     def close(self) -> None:
         """Print the final state, unless the work was short or the last line showed it already."""

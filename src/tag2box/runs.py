@@ -17,14 +17,17 @@ import torch
 
 from tag2box import annotations, errors, extend, images, io, recipes, settings
 from tag2box.identity import RunIdentity
+from tag2box.inference import predict
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
-from tag2box.progress import Progress
+from tag2box.progress import Progress, silent
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events, feature_cache
+from tag2box.training.class_evidence import preselected
+from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 CONFIG_FILE = "config.toml"
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
@@ -39,6 +42,35 @@ class TrainedRun:
     config: recipes.Config
     classes: tuple[str, ...]
     detector: Detector
+
+    def detect(
+        self,
+        photos: Sequence[annotations.Photo],
+        store: annotations.BoxSource,
+        *,
+        progress: Progress = silent,
+        dist: DistContext = SINGLE_PROCESS,
+        on_photo: predict.OnPhoto | None = None,
+        select: predict.Select | None = None,
+    ) -> dict[str, annotations.Detections]:
+        """All detections in some photos by photo id, in this process; ``store`` has their proposals.
+
+        Args:
+            on_photo, select, dist: as of ``run_detector``.
+        """
+        seen = preselected(self.detector.class_maps, photos, store, self.config.adaptation.keep_boxes)
+        return predict.run_detector(
+            self.detector,
+            photos,
+            seen,
+            maps=feature_cache.RoiMaps(self.detector.backbone, photos, seen),
+            inference=self.config.inference,
+            rescore=self.config.criterion.rescore,
+            progress=progress,
+            dist=dist,
+            on_photo=on_photo,
+            select=select,
+        )
 
 
 def has_run(folder: Path) -> bool:

@@ -8,6 +8,7 @@
   when they are first read, all of them by ``tag2box doctor``;
 - a small JSON file (the state of a run, an index) includes its own digest: ``write_checked_json``;
 - files of users (photos) are identified by ``FileStamp``: their content is hashed again only if size or time changed.
+  Where a mistake would stay unnoticed, as in the names of caches, ``content_digests`` is more careful.
 
 ``distinct_file_names`` turns names of classes, photos and runs into names of files.
 """
@@ -16,9 +17,10 @@ import hashlib
 import json
 import os
 import re
+import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -228,6 +230,49 @@ class FileStamp:
     def to_json(self) -> list[object]:
         """The JSON form."""
         return [self.size, self.mtime_ns, self.sha256]
+
+
+_SETTLED = 2 * 10**9  # nanoseconds: a file that changed just now may change again within the same tick of its clock
+
+
+def content_digests(paths: Sequence[Path], memory: Path | None = None) -> list[str]:
+    """The SHA-256 of each of some files, of which those are read that ``memory`` does not know.
+
+    ``memory`` is a file with the digests of the last call. A file is read again if anything that the file system says
+    of it differs: size, time, inode, and the time when the inode changed. No program can set the latter, so a file
+    replaced by another of equal size and time is noticed, too.
+    """
+    known = _read_memory(memory) if memory is not None else {}
+    digests, found, now = [], dict(known), time.time_ns()
+    for path in paths:
+        stat = _stat(path)
+        key, seen = str(path.absolute()), [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        *before, digest = known.get(key, [""])
+        if before != seen:
+            digest = file_digest(path)
+            found.pop(key, None)
+            if now - stat.st_ctime_ns > _SETTLED:
+                found[key] = [*seen, digest]
+        digests.append(str(digest))
+    if memory is not None and found != known:
+        with suppress(OSError, UserError):  # a cache that cannot be written is still of use
+            write_checked_json(memory, {"format": 1, "files": found})
+    return digests
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise UserError(f"{path}: no such photo ({error.strerror}); restore it, or read the dataset again") from None
+
+
+def _read_memory(path: Path) -> dict[str, list[object]]:
+    try:
+        files = read_checked_json(path, "digests of photos", "remove it")["files"]
+        return {str(name): list(row) for name, row in files.items() if row}
+    except (UserError, KeyError, TypeError, AttributeError):
+        return {}  # none yet, or damaged: all files are read again
 
 
 # ---------------------------------------------------------------- names of files

@@ -15,9 +15,10 @@ import torch
 
 from tag2box.annotations import Photo
 from tag2box.cli.detect import detect
+from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import train
 from tag2box.errors import Busy, Interrupted, UserError
-from tag2box.images import DecodedImage, View, find_photos, load_image
+from tag2box.images import DecodedImage, View, load_image
 from tag2box.io import LOCK, locked
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress

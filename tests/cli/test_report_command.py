@@ -9,12 +9,12 @@ import pytest
 
 from tag2box.annotations import Objects, Photo, Truth
 from tag2box.cli.evaluate import eval_set, truth_in_order, truth_source
+from tag2box.cli.inputs import find_photos
 from tag2box.cli.report import report
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import write_coco_truth
 from tag2box.formats.listing import DataSource
-from tag2box.images import find_photos
 from tiny_world import small_config, small_data, small_network, tree
 
 CLASSES = ("bar", "box", "disc")

@@ -13,10 +13,10 @@ from tag2box import settings
 from tag2box.annotations import Objects, Truth
 from tag2box.cli.detect import detect, detect_photos
 from tag2box.cli.evaluate import EvalSet, boxes_per_class, evaluate_run, truth_source
+from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import prepare_data, read_training, resume, train
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_truth
-from tag2box.images import find_photos
 from tag2box.progress import silent
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.importers.proposal_files import Imported

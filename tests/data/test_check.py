@@ -2,19 +2,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.cli import app
 from tag2box.cli.data import check_exit_code, data_check, findings_view
-from tag2box.data.check import check_dataset, check_photos, lacks_negatives, odd_size, same_content, survey
+from tag2box.data.check import (
+    check_dataset,
+    check_photos,
+    lacks_negatives,
+    odd_size,
+    quick_findings,
+    same_content,
+    survey,
+)
 from tag2box.errors import UserError
 from tag2box.formats.datasets import list_dataset
 from tag2box.formats.listing import DataSource
@@ -336,3 +347,48 @@ def test_photos_without_negatives_are_found(tmp_path):
     (tmp_path / "tags.csv").write_text("\n".join(rows))
     seen = found(DataSource(path=tmp_path / "tags.csv", photos=tmp_path / "photos"))
     assert seen["one class in every photo"][:2] == ("warning", 1)
+
+
+# ---------------------------------------------------------------- before training
+
+
+def tagged(folder: Path, rows: list[tuple[str, str]], classes: tuple[str, ...]) -> TaggedPhotos:
+    """Photos of distinct contents; a name with = is a copy of another."""
+    photos, tags = [], []
+    for number, (name, names) in enumerate(rows):
+        file, _, copied = name.partition("=")
+        if copied:
+            shutil.copy(folder / copied, folder / file)
+        else:
+            Image.new("RGB", (40, 40), (number, 2 * number, 0)).save(folder / file)
+        photos.append(Photo(Path(file).stem, folder / file, 40, 40))
+        tags.append([c in names.split(";") for c in classes])
+    return TaggedPhotos(classes, tuple(photos), torch.tensor(tags, dtype=torch.bool).reshape(-1, len(classes)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "kinds"),
+    [
+        ([("a.png", "cat"), ("b.png", "dog")], ("cat", "dog"), []),
+        ([("a.png", "Apple"), ("b.png", "apple")], ("Apple", "apple"), []),  # readers warn
+        ([("a.png", "cat"), ("b.png=a.png", "cat")], ("cat",), ["same photo twice"]),
+        ([("a.png", "cat"), ("b.png=a.png", "dog")], ("cat", "dog"), ["same photo, other tags"]),
+        ([("a.png", "cat"), ("b.png", "")], ("cat", "dog"), ["class without a photo"]),
+        ([(f"{n}.png", "cat;dog" if n else "cat") for n in range(16)], ("cat", "dog"), ["class in every photo"]),
+        ([(f"{n}.png", "cat;dog" if n else "") for n in range(16)], ("cat", "dog"), ["classes always together"]),
+        ([(f"{n}.png", "cat" if n else "dog") for n in range(16)], ("cat", "dog"), ["class with few photos"]),
+        ([(f"{n}.png", "cat" if n else "dog") for n in range(15)], ("cat", "dog"), []),
+    ],
+)
+def test_quick_findings_need_no_decoding(rows, classes, kinds, tmp_path, monkeypatch):
+    photos = tagged(tmp_path, rows, classes)
+    monkeypatch.setattr("tag2box.images.read_photo", None)
+    findings = quick_findings(photos)
+    assert [finding.kind for finding in findings] == kinds
+    assert all("\n" not in str(finding) and finding.advice in str(finding) for finding in findings)
+
+
+def test_quick_findings_leave_out_photos_that_have_gone(tmp_path):
+    photos = tagged(tmp_path, [("a.png", "cat"), ("b.png=a.png", "cat")], ("cat",))
+    (tmp_path / "b.png").unlink()
+    assert quick_findings(photos) == ()

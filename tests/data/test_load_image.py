@@ -9,8 +9,9 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from tag2box.annotations import Photo
+from tag2box.cli.inputs import find_photos
 from tag2box.errors import UserError
-from tag2box.images import View, find_photos, load_image, load_view, read_photo, reduction, view_size
+from tag2box.images import View, load_image, load_view, read_photo, reduction, view_size
 
 VIEWS = [View(None), View(None, True), View(480, False, 2000), View(48, True), View(1200, True, 2000), View(375)]
 

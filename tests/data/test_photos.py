@@ -14,6 +14,7 @@ from photo_files import NOISE, formats
 from PIL import Image
 
 from tag2box import images
+from tag2box.cli.inputs import find_photos
 from tag2box.errors import UserError
 from tag2box.images import photo_size, read_photo
 
@@ -213,12 +214,12 @@ def test_patterns_are_expanded_if_no_file_has_this_name(
     photos_named(tmp_path, "new/a.jpg", "new/b.jpg", "odd/[1].jpg", "odd/1.jpg")
     monkeypatch.chdir(tmp_path)
     for place in (Path(given), tmp_path / given):
-        assert [photo.id for photo in images.find_photos([place])] == found
+        assert [photo.id for photo in find_photos([place])] == found
 
 
 def test_a_pattern_without_a_match_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\*\.png: no such photo, and no file matches this pattern; check"):
-        images.find_photos([tmp_path / "*.png"])
+        find_photos([tmp_path / "*.png"])
 
 
 @pytest.mark.parametrize(("given", "near"), [("upper.jpg", "UPPER.JPG"), ("upper.jpeg", "UPPER.JPG"), ("cat.jpg", "")])
@@ -226,7 +227,7 @@ def test_a_photo_that_is_not_there_is_answered_with_the_nearest_name(tmp_path: P
     photos_named(tmp_path, "UPPER.JPG")
     advice = rf"did you mean {near}\?$" if near else "check the name and the photos folder$"
     with pytest.raises(UserError, match=f"{given}: no such photo; {advice}"):
-        images.find_photos([tmp_path / given])
+        find_photos([tmp_path / given])
 
 
 def test_unreadable_photos_are_skipped_if_asked(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_unreadable_photos_are_skipped_if_asked(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     skipped: list[str] = []
     places = [tmp_path, tmp_path / "none.jpg", tmp_path / "a.jpg"]
-    assert [photo.id for photo in images.find_photos(places, skipped)] == ["a", "c"]
+    assert [photo.id for photo in find_photos(places, skipped)] == ["a", "c"]
     assert ["b.jpg: not readable" in skipped[0], "none.jpg: no such photo" in skipped[1]] == [True, True]
     with pytest.raises(UserError, match=r"b\.jpg: not readable as a photo"):
-        images.find_photos(places)
+        find_photos(places)

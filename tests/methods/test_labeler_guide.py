@@ -12,6 +12,7 @@ from tag2box import settings
 from tag2box.errors import UserError
 from tag2box.extend import load_part
 from tag2box.recipes import Config
+from tag2box.runs import read_config
 from tag2box.types import Requirements
 from tiny_world import call, small_data, small_network
 
@@ -48,6 +49,7 @@ def test_the_commands_train_detect_and_resume(
         assert done.code == 0, done.err
     assert 'kind = "my_labelers:Doubt"' in (folder / "runs/doubt/config.toml").read_text(encoding="utf-8")
     assert (folder / "boxes.json").exists()
+    assert read_config(folder / "runs/doubt").plan.iterations <= 100  # a first try takes minutes
 
 
 def test_the_labeler_passes_its_own_test_and_the_empty_cases(folder: Path) -> None:

@@ -5,12 +5,13 @@ import io
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tag2box.errors import UserError
-from tag2box.training.events import EVENTS_FILE, EventLog, read_events
+from tag2box.training.events import EVENTS_FILE, EventLog, read_events, verify_events
 
 
 def test_events_are_read_in_the_order_they_were_written(tmp_path: Path) -> None:
@@ -126,3 +127,58 @@ def test_nan_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         log.write("step", {"loss": float("nan")})
     assert len(list(read_events(tmp_path))) == 1
+
+
+# ---------------------------------------------------------------- checksums
+
+
+def three_events(folder: Path) -> bytes:
+    log = EventLog(folder)
+    for count in range(3):
+        log.write("step", {"iteration": count, "losses": {"mil": 0.25, "name": 'a "quoted" crc32 \u00e9'}})
+    return (folder / EVENTS_FILE).read_bytes()
+
+
+def test_a_checksum_is_that_of_the_line_without_it(tmp_path: Path) -> None:
+    for line in three_events(tmp_path).splitlines():
+        event = json.loads(line)
+        checksum = event.pop("crc32")
+        assert checksum == f"{zlib.crc32(json.dumps(event).encode()):08x}"
+    assert verify_events(tmp_path)
+    assert all("crc32" not in event for event in read_events(tmp_path))
+
+
+def test_any_damage_to_a_line_is_noticed(tmp_path: Path) -> None:
+    whole = three_events(tmp_path)
+    first = whole.index(b"\n") + 1
+    last = whole.index(b"\n", first)
+    for position in range(first, last):
+        for bit in (1, 4, 64):
+            damaged = whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
+            (tmp_path / EVENTS_FILE).write_bytes(damaged)
+            with pytest.raises(UserError, match=f"{EVENTS_FILE}:[23]: "):
+                list(read_events(tmp_path))
+
+
+@pytest.mark.parametrize(("lines", "has_all"), [(0, True), (1, False), (3, False)])
+def test_lines_of_version_0_1_have_no_checksum_and_are_read(tmp_path: Path, lines: int, has_all: bool) -> None:
+    old = "".join(json.dumps({"event": "step", "iteration": i}) + "\n" for i in range(lines))
+    (tmp_path / EVENTS_FILE).write_text(old)
+    EventLog(tmp_path).write("resume", {"iteration": lines})
+    assert [event["iteration"] for event in read_events(tmp_path)] == list(range(lines + 1))
+    assert verify_events(tmp_path) is has_all
+
+
+def test_a_line_without_checksum_after_one_that_has_it_is_damage(tmp_path: Path) -> None:
+    with (tmp_path / EVENTS_FILE).open("wb") as file:
+        file.write(three_events(tmp_path) + b'{"event": "end"}\n')
+    with pytest.raises(UserError, match=f"{EVENTS_FILE}:4: damaged, its checksum is not that of its content"):
+        verify_events(tmp_path)
+
+
+def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
+    whole = three_events(tmp_path)
+    for cut in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+        (tmp_path / EVENTS_FILE).write_bytes(whole[:cut])
+        assert verify_events(tmp_path)
+        assert len(list(read_events(tmp_path))) == 2

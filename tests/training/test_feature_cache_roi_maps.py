@@ -128,7 +128,7 @@ def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(RoiMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
             FeatureCache(live, tmp_path / "maps").get(0, VIEW)
-    assert list((tmp_path / "maps").iterdir()) == []
+    assert [path for path in (tmp_path / "maps").iterdir() if path.name != "photos.digests"] == []
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW).half().float())
 
 
@@ -145,7 +145,7 @@ def test_unfinished_files_of_a_killed_process_are_deleted(tmp_path: Path) -> Non
     mine.write_bytes(b"half")  # of this process, which lives
     left.write_bytes(b"half")
     assert name_of(live, tmp_path / "maps") == name
-    assert {path.name for path in (tmp_path / "maps").iterdir()} == {name, mine.name}
+    assert {path.name for path in (tmp_path / "maps").iterdir()} - {"photos.digests"} == {name, mine.name}
 
 
 def test_of_two_processes_one_builds_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,29 @@ def test_another_photo_changes_the_file_name(tmp_path: Path) -> None:
     Image.new("RGB", (photo.width, photo.height), "white").save(photo.path)
     assert name_of(live, tmp_path / "maps")
     os.utime(photo.path, ns=(1, 1))
-    assert name_of(live, tmp_path / "maps")
+    assert name_of(live, tmp_path / "maps") == NOTHING_NEW  # touched, not changed
+
+
+def test_a_photo_replaced_by_one_of_equal_size_and_time_does_not_get_the_old_features(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tag2box.storage._SETTLED", -(10**18))  # digests of new files are remembered, too
+    live = live_world(tmp_path)
+    photo = live.photos[0]
+    for colour in ("black", "white"):  # BMP: the size of a file depends on that of the photo alone
+        Image.new("RGB", (photo.width, photo.height), colour).save(tmp_path / f"{colour}.bmp")
+    Path(tmp_path / "black.bmp").replace(photo.path)
+    before = photo.path.stat()
+    cached = FeatureCache(live, tmp_path / "maps")
+    dark = cached.get(0, VIEW)
+    cached.close()
+    assert (tmp_path / "maps" / "photos.digests").exists()
+    Path(tmp_path / "white.bmp").replace(photo.path)
+    os.utime(photo.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = photo.path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    cached = FeatureCache(live, tmp_path / "maps")
+    assert torch.equal(cached.get(0, VIEW), live.get(0, VIEW))
+    assert not torch.equal(cached.get(0, VIEW), dark)
+    cached.close()
 
 
 def test_other_proposals_change_the_file_name(tmp_path: Path) -> None:

@@ -245,21 +245,21 @@ def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(TrunkMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
             FeatureCache(live, tmp_path / "maps").build([VIEW])
-    assert list((tmp_path / "maps").iterdir()) == []
+    assert [path for path in (tmp_path / "maps").iterdir() if path.name != "photos.digests"] == []
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW))
 
 
 def test_what_trunk_maps_depend_on_changes_the_file_name(tmp_path: Path) -> None:
     live, folder = live_world(tmp_path), tmp_path / "maps"
     assert len(name_of(live, folder)) == len("0" * 24 + ".f16")
-    assert name_of(live_world(tmp_path / "same"), folder)  # other files, though of the same names and sizes
+    assert not name_of(live_world(tmp_path / "same"), folder)  # a copy of the photos
     for view in (View(40, False, 64), View(32, True, 64), View(32, False, 63), View(None)):
         assert name_of(live, folder, view)
     photo = live.photos[1]
     Image.new("RGB", (photo.width, photo.height), "white").save(photo.path)
     assert name_of(live, folder)
     os.utime(photo.path, ns=(1, 1))
-    assert name_of(live, folder)
+    assert not name_of(live, folder)  # touched, not changed
     assert name_of(replace(live, photos=live.photos[:2]), folder)
     assert name_of(replace(live, photos=live.photos[::-1]), folder)
     other = OtherPixels()

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, strategies as st
 
 from tag2box import runs
+from tag2box.cli import _is_terminated
 from tag2box.cli.detect import detect
 from tag2box.cli.train import resume, train
-from tag2box.errors import Interrupted, UserError
+from tag2box.errors import Interrupted, Terminated, UserError
 from tag2box.models.detector import Detector
 from tag2box.recipes import Config
 from tag2box.training import checkpoint, loop
@@ -183,9 +184,10 @@ def test_a_spike_is_logged_and_shown(small: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_signal_stops_training_after_the_iteration_and_saves(small: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     train(small_config(small), small / "unbroken")
-    with pytest.raises(Interrupted, match="stopped after 3 of 6 iterations and saved; continue with --resume"):
+    with pytest.raises(Interrupted, match="stopped after 3 of 6 iterations and saved") as stopped:
         train(small_config(small), small / "run", progress=stopping_at(3, lambda: signal.raise_signal(number)))
     assert signal.getsignal(number) == before
+    assert _is_terminated(stopped.value) == (number == signal.SIGTERM)
     resume(small / "run")
     assert same(weights(small / "run"), weights(small / "unbroken"))
 
@@ -196,7 +198,7 @@ def test_the_second_signal_stops_at_once(small: Path, number: signal.Signals) ->
         signal.raise_signal(number)
         signal.raise_signal(number)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Terminated if number == signal.SIGTERM else KeyboardInterrupt):
         train(small_config(small), small / "run", progress=stopping_at(3, twice))
     assert checkpoint.read_state(small / "run").iteration == 2
 

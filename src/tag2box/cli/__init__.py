@@ -21,7 +21,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tag2box.errors import LONGEST_LINE, Interrupted, UserError, memory_problem, printable
+from tag2box.errors import (
+    LONGEST_LINE,
+    Interrupted,
+    Terminated,
+    UserError,
+    memory_problem,
+    printable,
+    stop_at_once,
+)
 
 COMMAND_GROUPS = {
     "proposals": "Import proposals of other tools, or measure the recall of proposals.",
@@ -203,20 +211,20 @@ _ADVICE = {
 }
 _LESS_MEMORY = "close other programs, or use smaller photos, batches or scales (--set loader.batch_size=1)"
 _BUG = f"internal error, please report it; {TRACEBACK_VARIABLE}=1 shows where"
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = (128 + number for number in (signal.SIGINT, signal.SIGTERM))  # as shells report them
 _OS_ERROR = re.compile(r"\(os error ([0-9]{1,5})\)")  # as libraries written in Rust report one
 
 
 def main() -> None:
     """Entry point of ``tag2box``: every failure is one line on stderr.
 
-    Exit codes: 2 for errors that the user can correct, 3 for bugs, 130 after Ctrl-C or SIGTERM.
+    Exit codes: 2 for errors that the user can correct, 3 for bugs, 130 after Ctrl-C, 143 after SIGTERM.
     """
     warnings.showwarning = _show_warning
     if callable(reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(errors="backslashreplace")  # a terminal whose encoding lacks a letter of a name shows it escaped
     try:
-        with _stopped_by(signal.default_int_handler, signal.SIGTERM):  # batch systems send it before they end a job
+        with _stopped_by(stop_at_once, signal.SIGTERM):  # batch systems send it before they end a job
             code = app(standalone_mode=False)
         if code == _INTERRUPTED:  # Ctrl-C before the command began, as typer reports it
             raise Interrupted("stopped")
@@ -231,7 +239,7 @@ def _end(error: Exception | KeyboardInterrupt) -> int:
         return _show_usage(error)
     if isinstance(error, Interrupted | KeyboardInterrupt):
         _echo(str(error) or "stopped")
-        return _INTERRUPTED
+        return _TERMINATED if _is_terminated(error) else _INTERRUPTED
     line = str(error) if isinstance(error, UserError) else _failure(error)
     if os.environ.get(TRACEBACK_VARIABLE) and not isinstance(error, UserError):
         traceback.print_exception(error)
@@ -240,6 +248,13 @@ def _end(error: Exception | KeyboardInterrupt) -> int:
         return 2
     _echo(f"{type(error).__name__}: {error}; {_BUG}", every_rank=True)
     return 3
+
+
+def _is_terminated(error: BaseException | None) -> bool:
+    """Whether SIGTERM is the cause of an error, or of the error before it."""
+    while error is not None and not isinstance(error, Terminated):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _failure(error: Exception) -> str | None:
@@ -308,4 +323,4 @@ def _stopped_by(handler: Any, *signals: signal.Signals) -> Iterator[None]:
 def _exit_at_once(number: int, frame: object) -> None:
     """End while nothing has been written yet."""
     _echo("stopped")
-    os._exit(_INTERRUPTED)
+    os._exit(128 + number)

@@ -13,27 +13,26 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, extend, images, io, recipes, runs, settings, storage
+from tag2box import annotations, errors, extend, io, recipes, runs, settings, storage
 from tag2box.annotations import Detections, Photo
-from tag2box.cli import options
-from tag2box.formats import datasets, detection_files, export as exports, listing, voc_boxes
+from tag2box.cli import inputs, options
+from tag2box.formats import detection_files, export as exports, voc_boxes
 from tag2box.inference import predict
 from tag2box.parallel.pool import Pool
+from tag2box.predictor import draw_photo
 from tag2box.progress import Progress, TerminalProgress, silent
-from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
-from tag2box.training.feature_cache import RoiMaps, weights_digest
-
-_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
+from tag2box.training.feature_cache import weights_digest
 
 
 def detect(
-    run: Path,
-    photos: Sequence[Path],
+    run: inputs.AnyPath,
+    photos: inputs.AnyPath | Sequence[inputs.AnyPath],
     out: Path | None = None,
     *,
     export: str = "coco",
     split: str | None = None,
+    every: str = inputs.EVERY,
     proposals: Path | None = None,
     draw: Path | None = None,
     voc: Path | None = None,
@@ -44,7 +43,7 @@ def detect(
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
-    """Detect objects in photos (files or folders) with a trained run; keeps scores of at least ``min_score``.
+    """Detect objects in photos (files, folders, patterns) and videos; keeps scores of at least ``min_score``.
 
     With ``out``, the same call resumes after an interruption: finished photos are kept beside it until it is written.
 
@@ -52,6 +51,7 @@ def detect(
         out: file or folder to write.
         export: format of ``out``: a name in ``extend.EXPORT_FORMATS``, or ``package.module:Name``.
         split: if ``photos`` is a dataset, the split of it.
+        every: of a video, each how many frames (``30``) or seconds (``2s``) one is looked at; ids are VIDEO#NUMBER.
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         draw: folder for pictures with the boxes drawn.
         voc: folder for the result files of VOC's evaluation server, which ranks by score: with boxes of all scores.
@@ -61,10 +61,11 @@ def detect(
         dist: ranks that share the photos; all return all detections, rank 0 writes.
 
     Example:
-        boxes = tag2box.detect(Path("runs/mine"), [Path("photo.jpg")])["photo"].boxes
+        boxes = tag2box.detect("runs/mine", ["photo.jpg"])["photo"].boxes
     """
     options.check_score(min_score)
-    if not photos:
+    run, places = Path(run), inputs.as_paths(photos)
+    if not places:
         raise errors.UserError("no photos given; name files or folders after the run")
     if pool is not None and dist.world_size > 1:
         raise errors.UserError("--on ray: Ray has processes of its own; start the command without torchrun")
@@ -74,10 +75,12 @@ def detect(
     if draw is not None:
         io.check_writable(draw, is_folder=True)
     trained = with_inference(runs.load_run(run), overrides)
-    found_photos = images.find_photos(photos, skipped) if split is None else _split_photos(photos, split, skipped)
-    for form, place in outputs:
-        exports.check_export(form, place, found_photos, trained.classes)
-    with work_folder(out, dist) as work:
+    given = inputs.find_inputs(places, split, every, skipped)
+    if given.videos and pool is not None:
+        raise errors.UserError(f"{given.videos[0]}: frames are read on this machine; leave out --on ray for videos")
+    _check_outputs(outputs, given, trained.classes)
+    frames = inputs.with_frames(given, skipped=skipped, dist=dist, progress=progress)
+    with work_folder(out, dist) as work, frames as found_photos:
         found = detect_photos(
             trained, found_photos, proposals=proposals, work=work, skipped=skipped, pool=pool, dist=dist,
             progress=progress,
@@ -102,6 +105,15 @@ def _outputs(
     form = exports.export_format(export)
     results = voc_boxes.VocResultsExport("test" if split is None else Path(split).stem)
     return [(made, place) for made, place in ((form, out), (results, voc)) if place is not None]
+
+
+def _check_outputs(
+    outputs: Sequence[tuple[exports.ExportFormat, Path]], given: inputs.Inputs, classes: Sequence[str]
+) -> None:
+    for form, place in outputs:
+        exports.check_export(form, place, given.photos, classes)
+        if given.videos and isinstance(form, exports.LabelExport):
+            form.placing = "copy"  # frames are temporary files
 
 
 @contextmanager
@@ -215,19 +227,7 @@ def _detect(
 ) -> dict[str, Detections]:
     if pool is not None:
         return detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
-    seen = preselected(trained.detector.class_maps, photos, store, trained.config.adaptation.keep_boxes)
-    return predict.run_detector(
-        trained.detector,
-        photos,
-        seen,
-        maps=RoiMaps(trained.detector.backbone, photos, seen),
-        inference=trained.config.inference,
-        rescore=trained.config.criterion.rescore,
-        progress=progress,
-        dist=dist,
-        on_photo=on_photo,
-        select=select,
-    )
+    return trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 
 def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
@@ -237,17 +237,6 @@ def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
     return {"format": 1, "weights": weights, "settings": config, **runs.versions()}
 
 
-def _split_photos(paths: Sequence[Path], split: str, skipped: list[str] | None) -> tuple[Photo, ...]:
-    if len(paths) != 1:
-        raise errors.UserError(
-            f"--split {split}: belongs to one dataset, got {len(paths)} paths; name the dataset alone"
-        )
-    source = listing.DataSource(path=paths[0], split=split)
-    if skipped is None:
-        return datasets.read_photos(source)
-    return datasets.read_photos(source, lambda fault: skipped.append(fault.line))
-
-
 def _draw(
     photos: Sequence[Photo],
     found: dict[str, Detections],
@@ -255,22 +244,17 @@ def _draw(
     folder: Path,
     skipped: list[str] | None,
 ) -> None:
-    from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
-
     files = storage.distinct_file_names(photo.id for photo in photos)
     for photo in photos:
-        view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
-        boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
-        shown = replace(found[photo.id], boxes=boxes)
         try:
-            pixels = images.load_view(photo, view).round().byte()
+            picture = draw_photo(photo, found[photo.id], classes)
         except errors.UserError as error:  # without proposals it was not read before
             if skipped is None:
                 raise
             skipped.append(f"{error}; not drawn")
             continue
         with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
-            draw_detections(pixels, shown, classes).save(temporary, format="JPEG", quality=92)
+            picture.save(temporary, format="JPEG", quality=92)
 
 
 # ---------------------------------------------------------------- in a pool of processes
@@ -323,7 +307,12 @@ def detect_in_pool(
 
 def detect_command(
     run: Annotated[Path, typer.Argument(help="A trained run.")],
-    photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of them; with --split, a dataset.")],
+    photos: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Photos, folders of them, patterns, videos; - reads a list on standard input; with --split, a dataset."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -331,6 +320,7 @@ def detect_command(
         ),
     ] = None,
     split: options.SplitOption = None,
+    every: inputs.EveryOption = inputs.EVERY,
     proposals: Annotated[
         Path | None, typer.Option(help="Proposal store of these photos; default: made for this call only.")
     ] = None,
@@ -364,17 +354,19 @@ def detect_command(
 
     Resumable: rerun the same command. Under torchrun, the processes share the photos.
 
-    Example: `tag2box detect runs/mine holiday/ --out boxes.json --draw drawn`
+    Example: `tag2box detect runs/mine holiday/ --out boxes.json --draw drawn`; of a video, one frame per 2 s:
+    `tag2box detect runs/mine clip.mp4 --every 2s`
     """
     out = out or Path("detections" if exports.export_format(export).is_folder else "detections.json")
     skipped: list[str] | None = [] if skip_bad else None
     with init_distributed() as dist:
         found = detect(
             run,
-            photos,
+            dist.all_gather_object(inputs.with_listed(photos) if dist.is_main else photos)[0],
             out,
             export=export,
             split=split,
+            every=every,
             proposals=proposals,
             draw=draw,
             voc=voc,

@@ -163,13 +163,14 @@ def _files_of_runs() -> list[StoredFile]:
         since = checkpoint.STATE_FORMAT if path.name == checkpoint.STATE else 1
         return "format" in storage.read_checked_json(path, "a file of a run", restore, since=since)
 
-    def verify_events(path: Path) -> bool:
-        return all(True for _ in events.read_events(path.parent))
-
     return [
         ("checkpoint", lambda path: path.name == storage.MANIFEST, verify_manifest),
         ("state of a run", lambda path: path.name in state_files and is_in_run(path), verify_json),
-        ("events of a run", lambda path: path.name == events.EVENTS_FILE and is_in_run(path), verify_events),
+        (
+            "events of a run",
+            lambda path: path.name == events.EVENTS_FILE and is_in_run(path),
+            lambda path: events.verify_events(path.parent),
+        ),
     ]
 
 

@@ -1,4 +1,7 @@
-"""Checks, before training, that the network, the photos and the proposals provide what the criterion requires."""
+"""Before training: whether network, photos and proposals provide what the criterion requires; what will be done."""
+
+import difflib
+from pathlib import Path
 
 import torch
 
@@ -85,3 +88,28 @@ def _part_with(config: recipes.Config, requirement: str) -> str:
         if getattr(part.requirements, requirement) != getattr(types.Requirements(), requirement):
             return f'{name}.kind = "{getattr(part, "kind", type(part).__name__)}"'
     return "the criterion"
+
+
+def training_summary(config: recipes.Config, photos: annotations.TaggedPhotos, store: annotations.BoxSource) -> str:
+    """What a training that begins will do, in one line: photos, proposals, iterations and the rounds they make."""
+    count, plan, batch = len(photos), config.plan, config.loader.batch_size
+    boxes = sum(len(store.boxes(photo.id)) for photo in photos.photos) / max(1, count)
+    most = config.adaptation.keep_boxes if config.adaptation.epochs else None
+    used = f", {most} of them used" if most is not None and most < boxes else ""
+    rounds = plan.iterations * batch / max(1, count)
+    bound = ""
+    if plan.epochs is not None and plan.iterations in {plan.least_iterations, plan.most_iterations}:
+        name = "least_iterations" if plan.iterations == plan.least_iterations else "most_iterations"
+        bound = f", as plan.{name} has it"
+    return (
+        f"{count:,} photos, {boxes:,.0f} proposals each{used}; {plan.iterations:,} iterations of {batch} photos = "
+        f"{rounds:,.1f} rounds{bound}"
+    )
+
+
+def new_store_line(place: Path) -> str:
+    """What is said of a store that does not exist: it is made. If one beside it has a similar name, that is named."""
+    stores = [path.name for path in place.absolute().parent.glob("*") if ProposalStore.exists(path)]
+    near = difflib.get_close_matches(place.name, stores, 1)
+    hint = f"; did you mean {place.with_name(near[0])}?" if near else ""
+    return f"proposals: {place} does not exist, so they are computed into it{hint}"

@@ -1,6 +1,8 @@
 """``tag2box train``: photos and image-level tags in, a run folder with a trained detector out."""
 
 import difflib
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +12,9 @@ import typer
 
 from tag2box import annotations, errors, recipes, runs, settings, systems, types
 from tag2box.cli import options
-from tag2box.cli.requirements import check_proposal_scores, check_requirements
+from tag2box.cli.requirements import check_proposal_scores, check_requirements, new_store_line, training_summary
 from tag2box.data.box_counts import counts_from_boxes
-from tag2box.data.check import lacks_negatives, no_negatives_line
+from tag2box.data.check import lacks_negatives, no_negatives_line, quick_findings
 from tag2box.formats import datasets, listing
 from tag2box.identity import RunIdentity
 from tag2box.models.class_maps import ClassMaps
@@ -35,11 +37,17 @@ _PHOTO_FAULTS = {"missing photo", "empty photo", "unreadable photo"}  # faults t
 
 
 def train(
-    config: recipes.Config, out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS
+    config: recipes.Config,
+    out: Path,
+    *,
+    progress: Progress = silent,
+    dist: DistContext = SINGLE_PROCESS,
+    announce: Callable[[str], None] | None = None,
 ) -> None:
     """Train a detector into a new run folder.
 
     Under torchrun, a run that was started with the same settings is resumed: torchrun restarts the same command.
+    ``announce`` receives a line on what will be done, once photos and proposals are known.
 
     Example:
         config = replace(tag2box.RECIPES["photos"](), data=Data(tags=Path("tags.csv"), photos=Path("photos")))
@@ -52,8 +60,18 @@ def train(
             is_new = dist.is_main and not _resumes(config, out)
             if is_new:
                 runs.check_free(out)
+            elif dist.is_main:
+                config = runs.read_config(out)
             parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist)
+        config = _with_length(config, parts[0])
+        if announce is not None and dist.is_main:
+            announce(training_summary(config, *parts[0]))
         _fit(config, parts, out=out, progress=progress, dist=dist)
+
+
+def _with_length(config: recipes.Config, data: TrainingData) -> recipes.Config:
+    """The settings with the iterations that the number of photos asks for."""
+    return replace(config, plan=config.plan.for_photos(len(data[0]), config.loader.batch_size))
 
 
 def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
@@ -73,7 +91,9 @@ def _resumes(config: recipes.Config, out: Path) -> bool:
     """Whether torchrun restarted a run that exists already."""
     if not (is_torchrun() and runs.has_run(out)):
         return False
-    if runs.read_config(out) != config:
+    before = runs.read_config(out)
+    plan = config.plan if config.plan.epochs is None else replace(config.plan, iterations=before.plan.iterations)
+    if before != replace(config, plan=plan):
         raise errors.UserError(
             f"{out}: already holds a run with other settings; continue it with --resume, or choose another"
         )
@@ -90,6 +110,9 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
         recorded.check_settings(config, out / runs.CONFIG_FILE)
         recorded = recorded.with_photos(out)
     photos = read_training(config)
+    if is_new:
+        for finding in quick_findings(photos):
+            warnings.warn(f"{config.data.tags}: {finding}", stacklevel=2)
     if recorded is not None:
         recorded.check_classes(photos.classes, config.data.tags)
         recorded.check_photos(photos, None, config)
@@ -100,6 +123,7 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
     if recorded is not None and not checkpoint.has_checkpoint(out):
         recorded.check_weights(detector)
     if is_new:
+        config = _with_length(config, data)
         _start(config, out, data, RunIdentity.of(config, *data, detector))
     return data, detector
 
@@ -124,8 +148,11 @@ def _start(config: recipes.Config, out: Path, data: TrainingData, identity: RunI
     concerns = [str(concern) for concern in store_concerns(store, photos.photos)]
     if lacks_negatives(photos.tags.sum(dim=1).tolist(), len(photos.classes)):
         concerns.append(no_negatives_line(len(photos)))
+    log = events.EventLog(out)
     for concern in concerns:
-        events.warn(events.EventLog(out), out, 0, concern)
+        events.warn(log, out, 0, concern)
+    for finding in quick_findings(photos):
+        log.write("warning", {"iteration": 0, "problem": str(finding)})
 
 
 # ---------------------------------------------------------------- data
@@ -344,8 +371,8 @@ def train_command(
             if proposals is not None:
                 settled = runs.match_store_method(settled, proposals)
                 if dist.is_main and not proposals.exists():
-                    options.say(f"proposals: {proposals} does not exist, so they are computed into it")
-            train(settled, out, progress=progress, dist=dist)
+                    options.say(new_store_line(proposals))
+            train(settled, out, progress=progress, dist=dist, announce=options.say)
         if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
 

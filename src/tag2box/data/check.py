@@ -91,6 +91,10 @@ class Finding:
     lines: tuple[str, ...]  # error lines of a strict reader, if it would have raised any
     advice: str
 
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.names)} more" if self.count > len(self.names) else ""
+        return f"{self.kind}: {', '.join(self.names)}{more}; {self.advice}"
+
 
 class Tally:
     """Counts of faults and findings by kind, in bounded memory: the first few names per kind are kept."""
@@ -237,6 +241,31 @@ def survey(source: DataSource, progress: Progress = silent) -> Survey:
     if datasets.has_boxes(source):
         _boxes(source, {check.entry.id: check.size for check in checks if check.size is not None}, tally)
     return Survey(form.what, len(listing.entries), listing.classes, tally.findings())
+
+
+_OF_MANY = {"class with few photos", "class in every photo", "classes always together"}
+_OF_NAMES = {"classes spelled alike", "class name with a comma"}
+
+
+def quick_findings(photos: annotations.TaggedPhotos) -> tuple[Finding, ...]:
+    """The warnings and errors that need no photo to be decoded: of tags, and of identical files.
+
+    Training gives them before it starts. Names of classes are not among them: ``read_tagged`` warns of these. Of fewer
+    than 16 photos, nothing is said that depends on their number.
+    """
+    tally, names = Tally(), photos.classes
+    entries, checks = [], []
+    for photo, tags in zip(photos.photos, photos.tags.tolist(), strict=True):
+        present = tuple(name for name, is_there in zip(names, tags, strict=True) if is_there)
+        entries.append(PhotoEntry(photo.id, str(photo.path), present, (), ""))
+        if photo.path.is_file():  # one that has gone is reported where it is needed
+            checks.append(PhotoCheck(entries[-1], photo.path.stat().st_size, (photo.width, photo.height)))
+    listing = Listing(Path(), names, tuple(entries))
+    _tags(listing, tally)
+    _repeated(listing, checks, tally)
+    left_out = _OF_NAMES | (_OF_MANY if len(photos) < _MIN_PHOTOS else set())
+    found = [finding for finding in tally.findings() if finding.severity != "note"]
+    return tuple(finding for finding in found if finding.kind not in left_out)
 
 
 # ---------------------------------------------------------------- photos

@@ -331,7 +331,7 @@ def write_coco_results(
     rows: list[_Entry] = []
     for image_id, found in detections.items():
         file_name = file_names[image_id] if file_names else image_id
-        for entry in _entries(found, classes, categories):
+        for entry in coco_entries(found, classes, categories):
             rows.append({"image_id": numbers[image_id], "file_name": file_name, **entry})
     io.write_text(path, f"[{_lines(rows)}]\n")
 
@@ -343,7 +343,7 @@ def write_coco_detections(
     categories = {name: number for number, name in enumerate(classes, start=1)}
     entries: list[_Entry] = []
     for number, photo in enumerate(photos, start=1):
-        for entry in _entries(detections.get(photo.id, Detections.empty()), classes, categories):
+        for entry in coco_entries(detections.get(photo.id, Detections.empty()), classes, categories):
             entries.append({"id": len(entries) + 1, "image_id": number, **entry, "iscrowd": 0})
     images: list[_Entry] = [
         {"id": number, "file_name": _file_name(photo), "width": photo.width, "height": photo.height}
@@ -354,7 +354,8 @@ def write_coco_detections(
     io.write_text(path, f"{head}[{_lines(entries)}]}}\n")
 
 
-def _entries(found: Detections, classes: Sequence[str], categories: Mapping[str, int]) -> Iterator[_Entry]:
+def coco_entries(found: Detections, classes: Sequence[str], categories: Mapping[str, int]) -> Iterator[_Entry]:
+    """The detections of a photo as entries of COCO, without numbers of their own and of their photo."""
     columns = (found.boxes.double().tolist(), found.scores.double().tolist(), found.labels.tolist())
     for (x1, y1, x2, y2), score, label in zip(*columns, strict=True):
         width, height = x2 - x1, y2 - y1
@@ -368,8 +369,8 @@ def _entries(found: Detections, classes: Sequence[str], categories: Mapping[str,
 
 
 def _file_name(photo: Photo) -> str:
-    """The photo's file, with its folder if the id has one, so that photos of the same name stay distinct."""
-    return photo.id if photo.id.endswith(photo.path.suffix) else photo.id + photo.path.suffix
+    """The photo's file, relative to what the user named; else its id, which is distinct among the photos."""
+    return photo.file or (photo.id if photo.id.endswith(photo.path.suffix) else photo.id + photo.path.suffix)
 
 
 def _lines(rows: list[_Entry]) -> str:

@@ -153,8 +153,8 @@ class LabelCounts:
 def from_detections(
     photos: Sequence[Photo], classes: Sequence[str], detections: Mapping[str, Detections], root: Path | None = None
 ) -> LabelledPhotos:
-    """Detections as labelled photos without tags; default root: the folder that all photos are below."""
-    root = common_root(photo.path for photo in photos) if root is None else root
+    """Detections as labelled photos without tags; default root: that of their files, or the folder they are below."""
+    root = _named_root(photos) if root is None else root
     found = []
     for photo in photos:
         own = detections.get(photo.id, Detections.empty())
@@ -195,6 +195,13 @@ def tagged_entries(photos: TaggedPhotos, root: Path) -> tuple[LabelledPhoto, ...
         file = _below(root, photo.path)
         found.append(LabelledPhoto(photo.id, file, photo.width, photo.height, there, (), open_tags))
     return tuple(found)
+
+
+def _named_root(photos: Sequence[Photo]) -> Path:
+    """The folder that the files of all photos are relative to; else the deepest that has all of them below it."""
+    roots = {photo.path.absolute().parents[photo.file.count("/")] if photo.file else None for photo in photos}
+    (root,) = roots if len(roots) == 1 else (None,)
+    return root or common_root(photo.path for photo in photos)
 
 
 def common_root(paths: Iterable[Path]) -> Path:

@@ -185,6 +185,23 @@ def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
     return tree
 
 
+def with_cleared(tree: Tree, clears: Mapping[str, str]) -> Tree:
+    """The tree with None for each key that another one, given without it, makes void."""
+    for key, other in clears.items():
+        owner = tree
+        *path, name = key.split(".")
+        for step in path:
+            child = owner.get(step)
+            owner = child if isinstance(child, dict) else {}
+        cause, cleared = owner.get(name), other.rpartition(".")[2]
+        if isinstance(cause, Given) and cleared not in owner:
+            node: Tree | Given = Given("", cause.origin, cause.layer)  # TOML's spelling of None here
+            for step in reversed(other.split(".")):
+                node = {step: node}
+            tree = merge(tree, cast(Tree, node))
+    return tree
+
+
 def latest(node: Tree | Given) -> Given | None:
     """What the user wrote last in this part of the tree: the likeliest cause of an error in it."""
     if isinstance(node, Given):
@@ -199,18 +216,20 @@ T = TypeVar("T", bound="DataclassInstance")
 def load(cls: type[T], files: Sequence[Path] = (), overrides: Sequence[str] = (), *, base: T | None = None) -> T:
     """The settings that defaults (those of ``base`` if given), TOML files and ``a.b=c`` overrides add up to.
 
-    A class may have ``RENAMED``, a dict of old keys to new ones: old keys are accepted with a FutureWarning.
+    A class may have ``RENAMED``, a dict of old keys to new ones: old keys are accepted with a FutureWarning; and
+    ``CLEARS``, a dict of keys, each with the one that becomes None if a file, or the overrides, have the first alone.
     """
     renamed: Mapping[str, str] = getattr(cls, "RENAMED", {})
+    clears: Mapping[str, str] = getattr(cls, "CLEARS", {})
     tree = default_kinds(cls, base)
     for layer, path in enumerate(files):
-        tree = merge(tree, with_new_keys(read_file(path, layer), renamed))
+        tree = merge(tree, with_cleared(with_new_keys(read_file(path, layer), renamed), clears))
     # One layer for all overrides: "labeler.tau=1 labeler.kind=x" means the same in either order.
     flags: Tree = {}
     for override in overrides:
         flags = merge(flags, with_new_keys(parse_override(override, len(files)), renamed))
     reader = _Reader(cls, str(files[-1]) if files else "settings")
-    return cast(T, reader.table(cls, merge(tree, flags), base, ""))
+    return cast(T, reader.table(cls, merge(tree, with_cleared(flags, clears)), base, ""))
 
 
 @dataclass(frozen=True, slots=True)

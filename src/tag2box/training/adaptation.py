@@ -78,7 +78,7 @@ def adapt(
         folder: of the cache.
         seed: of crops, order and dropout.
     """
-    place = folder / f"{_FOLDER}-{_key(class_maps, photos, settings, seed)[:24]}"
+    place = folder / f"{_FOLDER}-{_key(class_maps, photos, settings, seed, folder)[:24]}"
     with storage.writing(place), io.wait_for_lock(place.with_suffix(".lock"), lambda: progress("adaptation", 1)):
         io.sweep(place)
         training = _Training(class_maps, photos, settings, seed)
@@ -213,10 +213,11 @@ def _epoch_name(epoch: int) -> str:
     return f"epoch-{epoch:05d}"
 
 
-def _key(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> str:
+def _key(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int, folder: Path) -> str:
     """A digest of everything that the result depends on."""
     learned = replace(settings, keep_boxes=None)  # which comes after
-    digest = hashlib.sha256(f"{learned} seed {seed} {photos_digest(photos.photos)} {photos.classes}".encode())
+    content = photos_digest(photos.photos, folder)
+    digest = hashlib.sha256(f"{learned} seed {seed} {content} {photos.classes}".encode())
     digest.update(photos.tags.numpy().tobytes())
     if photos.unsure is not None:
         digest.update(photos.unsure.numpy().tobytes())

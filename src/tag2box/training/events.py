@@ -1,9 +1,14 @@
-"""events.jsonl, the log of a run: losses, pseudo labels, galleries. Curves and report are drawn from it."""
+"""events.jsonl, the log of a run: losses, pseudo labels, galleries. Curves and report are drawn from it.
+
+Each line ends with a checksum (CRC-32) of its content; those of version 0.1 have none.
+"""
 
 import json
 import os
+import re
 import time
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
@@ -18,6 +23,7 @@ from tag2box.training.step import Step
 from tag2box.types import PseudoBoxes
 
 EVENTS_FILE = "events.jsonl"
+_CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\Z')
 
 
 class EventLog:
@@ -30,7 +36,7 @@ class EventLog:
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
         """Append an event with a time stamp; on a full disk nothing of it is left."""
-        line = (json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False) + "\n").encode()
+        line = _with_checksum(json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False))
         is_new = not self._path.exists()
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -80,18 +86,41 @@ def warn(log: EventLog | NullEventLog, run: Path, iteration: int, problem: str) 
     warnings.warn(f"{run}: iteration {iteration}: {problem}", stacklevel=2)
 
 
+def _with_checksum(event: str) -> bytes:
+    """The line of an event: its JSON with one more field, and a line break."""
+    return f'{event[:-1]}, "crc32": "{zlib.crc32(event.encode()):08x}"}}\n'.encode()
+
+
 def read_events(folder: Path) -> Iterator[dict[str, object]]:
     """The events of a run in order; an incomplete last line, left by a killed process, is skipped."""
-    path = folder / EVENTS_FILE
+    return (event for event, _ in _checked_events(folder / EVENTS_FILE))
+
+
+def verify_events(folder: Path) -> bool:
+    """Read the log of a run, and raise if a line of it is damaged; False if some have no checksum: of version 0.1."""
+    checked = [has_checksum for _, has_checksum in _checked_events(folder / EVENTS_FILE)]  # all lines, not only some
+    return all(checked)
+
+
+def _checked_events(path: Path) -> Iterator[tuple[dict[str, object], bool]]:
+    """The events of a log, and whether each had a checksum; after a line that has one, all must."""
     *lines, _ = path.read_bytes().split(b"\n")
+    is_needed = False
     for number, line in enumerate(lines, start=1):
+        found = _CHECKSUM.search(line)
+        content = line if found is None else line[: found.start()] + b"}"
         try:
-            event = json.loads(line)
+            event = json.loads(content)
         except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, or brackets nested too deeply
             event = None
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise errors.UserError(f"{path}:{number}: not an event of training; remove this line")
-        yield event
+        if is_needed if found is None else int(found[1], 16) != zlib.crc32(content):
+            raise errors.UserError(
+                f"{path}:{number}: damaged, its checksum is not that of its content; remove this line"
+            )
+        is_needed = is_needed or found is not None
+        yield event, found is not None
 
 
 def step_event(iteration: int, loss: criterion.LossOutput, lr: float, seconds: float) -> dict[str, object]:

@@ -27,6 +27,7 @@ from tag2box.progress import Bar, Progress, silent
 from tag2box.types import Proposals
 
 SUFFIX = ".f16"
+_PHOTOS_FILE = "photos.digests"  # in the folder of a cache
 _DIMS = 4
 _MAGIC = 0x3276_7865_6232_6774  # first number of every cache file, with its version
 _OLDER_MAGIC = 0x3176_7865_6232_6774  # of files without digests, which are not read any more
@@ -93,10 +94,10 @@ class RoiMaps:
         # rounded and laid out as the cache would return them, so that everything after gives the same bits
         return maps.half().contiguous().float() if self.backbone.frozen_roi_maps else maps
 
-    def key(self) -> str:
-        """A digest of the frozen weights, the photos and the proposals."""
+    def key(self, folder: Path | None = None) -> str:
+        """A digest of the frozen weights, the photos and the proposals; ``folder`` is that of the cache."""
         digest = hashlib.sha256(weights_digest(self.backbone.roi_map_key(), self.backbone.roi_map_modules()).encode())
-        digest.update(photos_digest(self.photos).encode())
+        digest.update(photos_digest(self.photos, folder).encode())
         for photo in self.photos:
             digest.update(self.store.boxes(photo.id).numpy().tobytes())
         return digest.hexdigest()
@@ -134,10 +135,10 @@ class TrunkMaps:
             (trunk,) = self.backbone.trunk(load_view(self.photos[index], view)[None].to(self.backbone.device))
         return _channels_last(trunk.half()).permute(2, 0, 1).float()
 
-    def key(self) -> str:
+    def key(self, folder: Path | None = None) -> str:
         """A digest of the trunk's weights and the photos; proposals do not matter."""
         weights = weights_digest(f"trunk of {self.backbone.trunk_key()}", self.backbone.trunk_modules())
-        return hashlib.sha256(f"{weights} {photos_digest(self.photos)}".encode()).hexdigest()
+        return hashlib.sha256(f"{weights} {photos_digest(self.photos, folder)}".encode()).hexdigest()
 
     def encode(self, features: Tensor) -> Float[Tensor, "1 h w c"]:
         """Channels last, the layout that pooling reads fastest."""
@@ -173,7 +174,7 @@ class FeatureCache:
     def __init__(self, features: RoiMaps | TrunkMaps, folder: Path) -> None:
         if not features.is_frozen:
             raise ValueError("only features of a frozen network can be cached")
-        self.features, self._folder, self._key = features, folder, features.key()
+        self.features, self._folder, self._key = features, folder, features.key(folder)
         self._files: dict[View, _CacheFile] = {}
 
     def get(self, index: int, view: View) -> Float[Tensor, "*dims"]:
@@ -330,22 +331,13 @@ def weights_digest(key: str, modules: Iterable[nn.Module]) -> str:
     return digest.hexdigest()
 
 
-def photos_digest(photos: Iterable[Photo]) -> str:
-    """A digest of photos: names, sizes and modification times of their files."""
+def photos_digest(photos: Sequence[Photo], folder: Path | None = None) -> str:
+    """A digest of photos: names, sizes and contents; ``folder`` is that of a cache, which remembers the contents."""
     digest = hashlib.sha256()
-    for photo in photos:
-        stat = _stat(photo.path)
-        digest.update(f"{photo.id} {photo.width}x{photo.height} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    contents = storage.content_digests([photo.path for photo in photos], folder / _PHOTOS_FILE if folder else None)
+    for photo, content in zip(photos, contents, strict=True):
+        digest.update(f"{photo.id} {photo.width}x{photo.height} {content}\n".encode())
     return digest.hexdigest()
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise errors.UserError(
-            f"{path}: no such photo ({error.strerror}); restore it, or read the dataset again"
-        ) from None
 
 
 def trunk_batch(device: torch.device) -> int:

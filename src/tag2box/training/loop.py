@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +62,13 @@ class Plan:
     """Length of training, optimizer, and what is written on the way."""
 
     iterations: Annotated[int, Field(ge=1, le=10**9)] = 30_000
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """Length in rounds through the photos, from which `iterations` follow when training starts. None: `iterations` as
+    they are; setting `iterations` alone has the same effect."""
+    least_iterations: Annotated[int, Field(ge=1, le=10**9)] = 1
+    """With `epochs`: few photos are trained on for so many iterations."""
+    most_iterations: Annotated[int, Field(ge=1, le=10**9)] = 10**9
+    """With `epochs`: many photos are trained on for no more iterations."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     optimizer: Annotated[optim.OptimizerSettings, extend.Plugin("optimizer")] = optim.Sgd()
     schedule: Schedule = Schedule()
@@ -73,6 +80,14 @@ class Plan:
     """Checkpoints that are kept: the newest, and those before it, to go back to if the newest is damaged."""
     gallery: Annotated[int, Field(ge=0, le=1000)] = 8
     """Training photos whose pseudo ground truth is logged for the report."""
+
+    def for_photos(self, count: int, batch_size: int) -> "Plan":
+        """The plan with the iterations of ``epochs`` rounds through so many photos, above 100 a multiple of 25."""
+        if self.epochs is None:
+            return self
+        exact = math.ceil(self.epochs * count / batch_size)
+        even = 25 * round(exact / 25) if exact > 100 else exact
+        return replace(self, iterations=max(1, self.least_iterations, min(even, self.most_iterations)))
 
 
 def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Progress = silent) -> None:
@@ -98,7 +113,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
             loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
             done, total = iteration + 1, loss.total.item()
             bar.advance(f"loss {total:.3f}")
-            stops = stop() if dist.world_size == 1 else dist.any(stop())
+            stops = bool(stop()) if dist.world_size == 1 else dist.any(bool(stop()))
             spikes.new.append(total)
             if done % plan.log_every == 0 or done == plan.iterations:
                 if (ratio := spikes.highest_ratio()) is not None:
@@ -115,7 +130,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
             if stops and done < plan.iterations:
                 raise errors.Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
-                )
+                ) from (errors.Terminated() if stop() == signal.SIGTERM else None)
     seconds = time.monotonic() - began
     log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()})
 
@@ -241,26 +256,27 @@ def _save(
 
 
 @contextmanager
-def _graceful_stop() -> Iterator[Callable[[], bool]]:
+def _graceful_stop() -> Iterator[Callable[[], int]]:
     """The first Ctrl-C, or SIGTERM of a batch system, stops after the current iteration; the second stops at once.
 
-    torchrun forwards the signal that the terminal has already sent, so under it the second one is ignored.
+    Yields a function that returns the number of the signal, or 0. torchrun forwards the signal that the terminal has
+    already sent, so under it the second one is ignored.
     """
-    requested = False
+    received = 0
 
     def request(signum: int, frame: object) -> None:
-        nonlocal requested
-        requested = True
+        nonlocal received
+        received = signum
         if not is_torchrun():
-            signal.signal(signum, signal.default_int_handler)
+            signal.signal(signum, errors.stop_at_once)
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are handled elsewhere
-        yield lambda: False
+        yield lambda: 0
         return
     try:
-        yield lambda: requested
+        yield lambda: received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

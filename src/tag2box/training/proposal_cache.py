@@ -116,12 +116,12 @@ def _total(spans: Mapping[str, tuple[int, int]]) -> int:
     return max((last for _, last in spans.values()), default=0)
 
 
-def _name(depends_on: str, photos: Sequence[Photo], store: BoxSource) -> str:
-    """The name of a cache file: a digest of settings, photos and proposals."""
-    digest = hashlib.sha256(f"{depends_on} {photos_digest(photos)}".encode())
+def _place(folder: Path, depends_on: str, photos: Sequence[Photo], store: BoxSource) -> Path:
+    """The cache file, named by a digest of settings, photos and proposals."""
+    digest = hashlib.sha256(f"{depends_on} {photos_digest(photos, folder)}".encode())
     for photo in photos:
         digest.update(store.boxes(photo.id).numpy().tobytes())
-    return f"{digest.hexdigest()[:24]}.npy"
+    return folder / f"{digest.hexdigest()[:24]}.npy"
 
 
 def _row_counts(photos: Sequence[Photo], store: BoxSource) -> dict[str, int]:
@@ -140,7 +140,7 @@ def build_evidence_cache(evidence: ClassEvidence, folder: Path, *, progress: Pro
             yield photo.id, evidence(photo.id).numpy()
 
     digest = weights_digest(f"class evidence {class_maps.side} {class_maps.backbone.trunk_key()}", [class_maps])
-    path, width = folder / _name(digest, photos, store), (class_maps.num_classes,)
+    path, width = _place(folder, digest, photos, store), (class_maps.num_classes,)
     return build_cache(path, _row_counts(photos, store), results, title="class maps", width=width, progress=progress)
 
 
@@ -165,7 +165,7 @@ def build_superpixel_cache(
                     raise errors.UserError(found.problem)
                 yield job.photo.id, found.values
 
-    path = folder / _name(f"straddling {superpixels} OpenCV {cv2.__version__}", photos, store)
+    path = _place(folder, f"straddling {superpixels} OpenCV {cv2.__version__}", photos, store)
     return build_cache(path, _row_counts(photos, store), results, title="superpixels", progress=progress)
 
 
