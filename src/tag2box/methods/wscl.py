@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from tag2box.methods import discovery, oicr
 from tag2box.ops.losses import at_least_single
-from tag2box.types import AugmentRois, Exemplars, LabelerInput, Labeling
+from tag2box.types import TAGS_ONLY, AugmentRois, Exemplars, LabelerInput, Labeling
 
 _SIDE = 1024  # of a block: 4 MB in single precision, which fits the CPU cache
 _NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
@@ -184,20 +184,35 @@ class Sampling:
         )
 
     def _rows(self, inputs: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-        tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
-        image_of_top = inputs.proposals.image_ids()[tops[0].rows]
-        spans = inputs.proposals.spans()
-        rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
-        for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
-            span = spans[int(image_of_top[i])]
-            top_of_stages = torch.stack([t.rows[i] for t in tops])
-            near = top_of_stages.unique()
+        spans, none = inputs.proposals.spans(), inputs.tags.new_zeros(0, dtype=torch.long)
+        rows, classes = [none], [none]
+        for image, c, tops in (*_top_proposals(inputs), *_reviewed_boxes(inputs)):
+            span, near = spans[image], tops.unique()
             if self.iou:
                 inside = inputs.proposals.boxes[span.start : span.stop]
-                near = discovery.neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
+                near = discovery.neighbours(inside, tops - span.start, self.iou_threshold) + span.start
             rows.append(near)
             classes.append(torch.full_like(near, c))
         return torch.cat(rows), torch.cat(classes)
+
+
+def _top_proposals(inputs: LabelerInput) -> Iterator[tuple[int, int, Int[Tensor, " K"]]]:
+    """Image, class and the top proposal of each stage, for all tags of photos that are not reviewed."""
+    tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+    images, codes = inputs.proposals.image_ids()[tops[0].rows].tolist(), inputs.side_info.reviewed
+    for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
+        if codes is None or codes[tops[0].rows[i]] == TAGS_ONLY:
+            yield images[i], c, torch.stack([t.rows[i] for t in tops])
+
+
+def _reviewed_boxes(inputs: LabelerInput) -> Iterator[tuple[int, int, Int[Tensor, " b"]]]:
+    """Image, class and the boxes of that class, for all classes of reviewed photos."""
+    codes = inputs.side_info.reviewed
+    for image, span in enumerate(inputs.proposals.spans() if codes is not None else ()):
+        assert codes is not None
+        own = codes[span.start : span.stop]
+        for c in own[own >= 0].unique().tolist():
+            yield image, c, (own == c).nonzero().flatten() + span.start
 
 
 def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
