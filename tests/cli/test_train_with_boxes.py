@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -318,6 +319,16 @@ def test_a_warm_start_is_resumed_to_the_bit_and_the_earlier_run_may_not_change(s
         train(config, small / "halves", progress=stopping_at(3))
     resume(small / "halves")
     assert same(weights(small / "whole"), weights(small / "halves"))
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, small / "begun", progress=stopping_at(1, killed))  # before its first checkpoint
+    shutil.rmtree(small / "first")
+    train(config_of(small, "plan.seed=8"), small / "first")
+    with pytest.raises(UserError, match="warm_start: its weights are not those with which the run was started"):
+        resume(small / "begun")
+
+
+def killed() -> None:
+    raise RuntimeError("killed")
 
 
 def unfinished(at: Path) -> Config:
