@@ -161,7 +161,7 @@ class Oracle:
         }
 
     def not_reviewed(self, reviewed: set[str]) -> evaluate.EvalSet | None:
-        """The training photos that nobody reviewed; None if all were."""
+        """The training photos without review; None if all were reviewed."""
         wanted = [photo.id not in reviewed for photo in self.train.photos]
         if not any(wanted):
             return None

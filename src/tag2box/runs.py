@@ -25,6 +25,7 @@ from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events, feature_cache
+from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
 CONFIG_FILE = "config.toml"
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
@@ -305,6 +306,24 @@ def cached_features(
     return feature_cache.cached_if_possible(
         features, required(config.feature_cache), views=views, max_gb=config.feature_cache_gb, progress=progress
     )
+
+
+def cached_roi_maps(
+    maps: feature_cache.RoiMaps, config: recipes.Config, views: Sequence[images.View], progress: Progress
+) -> feature_cache.FeatureCache | JoinedMaps | feature_cache.RoiMaps:
+    """RoI maps of training photos, cached like ``cached_features``; those of reviewed boxes in files of their own.
+
+    So a run with other reviewed boxes computes the maps of the reviewed photos alone.
+    """
+    store, is_cached = maps.store, maps.is_frozen and maps.cache_bytes(views) <= config.feature_cache_gb * 1e9
+    if not isinstance(store, ReviewedSource) or not is_cached:
+        return cached_features(maps, config, views, progress)
+    numbers = [number for number, photo in enumerate(maps.photos) if photo.id in store.reviewed.photos]
+    boxed = [maps.photos[number] for number in numbers]
+    own = cached_features(replace(maps, store=store.store), config, views, progress)
+    added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress)
+    assert isinstance(own, feature_cache.FeatureCache) and isinstance(added, feature_cache.FeatureCache)
+    return JoinedMaps(own, added, {number: place for place, number in enumerate(numbers)})
 
 
 # ---------------------------------------------------------------- environment

@@ -19,13 +19,17 @@ from tag2box.data.reviewed_boxes import read_reviewed
 from tag2box.errors import Interrupted, UserError
 from tag2box.formats.csv_tags import read_tags
 from tag2box.formats.listing import DataSource
+from tag2box.images import View
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
 from tag2box.labels.reviews import ReviewedPhoto, Reviews
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.recipes import Config
+from tag2box.training.batches import FeatureBatches
 from tag2box.training.criterion import LossOutput
+from tag2box.training.feature_cache import RoiMaps
+from tag2box.training.reviewed import JoinedMaps
 from tag2box.types import Batch
 from tiny_world import call, same, small_config, small_data, small_network, stopping_at, story, weights
 
@@ -176,6 +180,26 @@ def test_boxes_survive_the_preselection_by_class_maps(small: Path) -> None:
     assert sizes == {"photo0": 2, "photo1": 4, "photo2": 5, "photo3": 2}
     assert sorted(codes[codes >= 0].tolist()) == [0, 0, 1]  # bar, bar, box
     train(config, small / "whole")  # and all of it learns
+
+
+def test_features_of_proposals_are_shared_with_runs_without_boxes(small: Path) -> None:
+    """Of another round, only the maps of reviewed boxes are computed; they are those of all boxes together."""
+    shared, rows = (f"feature_cache={small / 'maps'}", "loader.resize.flip=0"), (small / "tags.csv").read_text()
+    train(config_of(small, *shared), small / "tags")
+    (own,) = (small / "maps").glob("*.f16")
+    before = own.stat().st_mtime_ns
+    boxes = coco(small / "reviewed.json", {**BOXES, "photo3": []})
+    (small / "tags.csv").write_text("\n".join([*rows.splitlines()[:-1], "photo3.jpg,"]))  # shows nothing
+    train(config_of(small, *shared, boxes=boxes), small / "boxed")
+    (added,) = set((small / "maps").glob("*.f16")) - {own}
+    assert own.stat().st_mtime_ns == before and added.stat().st_size < 2 * own.stat().st_size
+    assert story(small / "boxed")[0]["boxed_photos"] == 3
+    step, source = prepare_training(config_of(small, *shared, boxes=boxes), small / "again")
+    assert isinstance(source, FeatureBatches) and isinstance(source.features, JoinedMaps)
+    whole = RoiMaps(step.detector.backbone, source.photos.photos, source.store)
+    for index in range(4):
+        view = View(48)
+        assert torch.equal(source.features.get(index, view), whole.get(index, view))
 
 
 # ---------------------------------------------------------------- tags and boxes

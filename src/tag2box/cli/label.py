@@ -152,7 +152,7 @@ class _Work:
     progress: Progress
 
     def open_photos(self) -> list[Photo]:
-        """The photos that are to be labelled: those that nobody has reviewed."""
+        """The photos that are to be labelled: those that are not reviewed."""
         return [photo for photo in self.photos.photos if photo.id not in self.reviewed]
 
     def tags(self) -> dict[str, PhotoTags]:

@@ -300,8 +300,8 @@ def _batches(
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
     backbone, views = detector.backbone, config.loader.resize.views()
-    maps = runs.cached_features(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
-    if isinstance(maps, feature_cache.FeatureCache):
+    maps = runs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    if not isinstance(maps, feature_cache.RoiMaps):
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
     if detector.backbone.frozen_trunk:
         trunks = runs.cached_features(

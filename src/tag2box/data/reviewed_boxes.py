@@ -37,7 +37,7 @@ class ReviewedFile:
 def read_reviewed_file(path: Path, photos: TaggedPhotos, root: Path | None = None) -> ReviewedFile:
     """The reviewed photos of a file or label set; raises if one is not among ``photos``, or has another size.
 
-    A file may list photos that nobody has looked at yet: a tagged photo without any box counts as not reviewed.
+    A file may list photos that are still to be reviewed: a tagged photo without any box counts as not reviewed.
 
     Args:
         photos: the dataset; its classes are the known ones.

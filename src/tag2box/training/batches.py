@@ -23,6 +23,7 @@ from tag2box.annotations import BoxSource, TaggedPhotos
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 from tag2box.training.feature_cache import FeatureCache, RoiMaps, TrunkMaps
 from tag2box.training.loader import count_workers, worker_batches
+from tag2box.training.reviewed import JoinedMaps
 from tag2box.types import NO_SIDE_INFO, Batch, Proposals, SideInfo, SideInfoLoader
 
 T = TypeVar("T")
@@ -161,13 +162,13 @@ class BatchSampler:
 class FeatureBatches(BatchSampler):
     """Batches of features of a frozen network: RoI maps, or trunk maps without padding. No photo is decoded."""
 
-    features: FeatureCache | RoiMaps | TrunkMaps
+    features: FeatureCache | JoinedMaps | RoiMaps | TrunkMaps
 
     @cached_property
     def has_roi_maps(self) -> bool:
         """Whether the features are RoI maps."""
         features = self.features.features if isinstance(self.features, FeatureCache) else self.features
-        return isinstance(features, RoiMaps)
+        return isinstance(features, RoiMaps | JoinedMaps)
 
     def batch(self, iteration: int) -> Batch:
         """The features of the iteration's photos, each in its views."""

@@ -17,8 +17,10 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from tag2box.annotations import BoxSource, Photo, ReviewedBoxes, ReviewedObjects
+from tag2box.images import View
 from tag2box.ops.boxes import areas, clip, intersections
 from tag2box.ops.losses import assign
+from tag2box.training.feature_cache import FeatureCache
 from tag2box.types import (
     CANDIDATE,
     IGNORED,
@@ -117,6 +119,20 @@ class JoinedEvidence:
         """The evidence of each proposal of a photo per class."""
         own = self.proposals(photo_id)
         return torch.cat([own, self.added(photo_id)]) if photo_id in self.photos else own
+
+
+@dataclass(frozen=True)
+class JoinedMaps:
+    """RoI maps of proposals, followed by those of added boxes; the first cache serves runs without boxes, too."""
+
+    proposals: FeatureCache
+    added: FeatureCache
+    numbers: Mapping[int, int]  # of the photos with added boxes, among all photos and among those of ``added``
+
+    def get(self, index: int, view: View) -> Float[Tensor, "P ch h w"]:
+        """The maps of a photo in a view."""
+        own = self.proposals.get(index, view)
+        return torch.cat([own, self.added.get(self.numbers[index], view)]) if index in self.numbers else own
 
 
 def jittered(photo_id: str, own: ReviewedObjects, copies: int, size: tuple[int, int]) -> Float32[Tensor, "J 4"]:
