@@ -4,7 +4,7 @@ The |S|^2 similarities are never in memory at once: they are computed in square 
 Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its columns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -184,35 +184,35 @@ class Sampling:
         )
 
     def _rows(self, inputs: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-        spans, none = inputs.proposals.spans(), inputs.tags.new_zeros(0, dtype=torch.long)
-        rows, classes = [none], [none]
-        for image, c, tops in (*_top_proposals(inputs), *_reviewed_boxes(inputs)):
-            span, near = spans[image], tops.unique()
+        tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
+        images, spans = inputs.proposals.image_ids()[tops[0].rows].tolist(), inputs.proposals.spans()
+        # image, class and top rows; every stage has the same (image, class) pairs in the same order
+        found = [(images[i], c, torch.stack([t.rows[i] for t in tops])) for i, c in enumerate(tops[0].cls.tolist())]
+        if inputs.side_info.reviewed is not None:
+            found = _with_reviewed_boxes(found, spans, inputs.side_info.reviewed)
+        rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
+        for image, c, own in found:
+            span, near = spans[image], own.unique()
             if self.iou:
                 inside = inputs.proposals.boxes[span.start : span.stop]
-                near = discovery.neighbours(inside, tops - span.start, self.iou_threshold) + span.start
+                near = discovery.neighbours(inside, own - span.start, self.iou_threshold) + span.start
             rows.append(near)
             classes.append(torch.full_like(near, c))
         return torch.cat(rows), torch.cat(classes)
 
 
-def _top_proposals(inputs: LabelerInput) -> Iterator[tuple[int, int, Int[Tensor, " K"]]]:
-    """Image, class and the top proposal of each stage, for all tags of photos that are not reviewed."""
-    tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
-    images, codes = inputs.proposals.image_ids()[tops[0].rows].tolist(), inputs.side_info.reviewed
-    for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
-        if codes is None or codes[tops[0].rows[i]] == TAGS_ONLY:
-            yield images[i], c, torch.stack([t.rows[i] for t in tops])
+_Tops = tuple[int, int, Int[Tensor, " k"]]
+"""An image, one of its classes, and the proposals whose neighbours show it."""
 
 
-def _reviewed_boxes(inputs: LabelerInput) -> Iterator[tuple[int, int, Int[Tensor, " b"]]]:
-    """Image, class and the boxes of that class, for all classes of reviewed photos."""
-    codes = inputs.side_info.reviewed
-    for image, span in enumerate(inputs.proposals.spans() if codes is not None else ()):
-        assert codes is not None
+def _with_reviewed_boxes(found: Sequence[_Tops], spans: Sequence[range], codes: Int[Tensor, " R"]) -> list[_Tops]:
+    """The top proposals of photos that are not reviewed, then the boxes of each class of those that are."""
+    kept = [one for one in found if codes[one[2][0]] == TAGS_ONLY]
+    for image, span in enumerate(spans):
         own = codes[span.start : span.stop]
-        for c in own[own >= 0].unique().tolist():
-            yield image, c, (own == c).nonzero().flatten() + span.start
+        boxed = own[own >= 0].unique().tolist()
+        kept += [(image, c, (own == c).nonzero().flatten() + span.start) for c in boxed]
+    return kept
 
 
 def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
