@@ -94,6 +94,7 @@ def bench(tmp_path_factory) -> Bench:
     (folder / "boxes.json").write_text(json.dumps(boxes))
     with pytest.MonkeyPatch.context() as patch:
         small_network(patch)
+        train(small_config(folder, f"data.proposals={folder / 'proposals'}", "plan.seed=1"), folder / "earlier")
         yield Bench(folder, patch, {})
 
 

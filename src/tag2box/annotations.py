@@ -1,12 +1,14 @@
 """Photos and what is annotated on them: tags for training, true objects for evaluation, detections, and proposals.
 
 ``TaggedPhotos`` is all that training receives of a dataset, and has no field that could hold a box. ``Truth`` and
-``Objects`` are for evaluation only.
+``Objects`` are for evaluation only. Boxes that a person has reviewed may teach, too, but through a type of their own,
+``ReviewedBoxes``, which only ``tag2box train --boxes`` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -143,6 +145,46 @@ class Truth:
         """The subset of the photos selected by a mask."""
         sizes, objects = tuple(compress(self.sizes, wanted)), tuple(compress(self.objects, wanted))
         return Truth(self.classes, tuple(compress(self.ids, wanted)), sizes, objects)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedObjects:
+    """All objects of a photo whose review is finished: what is neither boxed nor in an ignore region is background."""
+
+    boxes: Float32[Tensor, "B 4"]
+    labels: Int[Tensor, " B"]
+    ignore: Float32[Tensor, "I 4"]  # regions in which a detector is neither right nor wrong
+
+    def __post_init__(self) -> None:
+        if self.boxes.shape != (len(self.labels), 4) or self.ignore.shape != (len(self.ignore), 4):
+            shapes = [tuple(x.shape) for x in (self.boxes, self.labels, self.ignore)]
+            raise ValueError(f"shapes of boxes, labels and ignore regions disagree: {shapes}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedBoxes:
+    """Reviewed photos of a training set, by id: they teach with their boxes, all others with their tags alone."""
+
+    classes: tuple[str, ...]  # those of the training set, in its order
+    photos: Mapping[str, ReviewedObjects] = field(default_factory=dict)
+    file_sha256: str = ""  # of the file they were read from; empty if it was a folder
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    @property
+    def count(self) -> int:
+        """The number of boxes, without ignore regions."""
+        return sum(len(own.boxes) for own in self.photos.values())
+
+    def digest(self) -> str:
+        """A digest of all boxes, with their photos and classes; it does not depend on the file they came from."""
+        whole = hashlib.sha256(repr(self.classes).encode())
+        for name in sorted(self.photos):
+            own = self.photos[name]
+            whole.update(f"{name!r} {own.labels.tolist()} {len(own.ignore)}".encode())
+            whole.update(torch.cat([own.boxes, own.ignore]).numpy().astype("<f4").tobytes())
+        return whole.hexdigest()
 
 
 @runtime_checkable

@@ -1,15 +1,15 @@
 """The identity of a run: what it is trained on, recorded when it starts, compared when it is resumed or used.
 
 ``run.json`` has the settings, the classes, and digests of settings, classes, tags, photos, proposals and of the weights
-that training began with; ``photos.json`` has size, time and digests of each photo. Paths are not part of it: a run and
-its dataset may be moved.
+that training began with; of reviewed boxes their number and digests; of a warm start the digests of the earlier run.
+``photos.json`` has size, time and digests of each photo. Paths are not part of it: a run and its dataset may be moved.
 """
 
 import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,7 @@ _FREE = {"compute.device", "compute.memory", "feature_cache_gb", "loader.workers
 _PATHS = {
     "name",
     "feature_cache",
+    "warm_start",
     *(f"data.{field.name}" for field in fields(recipes.Data) if field.name != "skip_bad"),
 }
 _SHA256 = "sha256:"
@@ -53,6 +54,39 @@ class PhotoIdentity:
         return [*self.stamp.to_json(), self.tags, self.boxes]
 
 
+@dataclass(frozen=True, slots=True)
+class BoxesIdentity:
+    """The reviewed boxes that a run is taught with."""
+
+    photos: int
+    boxes: int
+    digest: str  # of photos, boxes and classes
+    file_sha256: str  # of the file they were read from; empty if it was a folder
+
+    @classmethod
+    def of(cls, reviewed: annotations.ReviewedBoxes) -> Self:
+        """The identity of reviewed boxes."""
+        return cls(len(reviewed), reviewed.count, reviewed.digest(), reviewed.file_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """The finished run that a run starts from."""
+
+    run_json: str  # SHA-256 of its run.json; empty for runs of version 0.1
+    weights: str  # digest of all its weights
+    boxes: int = 0  # reviewed boxes that it, or the runs it started from, were taught with
+
+    @classmethod
+    def of(cls, folder: Path, detector: Detector) -> Self:
+        """The identity of the run in a folder, whose weights a detector has."""
+        path, recorded = folder / RUN_FILE, RunIdentity.read(folder)
+        digest = storage.file_digest(path) if recorded is not None else ""
+        own = recorded.boxes.boxes if recorded is not None and recorded.boxes is not None else 0
+        before = recorded.warm_start.boxes if recorded is not None and recorded.warm_start is not None else 0
+        return cls(digest, weights_digest("detector", [detector]), max(own, before))
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """What a run is trained on; in ``run.json``, and for each photo in ``photos.json``."""
@@ -61,14 +95,23 @@ class RunIdentity:
     classes: tuple[str, ...]
     weights: str  # digest of the backbone that training began with
     photos: Mapping[str, PhotoIdentity]  # by id, in order
+    boxes: BoxesIdentity | None = None  # None: taught by tags alone
+    warm_start: WarmStart | None = None
 
     @classmethod
     def of(
-        cls, config: recipes.Config, photos: annotations.TaggedPhotos, store: ProposalStore, detector: Detector
+        cls,
+        config: recipes.Config,
+        photos: annotations.TaggedPhotos,
+        store: ProposalStore,
+        detector: Detector,
+        reviewed: annotations.ReviewedBoxes | None = None,
     ) -> Self:
         """The identity of a run that starts now."""
         weights = weights_digest("backbone", [detector.backbone])
-        return cls(_flat_settings(config), photos.classes, weights, photo_identities(photos, store))
+        boxes = None if reviewed is None else BoxesIdentity.of(reviewed)
+        warm = None if config.warm_start is None else WarmStart.of(config.warm_start, detector)
+        return cls(flat_settings(config), photos.classes, weights, photo_identities(photos, store), boxes, warm)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -79,7 +122,15 @@ class RunIdentity:
         raw = storage.read_checked_json(path, "the identity of a run", _REMEDY)
         try:
             classes = tuple(str(name) for name in raw["classes"])
-            return cls(dict(raw["settings"]), classes, str(raw["digests"]["weights"]), {})
+            boxes, warm = raw.get("boxes"), raw.get("warm_start")
+            return cls(
+                dict(raw["settings"]),
+                classes,
+                str(raw["digests"]["weights"]),
+                {},
+                None if boxes is None else BoxesIdentity(**boxes),
+                None if warm is None else WarmStart(**warm),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise errors.UserError(f"{path}: field {error} is missing or of the wrong type; {_REMEDY}") from None
 
@@ -106,11 +157,15 @@ class RunIdentity:
             "weights": self.weights,
         }
         content = {"format": 1, "settings": dict(self.settings), "classes": self.classes, "digests": digests}
+        if self.boxes is not None:
+            content["boxes"] = asdict(self.boxes)
+        if self.warm_start is not None:
+            content["warm_start"] = asdict(self.warm_start)
         storage.write_checked_json(folder / RUN_FILE, content)
 
     def check_settings(self, config: recipes.Config, where: Path) -> None:
         """Raise if a setting was changed since the run was started; settings of newer versions are not compared."""
-        now = _flat_settings(config)
+        now = flat_settings(config)
         for key, before in self.settings.items():
             is_lost_file = str(before).startswith(_SHA256) and not str(now.get(key)).startswith(_SHA256)
             if key in now and now[key] != before and key not in _FREE and not is_lost_file:
@@ -131,8 +186,29 @@ class RunIdentity:
                 "the tags, or train a new run"
             )
 
+    def check_sources(self, config: recipes.Config, where: Path) -> None:
+        """Raise if reviewed boxes or a warm start were added to the settings, or removed from them."""
+        named = {"data.boxes": (self.boxes, config.data.boxes), "warm_start": (self.warm_start, config.warm_start)}
+        for key, (before, now) in named.items():
+            if (before is None) != (now is None):
+                was, is_now = ("not set" if value is None else "set" for value in (before, now))
+                raise errors.UserError(f"{where}: {key} was {was} when the run was started, is {is_now}; {_REMEDY}")
+
+    def check_boxes(self, reviewed: annotations.ReviewedBoxes | None, where: Path | None) -> None:
+        """Raise unless reviewed boxes are those of the run."""
+        now = None if reviewed is None else BoxesIdentity.of(reviewed)
+        if now is not None and self.boxes is not None and now.digest != self.boxes.digest:
+            raise errors.UserError(
+                f"{where}: the reviewed boxes are not those with which the run was started (now {now.boxes} in "
+                f"{now.photos} photos, then {self.boxes.boxes} in {self.boxes.photos}); {_REMEDY}"
+            )
+
     def check_weights(self, detector: Detector) -> None:
         """Raise unless a network has the weights that training began with."""
+        if self.warm_start is not None and weights_digest("detector", [detector]) != self.warm_start.weights:
+            raise errors.UserError(
+                "warm_start: its weights are not those with which the run was started; restore them, or train a new run"
+            )
         if weights_digest("backbone", [detector.backbone]) != self.weights:
             raise errors.UserError(
                 "backbone.weights: the pretrained weights are not those with which the run was started; restore them, "
@@ -204,7 +280,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _flat_settings(config: recipes.Config) -> dict[str, object]:
+def flat_settings(config: recipes.Config) -> dict[str, object]:
     """Settings by key, without name and paths."""
     flat: dict[str, object] = {}
 
@@ -229,7 +305,12 @@ def pathless(config: recipes.Config) -> recipes.Config:
         named = f"{_SHA256}{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
         backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
     return replace(
-        config, name="", data=recipes.Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone
+        config,
+        name="",
+        data=recipes.Data(skip_bad=config.data.skip_bad),
+        warm_start=None,
+        feature_cache=None,
+        backbone=backbone,
     )
 
 

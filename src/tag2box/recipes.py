@@ -28,7 +28,7 @@ from tag2box.training.criterion import Criterion
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Training data: photos and tags. There is no key for boxes."""
+    """Training data: photos and tags. Boxes of reviewed photos are a file of their own, never those of the dataset."""
 
     tags: Path | None = None
     """The tags: a CSV, a COCO file, a VOC folder or a tree of class folders."""
@@ -46,6 +46,8 @@ class Data:
     """Source of object counts (C-WSL): the dataset, or, for experiments only, its boxes."""
     proposals: Path | None = None
     """Proposal store of these photos; built on first use. Default: inside the run."""
+    boxes: Path | None = None
+    """Reviewed boxes of some of these photos, which teach beside the tags: any format with boxes, or a label set."""
 
     def source(self) -> DataSource:
         """The dataset these settings describe."""
@@ -88,6 +90,8 @@ class Config:
     criterion: Criterion = Criterion()
     loader: batches.Loader = batches.Loader()
     plan: loop.Plan = loop.Plan()
+    warm_start: Path | None = None
+    """A finished run of the same classes and architecture, with whose weights training begins; default: pretrained."""
     compute: dist.Compute = dist.Compute()
     inference: Inference = Inference()
     feature_cache: Path | None = None

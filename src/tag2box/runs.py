@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tag2box import annotations, errors, extend, images, io, recipes, settings
-from tag2box.identity import RunIdentity
+from tag2box.identity import RunIdentity, flat_settings
 from tag2box.inference import predict
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
@@ -28,9 +28,12 @@ from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
+from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
 CONFIG_FILE = "config.toml"
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
+_ARCHITECTURE = ("backbone.", "heads.", "adaptation.side")
+_NOT_ARCHITECTURE = {"backbone.weights", "backbone.dropout"}
 _AS_THEY_ARE = (_IMPORTED, base.SNAPPED)  # kinds of stores to which no photos are added
 
 
@@ -159,6 +162,7 @@ def check_run(folder: Path, config: recipes.Config) -> checkpoint.State:
     if identity is not None:
         identity.check_settings(config, folder / CONFIG_FILE)
         identity.check_classes(state.classes, folder / checkpoint.STATE)
+        identity.check_sources(config, folder / CONFIG_FILE)
     if state.iteration < config.plan.iterations:
         warnings.warn(
             f"{folder}: trained for {state.iteration} of {config.plan.iterations} iterations; continue with "
@@ -177,6 +181,60 @@ def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool
     return Detector(backbone, num_classes, config.heads, class_maps)
 
 
+def warm_detector(config: recipes.Config, classes: Sequence[str]) -> Detector:
+    """The detector of a new run with the weights of ``config.warm_start``; its adaptation is taken over.
+
+    Raises unless that run is finished, and has the same classes in the same order and the same architecture.
+    """
+    folder = required(config.warm_start)
+    earlier = read_config(folder)
+    if not checkpoint.has_checkpoint(folder):
+        raise errors.UserError(f"{folder}: no checkpoint to start from; finish that run, or name another --warm-start")
+    state = checkpoint.read_state(folder)
+    if state.iteration < earlier.plan.iterations:
+        raise errors.UserError(
+            f"{folder}: trained for {state.iteration} of {earlier.plan.iterations} iterations; finish it with "
+            "`tag2box train --resume` before another run starts from it"
+        )
+    _check_warm_start(folder, state.classes, classes, differing_architecture(earlier, config))
+    detector = build_detector(config, len(classes), pretrained=False)
+    checkpoint.load_model(folder, state, detector)
+    detector.is_adapted = True
+    return detector
+
+
+def _check_warm_start(folder: Path, before: Sequence[str], now: Sequence[str], other: str | None) -> None:
+    """Raise unless the weights of a run fit the classes and the architecture of another."""
+    if set(before) != set(now):
+        name = next(iter([*sorted(set(now) - set(before)), *sorted(set(before) - set(now))]))
+        whose = "the dataset" if name in now else "that run"
+        raise errors.UserError(
+            errors.printable(
+                f"{folder}: cannot start from it: only {whose} has class {name!r}; take the same with --classes, or "
+                "train without --warm-start"
+            )
+        )
+    if tuple(before) != tuple(now):
+        raise errors.UserError(
+            errors.printable(
+                f"{folder}: cannot start from it: its classes are in another order; give --classes {','.join(before)}"
+            )
+        )
+    if other is not None:
+        raise errors.UserError(
+            f"{folder}: cannot start from it: {other} differs; set it as in that run's {CONFIG_FILE}"
+        )
+
+
+def differing_architecture(earlier: recipes.Config, config: recipes.Config) -> str | None:
+    """The first setting that gives two configs networks whose weights cannot be exchanged."""
+    if bool(earlier.adaptation.epochs) != bool(config.adaptation.epochs):
+        return "adaptation.epochs, which is 0 in one of both,"
+    before, now = flat_settings(earlier), flat_settings(config)
+    keys = [key for key in before | now if key.startswith(_ARCHITECTURE) and key not in _NOT_ARCHITECTURE]
+    return next((key for key in keys if before.get(key) != now.get(key)), None)
+
+
 def with_paths(config: recipes.Config, folder: Path) -> recipes.Config:
     """The settings with absolute paths; unset ones are placed inside the run folder."""
     data, source = config.data, config.data.source()
@@ -190,7 +248,9 @@ def with_paths(config: recipes.Config, folder: Path) -> recipes.Config:
             photos=data.photos.absolute() if data.photos else None,
             split=f"{Path(data.split).absolute()}" if data.split and is_list else data.split,
             proposals=(data.proposals or folder / "proposals").absolute(),
+            boxes=data.boxes.absolute() if data.boxes else None,
         ),
+        warm_start=config.warm_start.absolute() if config.warm_start else None,
         feature_cache=(config.feature_cache or folder / "maps").absolute(),
     )
 
@@ -278,6 +338,24 @@ def cached_features(
     return feature_cache.cached_if_possible(
         features, required(config.feature_cache), views=views, max_gb=config.feature_cache_gb, progress=progress
     )
+
+
+def cached_roi_maps(
+    maps: feature_cache.RoiMaps, config: recipes.Config, views: Sequence[images.View], progress: Progress
+) -> feature_cache.FeatureCache | JoinedMaps | feature_cache.RoiMaps:
+    """RoI maps of training photos, cached like ``cached_features``; those of reviewed boxes in files of their own.
+
+    So a run with other reviewed boxes computes the maps of the reviewed photos alone.
+    """
+    store, is_cached = maps.store, maps.is_frozen and maps.cache_bytes(views) <= config.feature_cache_gb * 1e9
+    if not isinstance(store, ReviewedSource) or not is_cached:
+        return cached_features(maps, config, views, progress)
+    numbers = [number for number, photo in enumerate(maps.photos) if photo.id in store.reviewed.photos]
+    boxed = [maps.photos[number] for number in numbers]
+    own = cached_features(replace(maps, store=store.store), config, views, progress)
+    added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress)
+    assert isinstance(own, feature_cache.FeatureCache) and isinstance(added, feature_cache.FeatureCache)
+    return JoinedMaps(own, added, {number: place for place, number in enumerate(numbers)})
 
 
 # ---------------------------------------------------------------- environment

@@ -66,6 +66,7 @@ class SideInfo:
     evidence: Float[Tensor, " R"] | None = None  # superpixel straddling score of each proposal, 0 to 1
     objectness: Float[Tensor, " R"] | None = None  # score given by the proposal method, 0 to 1
     class_evidence: Float[Tensor, "R C"] | None = None  # evidence of the class maps for each proposal, 0 to 1
+    reviewed: Int[Tensor, " R"] | None = None  # what each proposal is in a reviewed photo: class, or a code below zero
 
     @classmethod
     def joined(cls, parts: Sequence[SideInfo]) -> SideInfo:
@@ -76,19 +77,25 @@ class SideInfo:
     def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> SideInfo:
         """The side information of some photos and of the given proposal rows."""
         counts = None if self.counts is None else self.counts[photos]
-        per_row = (self.evidence, self.objectness, self.class_evidence)
+        per_row = (self.evidence, self.objectness, self.class_evidence, self.reviewed)
         return SideInfo(counts, *(None if x is None else x[rows] for x in per_row))
 
     def to(self, device: torch.device) -> SideInfo:
         """The same on a device."""
-        columns = (self.counts, self.evidence, self.objectness, self.class_evidence)
+        columns = (self.counts, self.evidence, self.objectness, self.class_evidence, self.reviewed)
         return SideInfo(*(None if x is None else x.to(device) for x in columns))
 
+
+TAGS_ONLY, CANDIDATE, IGNORED = -1, -2, -3
+"""Codes of ``SideInfo.reviewed``: a proposal of a photo without boxes; an ordinary proposal of a reviewed photo; one of
+its ignore regions. The code of a reviewed box is its class."""
 
 PerProposal = Callable[[str], Float32[Tensor, " P"]]
 """A photo's id in, one number per proposal out, in order."""
 PerProposalAndClass = Callable[[str], Float32[Tensor, "P C"]]
 """A photo's id in, a number per proposal and class out."""
+ReviewedCodes = Callable[[str], Int[Tensor, " P"]]
+"""A photo's id in, a code of ``SideInfo.reviewed`` per proposal out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +106,19 @@ class SideInfoLoader:
     evidence: PerProposal | None = None
     objectness: PerProposal | None = None
     class_evidence: PerProposalAndClass | None = None
+    reviewed: ReviewedCodes | None = None
+
+    def kept(self, photo_id: str) -> Int[Tensor, " k"] | None:
+        """The rows of a photo that every batch has: its reviewed boxes and ignore regions."""
+        if self.reviewed is None:
+            return None
+        codes = self.reviewed(photo_id)
+        return ((codes >= 0) | (codes == IGNORED)).nonzero().flatten()
 
     def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"]) -> SideInfo:
         """The side information of one photo and of some of its proposals."""
         counts = None if self.counts is None else self.counts[index : index + 1]
-        loaders = (self.evidence, self.objectness, self.class_evidence)
+        loaders = (self.evidence, self.objectness, self.class_evidence, self.reviewed)
         return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in loaders))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsrpn import Rescore
 from tag2box.models.augment import Augment, rois_of
 from tag2box.models.class_maps import Prior
 from tag2box.models.context import Context
@@ -22,7 +23,7 @@ from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
 from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies, preview
 from tag2box.training.step import Forward, Step, plain_step
-from tag2box.types import AugmentedRois, Batch, Proposals, SideInfo
+from tag2box.types import CANDIDATE, IGNORED, TAGS_ONLY, AugmentedRois, Batch, Proposals, SideInfo
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
@@ -40,6 +41,7 @@ class World:
     criterion: Criterion = field(default_factory=lambda: Criterion(contrast=Contrast(weight=1.0)))
     pixels: str = "images"
     heads: Heads = Heads(embed_dim=6)
+    codes: tuple[int, ...] = ()  # of reviewed photos, one per proposal
 
     def step(self, **how: object) -> Step:
         detector = tiny_detector(self.classes, frozen=False, heads=self.heads).double()
@@ -57,7 +59,10 @@ class World:
             tags[i, list(present)] = True
         proposals = Proposals(boxes.double(), self.sizes, ((44, 40),) * count)
         evidence = torch.rand(sum(self.sizes), self.classes, generator=generator, dtype=torch.float64)
-        side_info = SideInfo(class_evidence=evidence) if self.criterion.prior != Prior() else SideInfo()
+        side_info = SideInfo(
+            class_evidence=evidence if self.criterion.prior != Prior() else None,
+            reviewed=torch.tensor(self.codes) if self.codes else None,
+        )
         batch = Batch(tuple(f"{i}" for i in range(count)), tags, proposals, images=images, side_info=side_info)
         detector = self.step().detector
         with torch.no_grad():
@@ -68,6 +73,8 @@ class World:
         return batch
 
 
+BOXED = (*[TAGS_ONLY] * 9, 1, 0, *[CANDIDATE] * 4, IGNORED, *[TAGS_ONLY] * 3, *[CANDIDATE] * 2)
+"""Of four photos, the second is reviewed and has boxes of two classes, the last one is, and has none."""
 WORLDS = {
     "one photo, no proposals": World((0,), ((0,),)),
     "one proposal, no tags": World((1,), ((),)),
@@ -88,6 +95,13 @@ WORLDS = {
     "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
     "context of trunks": World(
         (9, 5), ((0,), (0, 1)), pixels="trunks", heads=Heads(embed_dim=6, context=Context(on="mil", scale=1.3))
+    ),
+    "reviewed photos": World((9, 7, 3, 2), ((0, 2), (0, 1), (2,), ()), codes=BOXED),
+    "reviewed photos, rescored": World(
+        (9, 7, 3, 2),
+        ((0, 2), (0, 1), (2,), ()),
+        criterion=Criterion(rescore=Rescore(keep=0.4, begin=0.0), reviewed_weight=2.5, contrast=Contrast(weight=1.0)),
+        codes=BOXED,
     ),
     "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
@@ -170,7 +184,8 @@ def converted(batch: Batch, dtype: torch.dtype) -> Batch:
 @pytest.mark.parametrize("memory", ["plain", "exact"])
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize(
-    "name", ["many", "no tags at all", "trunks", "maps", "the published code's views", "context", "prior"]
+    "name",
+    ["many", "no tags at all", "trunks", "maps", "the published code's views", "context", "prior", "reviewed photos"],
 )
 def test_processes_together_leave_the_gradients_of_one(name: str, count: int, memory: str) -> None:
     """Five processes outnumber the photos: some have none, and others no exemplar."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from rich.table import Table
 from tag2box import errors, images, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
 from tag2box.cli import detect as detecting, options
+from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, listing
 from tag2box.inference.predict import Inference
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
-from tag2box.labels.labelled import LabelCounts, LabelledPhotos, tagged_entries
+from tag2box.labels.labelled import LabelBox, LabelCounts, LabelledPhoto, LabelledPhotos, tagged_entries
 from tag2box.labels.rule import (
     LabelRule,
     PhotoTags,
@@ -61,6 +63,7 @@ def label(
     *,
     rule: Literal["fixed", "auto"] = "fixed",
     proposals: Path | None = None,
+    reviewed: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
@@ -77,6 +80,7 @@ def label(
         out: folder to write, which must not exist.
         rule: ``auto`` chooses ``rule.relative`` on a sample of the photos (``labels.rule.choose_relative``).
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
+        reviewed: a label set or file with boxes; its reviewed photos keep these as they are, and are not detected in.
         overrides: of ``rule`` and ``inference``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
@@ -89,10 +93,11 @@ def label(
     trained = runs.load_run(run)
     chosen = _settings(trained, overrides)
     root, tagged = _read(photos, trained, skipped)
-    work = _Work(trained, chosen, root, tagged, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
+    work = _Work(trained, chosen, root, tagged, kept, proposals=proposals, pool=pool, dist=dist, progress=progress)
     with detecting.work_folder(out, dist) as folder:
         assert folder is not None
-        if rule == "auto":
+        if rule == "auto" and work.open_photos():
             work = replace(work, settings=replace(chosen, rule=choose_rule(work, folder).rule))
         made = work.label(folder, skipped)
         if dist.is_main:
@@ -121,6 +126,17 @@ def _read(
     return listed.folder, found
 
 
+def _reviewed(path: Path, tagged: TaggedPhotos, root: Path) -> dict[str, tuple[LabelBox, ...]]:
+    """The boxes of reviewed photos, marked as such; where they disagree with the tags, a warning says so."""
+    file = read_reviewed_file(path, tagged, root)
+    for concern in tag_concerns(file, tagged):
+        warnings.warn(concern, stacklevel=2)
+    return {
+        name: tuple(replace(box, why="reviewed", source="review", is_tag=True) for box in boxes)
+        for name, boxes in file.boxes.items()
+    }
+
+
 @dataclass(frozen=True)
 class _Work:
     """A run and the photos that it labels."""
@@ -129,10 +145,15 @@ class _Work:
     settings: LabelSettings
     root: Path
     photos: TaggedPhotos
+    reviewed: Mapping[str, tuple[LabelBox, ...]]  # boxes of photos that are not labelled again, by id
     proposals: Path | None
     pool: Pool | None
     dist: DistContext
     progress: Progress
+
+    def open_photos(self) -> list[Photo]:
+        """The photos that are to be labelled: those that are not reviewed."""
+        return [photo for photo in self.photos.photos if photo.id not in self.reviewed]
 
     def tags(self) -> dict[str, PhotoTags]:
         """The tags by photo id."""
@@ -172,14 +193,19 @@ class _Work:
 
     def label(self, work: Path, skipped: list[str] | None) -> LabelSet:
         """The label set of all photos."""
-        found = self.detect(self.settings.inference, self.photos.photos, work / "photos", skipped)
+        left = self.open_photos()
+        found = self.detect(self.settings.inference, left, work / "photos", skipped) if left else {}
         tags, rule = self.tags(), self.settings.rule
         labelled = []
         for entry, photo in zip(tagged_entries(self.photos, self.root), self.photos.photos, strict=True):
-            if photo.id in found:
+            if photo.id in self.reviewed:
+                done = with_review(entry, self.reviewed[photo.id])
+            elif photo.id in found:
                 boxes = label_photo(rule, found[photo.id], tags[photo.id], self.trained.classes)
-                stamp = storage.FileStamp.of(photo.path)
-                labelled.append(replace(entry, boxes=boxes, stamp=stamp))
+                done = replace(entry, boxes=boxes)
+            else:
+                continue
+            labelled.append(replace(done, stamp=storage.FileStamp.of(photo.path)))
         if not labelled:
             raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
@@ -197,13 +223,14 @@ class _Work:
             "run_json": digest,
             "weights": identity["weights"],
             "settings": identity["settings"],
+            **({"reviewed_photos": len(self.reviewed)} if self.reviewed else {}),
         }
 
 
 def choose_rule(work: _Work, folder: Path) -> RuleChoice:
     """The label rule that agrees best between the photos and their flips, on an evenly spaced sample of them."""
-    step = -(-len(work.photos) // _CHOICE_PHOTOS)
-    sample = work.photos.photos[::step]
+    photos = work.open_photos()
+    sample = photos[:: -(-len(photos) // _CHOICE_PHOTOS)]
     shared: dict[str, Any] = {own.name: getattr(work.settings.inference, own.name) for own in fields(Inference)}
     found = [
         work.detect(
@@ -217,6 +244,14 @@ def choose_rule(work: _Work, folder: Path) -> RuleChoice:
     tags = work.tags()
     both = [TwoViews(found[0][name], found[1][name], tags[name]) for name in found[0] if name in found[1]]
     return choose_relative(work.settings.rule, both, work.trained.classes)
+
+
+def with_review(photo: LabelledPhoto, boxes: tuple[LabelBox, ...]) -> LabelledPhoto:
+    """A reviewed photo with its boxes, tagged with their classes, too."""
+    boxed = [box.name for box in boxes if not box.is_doubtful]
+    tags = tuple(dict.fromkeys((*photo.tags, *boxed)))
+    unsure = tuple(name for name in photo.unsure if name not in tags)
+    return replace(photo, tags=tags, unsure=unsure, boxes=boxes)
 
 
 def _digest_of_tags(tags: Mapping[str, PhotoTags]) -> str:
@@ -249,6 +284,10 @@ def label_command(
     proposals: Annotated[
         Path | None, typer.Option(help="Proposal store of these photos; default: made for this call only.")
     ] = None,
+    reviewed: Annotated[
+        Path | None,
+        typer.Option(help="Label set or file with boxes: its reviewed photos keep them, only the others are labelled."),
+    ] = None,
     override: Annotated[
         list[str],
         typer.Option("--set", metavar="a.b=c", help="Override a setting of rule or inference: rule.relative=0.6"),
@@ -263,7 +302,8 @@ def label_command(
 
     Resumable: rerun the same command. Under torchrun, the processes share the photos.
 
-    Example: `tag2box label runs/mine tags.csv --out labels`
+    Example: `tag2box label runs/mine tags.csv --out labels`; to keep the photos that you have reviewed:
+    `tag2box label runs/second tags.csv --reviewed labels --out labels-2`
     """
     skipped: list[str] | None = [] if skip_bad else None
     overrides = [*override, *(["rule.other_classes=true"] if other_classes else [])]
@@ -274,6 +314,7 @@ def label_command(
             out,
             rule=rule,
             proposals=proposals,
+            reviewed=reviewed,
             overrides=overrides,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),

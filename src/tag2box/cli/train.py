@@ -2,7 +2,7 @@
 
 import difflib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,9 @@ from tag2box.cli import options
 from tag2box.cli.requirements import check_proposal_scores, check_requirements, new_store_line, training_summary
 from tag2box.data.box_counts import counts_from_boxes
 from tag2box.data.check import lacks_negatives, no_negatives_line, quick_findings
+from tag2box.data.reviewed_boxes import read_reviewed
 from tag2box.formats import datasets, listing
 from tag2box.identity import RunIdentity
-from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import Regularizer
 from tag2box.progress import Progress, TerminalProgress, silent
@@ -25,13 +25,12 @@ from tag2box.proposals import base
 from tag2box.proposals.store import ProposalStore
 from tag2box.proposals.suitability import store_concerns
 from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache
-from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
 
 TrainingData = tuple[annotations.TaggedPhotos, ProposalStore]
 """The photos of a run, with tags, and their proposals."""
-RunParts = tuple[TrainingData, Detector]
+RunParts = tuple[TrainingData, annotations.ReviewedBoxes | None, Detector]
 
 _PHOTO_FAULTS = {"missing photo", "empty photo", "unreadable photo"}  # faults that data.skip_bad tolerates
 
@@ -108,35 +107,40 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
     recorded = None if is_new or not dist.is_main else RunIdentity.read(out)
     if recorded is not None:
         recorded.check_settings(config, out / runs.CONFIG_FILE)
+        recorded.check_sources(config, out / runs.CONFIG_FILE)
         recorded = recorded.with_photos(out)
-    photos = read_training(config)
+    photos, reviewed = read_taught(config)
     if is_new:
         for finding in quick_findings(photos):
             warnings.warn(f"{config.data.tags}: {finding}", stacklevel=2)
     if recorded is not None:
         recorded.check_classes(photos.classes, config.data.tags)
+        recorded.check_boxes(reviewed, config.data.boxes)
         recorded.check_photos(photos, None, config)
     data = with_proposals(config, photos, progress)
     if recorded is not None:
         recorded.check_photos(*data, config)
-    detector = _detector(config, out, len(photos.classes))
+    detector = _detector(config, out, photos.classes)
     if recorded is not None and not checkpoint.has_checkpoint(out):
         recorded.check_weights(detector)
     if is_new:
         config = _with_length(config, data)
-        _start(config, out, data, RunIdentity.of(config, *data, detector))
-    return data, detector
+        _start(config, out, data, RunIdentity.of(config, *data, detector, reviewed))
+    return data, reviewed, detector
 
 
 def _start(config: recipes.Config, out: Path, data: TrainingData, identity: RunIdentity) -> None:
     photos, store = data
     runs.start_run(config, out, identity)
+    boxes, warm = identity.boxes, identity.warm_start
     events.EventLog(out).write(
         "start",
         {
             "name": config.name,
             "classes": photos.classes,
             "train_photos": len(photos),
+            **({} if boxes is None else {"boxed_photos": boxes.photos, "boxes": boxes.boxes}),
+            **({} if warm is None else {"warm_start_boxes": warm.boxes}),
             "iterations": config.plan.iterations,
             "seed": config.plan.seed,
             "uses": base.uses_of(store.source),
@@ -172,6 +176,14 @@ def read_training(config: recipes.Config) -> annotations.TaggedPhotos:
     return photos
 
 
+def read_taught(config: recipes.Config) -> tuple[annotations.TaggedPhotos, annotations.ReviewedBoxes | None]:
+    """The photos and tags of a run, and the reviewed boxes of some of them, if there are any."""
+    photos = read_training(config)
+    if config.data.boxes is None:
+        return photos, None
+    return read_reviewed(config.data.boxes, photos, config.data.photos)
+
+
 def prepare_data(config: recipes.Config, progress: Progress = silent) -> TrainingData:
     """The photos of a run and their proposals, checked against the requirements of the criterion.
 
@@ -201,6 +213,7 @@ def load_side_info(
     store: annotations.BoxSource,
     *,
     class_evidence: types.PerProposalAndClass | None = None,
+    reviewed: types.ReviewedCodes | None = None,
     progress: Progress = silent,
 ) -> types.SideInfoLoader:
     """The side info that the criterion requires; numbers per proposal are computed once, in the feature cache."""
@@ -215,26 +228,8 @@ def load_side_info(
         evidence=evidence,
         objectness=store.scores if requirements.objectness or config.heads.box_prior else None,
         class_evidence=class_evidence if requirements.class_evidence else None,
+        reviewed=reviewed,
     )
-
-
-def seen_boxes(
-    config: recipes.Config,
-    photos: annotations.TaggedPhotos,
-    store: annotations.BoxSource,
-    class_maps: ClassMaps | None,
-    progress: Progress = silent,
-) -> tuple[annotations.BoxSource, types.PerProposalAndClass | None]:
-    """The proposals that training sees, and their evidence from class maps, if there are any."""
-    if class_maps is None:
-        return store, None
-    evidence: types.PerProposalAndClass = proposal_cache.build_evidence_cache(
-        ClassEvidence(class_maps, photos.photos, store), runs.required(config.feature_cache), progress=progress
-    )
-    if config.adaptation.keep_boxes is None:
-        return store, evidence
-    kept = PreselectedBoxes(store, photos.photos, evidence, config.adaptation.keep_boxes)
-    return kept, kept.class_evidence
 
 
 # ---------------------------------------------------------------- training
@@ -253,21 +248,37 @@ def prepare_training(
     Proposals and the feature cache are built in ``out`` unless the config names other folders.
     """
     config = runs.with_paths(config, out)
-    data = prepare_data(config, progress)
-    detector = _detector(config, out, len(data[0].classes))
-    return _step_and_batches(config, data, detector, progress=progress, dist=SINGLE_PROCESS)
+    photos, reviewed = read_taught(config)
+    data = with_proposals(config, photos, progress)
+    parts = (data, reviewed, _detector(config, out, photos.classes))
+    return _step_and_batches(config, *parts, progress=progress, dist=SINGLE_PROCESS)
 
 
 def _step_and_batches(
-    config: recipes.Config, data: TrainingData, detector: Detector, *, progress: Progress, dist: DistContext
+    config: recipes.Config,
+    data: TrainingData,
+    reviewed: annotations.ReviewedBoxes | None,
+    detector: Detector,
+    *,
+    progress: Progress,
+    dist: DistContext,
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
     compute, (photos, store) = config.compute, data
     detector = detector.to(compute.torch_device())
     with dist.main_process_first():  # caches are built once
         _adapt(config, detector, photos, progress)
-        boxes, evidence = seen_boxes(config, photos, store, detector.class_maps, progress)
-        side_info = load_side_info(config, photos, boxes, class_evidence=evidence, progress=progress)
-        source = replace(_batches(config, detector, photos, boxes, progress), dist=dist, side_info=side_info)
+        folder, maps = runs.required(config.feature_cache), detector.class_maps
+        seen = proposal_cache.seen_boxes(
+            photos.photos, store, maps, keep=config.adaptation.keep_boxes, folder=folder, progress=progress
+        )
+        if reviewed is not None:
+            seen = proposal_cache.with_reviewed_boxes(
+                seen, photos.photos, reviewed, maps, copies=config.loader.box_copies, folder=folder
+            )
+        side_info = load_side_info(
+            config, photos, seen.boxes, class_evidence=seen.evidence, reviewed=seen.codes, progress=progress
+        )
+        source = replace(_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     return Step(detector, config.criterion, regularizer, config.augment, memory, compute.precision, dist), source
@@ -294,10 +305,12 @@ def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer
     return built.to(detector.backbone.device) if isinstance(built, torch.nn.Module) else built
 
 
-def _detector(config: recipes.Config, out: Path, num_classes: int) -> Detector:
+def _detector(config: recipes.Config, out: Path, classes: Sequence[str]) -> Detector:
     """The detector of a new or resumed run; a checkpoint holds all weights, so pretrained ones are not loaded."""
     is_begun = checkpoint.has_checkpoint(out)
-    detector = runs.build_detector(config, num_classes, pretrained=not is_begun)
+    if config.warm_start is not None and not is_begun:
+        return runs.warm_detector(config, classes)
+    detector = runs.build_detector(config, len(classes), pretrained=not is_begun)
     if is_begun:
         checkpoint.load_model(out, checkpoint.read_state(out), detector)
         detector.is_adapted = True
@@ -313,8 +326,8 @@ def _batches(
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
     backbone, views = detector.backbone, config.loader.resize.views()
-    maps = runs.cached_features(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
-    if isinstance(maps, feature_cache.FeatureCache):
+    maps = runs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    if not isinstance(maps, feature_cache.RoiMaps):
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
     if detector.backbone.frozen_trunk:
         trunks = runs.cached_features(
@@ -337,6 +350,13 @@ def train_command(
     proposals: Annotated[
         Path | None, typer.Option(help="Proposal store of the photos (data.proposals); default: made inside the run.")
     ] = None,
+    boxes: Annotated[
+        Path | None,
+        typer.Option(help="Reviewed boxes of some photos (data.boxes): they teach beside the tags of all photos."),
+    ] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Start from the weights of a finished run (warm_start).")
+    ] = None,
     config: Annotated[list[Path], typer.Option(help="TOML settings file; repeatable, later files win.")] = [],  # noqa: B006
     recipe: Annotated[
         str, typer.Option(help="Base settings: photos, od-wscl, or another of `tag2box recipes`.")
@@ -355,19 +375,24 @@ def train_command(
     Runs on all processes that torchrun starts. Resumable: `--resume` continues from the last checkpoint.
 
     Example: `tag2box train tags.csv --photos photos --out runs/mine`. DATA is a CSV of tags, a COCO file, a VOC folder
-    or a tree of class folders.
+    or a tree of class folders. Later, with some photos reviewed:
+    `tag2box train tags.csv --photos photos --boxes labels --warm-start runs/mine --out runs/second`.
     """
-    if is_resumed and (config or override or any((data, tags, photos, split, classes, data_format, proposals, system))):
+    places = (data, tags, photos, split, classes, data_format, proposals, boxes, warm_start)
+    if is_resumed and (config or override or system or any(places)):
         raise errors.UserError(
             "--resume takes its settings from the run; leave out the dataset, --config, --system and --set"
         )
-    named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format}
+    named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format,
+             "boxes": boxes}  # fmt: skip
     with init_distributed() as dist:
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
             resume(out, progress=progress, dist=dist)
         else:
             settled = _config(_base(recipe, system), config, override, named, classes)
+            if warm_start is not None:
+                settled = replace(settled, warm_start=warm_start)
             if proposals is not None:
                 settled = runs.match_store_method(settled, proposals)
                 if dist.is_main and not proposals.exists():

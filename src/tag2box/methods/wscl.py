@@ -4,7 +4,7 @@ The |S|^2 similarities are never in memory at once: they are computed in square 
 Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its columns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from tag2box.methods import discovery, oicr
 from tag2box.ops.losses import at_least_single
-from tag2box.types import AugmentRois, Exemplars, LabelerInput, Labeling
+from tag2box.types import TAGS_ONLY, AugmentRois, Exemplars, LabelerInput, Labeling
 
 _SIDE = 1024  # of a block: 4 MB in single precision, which fits the CPU cache
 _NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
@@ -185,19 +185,34 @@ class Sampling:
 
     def _rows(self, inputs: LabelerInput) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
         tops = [oicr.argmax_pseudo_boxes(inputs, stage) for stage in range(len(inputs.probs))]
-        image_of_top = inputs.proposals.image_ids()[tops[0].rows]
-        spans = inputs.proposals.spans()
+        images, spans = inputs.proposals.image_ids()[tops[0].rows].tolist(), inputs.proposals.spans()
+        # image, class and top rows; every stage has the same (image, class) pairs in the same order
+        found = [(images[i], c, torch.stack([t.rows[i] for t in tops])) for i, c in enumerate(tops[0].cls.tolist())]
+        if inputs.side_info.reviewed is not None:
+            found = _with_reviewed_boxes(found, spans, inputs.side_info.reviewed)
         rows, classes = [tops[0].rows.new_zeros(0)], [tops[0].rows.new_zeros(0)]
-        for i, c in enumerate(tops[0].cls.tolist()):  # every stage has the same (image, class) pairs in the same order
-            span = spans[int(image_of_top[i])]
-            top_of_stages = torch.stack([t.rows[i] for t in tops])
-            near = top_of_stages.unique()
+        for image, c, own in found:
+            span, near = spans[image], own.unique()
             if self.iou:
                 inside = inputs.proposals.boxes[span.start : span.stop]
-                near = discovery.neighbours(inside, top_of_stages - span.start, self.iou_threshold) + span.start
+                near = discovery.neighbours(inside, own - span.start, self.iou_threshold) + span.start
             rows.append(near)
             classes.append(torch.full_like(near, c))
         return torch.cat(rows), torch.cat(classes)
+
+
+_Tops = tuple[int, int, Int[Tensor, " k"]]
+"""An image, one of its classes, and the proposals whose neighbours show it."""
+
+
+def _with_reviewed_boxes(found: Sequence[_Tops], spans: Sequence[range], codes: Int[Tensor, " R"]) -> list[_Tops]:
+    """The top proposals of photos that are not reviewed, then the boxes of each class of those that are."""
+    kept = [one for one in found if codes[one[2][0]] == TAGS_ONLY]
+    for image, span in enumerate(spans):
+        own = codes[span.start : span.stop]
+        boxed = own[own >= 0].unique().tolist()
+        kept += [(image, c, (own == c).nonzero().flatten() + span.start) for c in boxed]
+    return kept
 
 
 def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[Tensor, " m"]) -> Float[Tensor, " m"]:

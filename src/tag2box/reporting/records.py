@@ -42,6 +42,9 @@ class StartInfo:
     seed: Annotated[int, Field(ge=0, le=1 << 64)] | None = None
     proposals_per_photo: float | None = None
     uses: Text = ""  # boxes or masks that the proposal method was trained on
+    boxed_photos: Natural = 0  # reviewed photos, which taught with their boxes
+    boxes: Natural = 0
+    warm_start_boxes: Natural = 0  # of the run that it started from, and of those before
     machine: Mapping[str, Text] = field(default_factory=dict)
     versions: Mapping[str, Text] = field(default_factory=dict)
 

@@ -179,11 +179,24 @@ def _lede(runs: Sequence[NamedRun], inputs: ReportInputs) -> str:
     subject = f"{fmt.count_word(len(runs))} detectors" if len(runs) > 1 else runs[0].name
     taught = f" {fmt.plural(len(start.classes), 'class')} ({fmt.listed(start.classes)})" if start.classes else ""
     photos = f"{fmt.plural(start.train_photos, 'photo')} and their" if start.train_photos else "photos and their"
-    words = f"{subject} learned{taught} from {photos} image-level tags alone: no box was ever shown in training."
+    boxed = [words for run in runs if (words := _boxes_seen(run))]
+    alone = f". {' '.join(boxed)}" if boxed else " alone: no box was ever shown in training."
+    words = f"{subject} learned{taught} from {photos} image-level tags{alone}"
     if inputs.test_truth is not None:
         objects = sum(int((~(o.difficult | o.crowd)).sum()) for o in inputs.test_truth.objects)
         words += f" Tested on {fmt.plural(len(inputs.test_truth), 'test photo')} with {fmt.plural(objects, 'object')}."
     return f"{words} {_seeds(runs)}".rstrip()
+
+
+def _boxes_seen(run: NamedRun) -> str:
+    """The boxes that a run was taught with, in a sentence; empty if it learned from tags alone."""
+    start, parts = run.record.start, []
+    if start.boxes or start.boxed_photos:
+        boxes, photos = fmt.plural(start.boxes, "reviewed box"), fmt.plural(start.boxed_photos, "photo")
+        parts.append(f"trained with {boxes} in {photos}")
+    if start.warm_start_boxes:
+        parts.append(f"started from a run trained with {fmt.plural(start.warm_start_boxes, 'reviewed box')}")
+    return f"{run.name}: {', '.join(parts)}." if parts else ""
 
 
 def _seeds(runs: Sequence[NamedRun]) -> str:

@@ -318,6 +318,7 @@ def _compared(values: Sequence[float | None]) -> tuple[str, ...]:
 
 RUN_FACTS: tuple[tuple[str, Callable[[records.RunRecord], str]], ...] = (
     ("training photos", lambda run: fmt.whole(run.start.train_photos)),
+    ("reviewed boxes", lambda run: fmt.whole(run.start.boxes or None)),
     ("iterations done", lambda run: fmt.whole(_iterations_done(run))),
     ("seed", lambda run: fmt.UNKNOWN if run.start.seed is None else str(run.start.seed)),
     ("proposals per photo", lambda run: fmt.format_number(run.start.proposals_per_photo)),

@@ -23,6 +23,7 @@ from tag2box.annotations import BoxSource, TaggedPhotos
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 from tag2box.training.feature_cache import FeatureCache, RoiMaps, TrunkMaps
 from tag2box.training.loader import count_workers, worker_batches
+from tag2box.training.reviewed import JoinedMaps
 from tag2box.types import NO_SIDE_INFO, Batch, Proposals, SideInfo, SideInfoLoader
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class Loader:
     """Views of every photo in its batch, with the same proposals; CASD compares them and uses 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """Proposals per photo and iteration, a random subset each time; default: all."""
+    box_copies: Annotated[int, Field(ge=0, le=1000)] = 8
+    """Jittered copies of every reviewed box (data.boxes) among the proposals of its photo, beside the box itself."""
     group_aspect: bool = False
     """Batch landscape photos with landscape ones and portrait with portrait: less padding, less mixing."""
     workers: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -159,13 +162,13 @@ class BatchSampler:
 class FeatureBatches(BatchSampler):
     """Batches of features of a frozen network: RoI maps, or trunk maps without padding. No photo is decoded."""
 
-    features: FeatureCache | RoiMaps | TrunkMaps
+    features: FeatureCache | JoinedMaps | RoiMaps | TrunkMaps
 
     @cached_property
     def has_roi_maps(self) -> bool:
         """Whether the features are RoI maps."""
         features = self.features.features if isinstance(self.features, FeatureCache) else self.features
-        return isinstance(features, RoiMaps)
+        return isinstance(features, RoiMaps | JoinedMaps)
 
     def batch(self, iteration: int) -> Batch:
         """The features of the iteration's photos, each in its views."""
@@ -188,7 +191,7 @@ class FeatureBatches(BatchSampler):
             photo = self.photos.photos[one.index]
             own = images.boxes_in_view(one.view, self.store.boxes(photo.id), (photo.height, photo.width))
             frames.append(images.view_size(one.view, (photo.height, photo.width))[::-1])
-            rows = draw_rows(len(own), most, one.draw)
+            rows = draw_rows(len(own), most, one.draw, self.side_info.kept(photo.id))
             kept = self.features.get(one.index, one.view)
             boxes.append(own[rows])
             features.append(kept[rows] if self.has_roi_maps else kept)
@@ -225,7 +228,7 @@ class ImageBatches(BatchSampler):
         """Decode a photo in a view, with its tags and a random subset of its proposals."""
         photos, photo = self.photos, self.photos.photos[one.index]
         boxes = self.store.boxes(photo.id)
-        rows = draw_rows(len(boxes), most, one.draw)
+        rows = draw_rows(len(boxes), most, one.draw, self.side_info.kept(photo.id))
         return Sample(
             id=photo.id,
             image=images.load_view(photo, one.view),
@@ -260,7 +263,7 @@ class ImageBatches(BatchSampler):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One photo as training sees it. Its boxes are proposals: there is no field for true boxes."""
+    """One photo as training sees it. Its boxes are proposals; reviewed ones are marked in its side info."""
 
     id: str
     image: Float[torch.Tensor, "3 H W"]  # RGB, 0 to 255: the backbone normalises
@@ -345,11 +348,17 @@ def grouped_order(wide: Bool[np.ndarray, " n"], batch: int, seed: int, epoch: in
     return tuple(np.concatenate([rest[:begun], whole, rest[begun:]]).tolist())
 
 
-def draw_rows(count: int, most: int | None, seed: Sequence[int]) -> Int[torch.Tensor, " p"]:
-    """A random subset of at most ``most`` of ``count`` rows (None: all), in order."""
+def draw_rows(
+    count: int, most: int | None, seed: Sequence[int], kept: Int[torch.Tensor, " k"] | None = None
+) -> Int[torch.Tensor, " p"]:
+    """A random subset of at most ``most`` of ``count`` rows (None: all), in order; ``kept`` ones are always in it."""
     if most is None or count <= most:
         return torch.arange(count)
-    return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
+    if kept is None or not len(kept):
+        return torch.from_numpy(np.sort(np.random.default_rng(list(seed)).choice(count, most, replace=False)))
+    others = np.setdiff1d(np.arange(count), kept.numpy())
+    drawn = np.random.default_rng(list(seed)).choice(others, max(0, most - len(kept)), replace=False)
+    return torch.from_numpy(np.sort(np.concatenate([kept.numpy(), drawn])))
 
 
 def preview_view(resize: images.Resize) -> images.View:

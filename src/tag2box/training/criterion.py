@@ -21,7 +21,9 @@ from tag2box.extend import Plugin
 from tag2box.methods import casd, discovery, oim, pcl, protocols, wscl, wsddn, wsrpn
 from tag2box.models.class_maps import NO_PRIOR, Prior, area_shares
 from tag2box.ops.losses import box_loss, refine_loss
+from tag2box.training.reviewed import with_reviewed
 from tag2box.types import (
+    IGNORED,
     AugmentedRois,
     AugmentRois,
     BatchMeta,
@@ -150,6 +152,8 @@ class Criterion:
     sampling: wscl.Sampling = wscl.Sampling()
     contrast: wscl.Contrast = wscl.Contrast()
     refine: Refine = Refine()
+    reviewed_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """Weight of the proposals of reviewed photos (data.boxes) in L_cls and L_reg; others have their teacher's score."""
     spatial: wsddn.Spatial = wsddn.Spatial()
     attention: casd.Attention = casd.Attention()
     extra: tuple[Annotated[LossTerm, Plugin("loss term")], ...] = ()
@@ -187,7 +191,11 @@ class Criterion:
         if not self.rescore.acts(fraction):
             return self._loss(everything, everything, fraction)
         foreground = everything.mil.scores.detach()[:, : meta.tags.shape[1]]
-        rows = self.rescore(mean_over_views(foreground, meta).sum(dim=1), meta).nonzero().flatten()
+        is_kept = self.rescore(mean_over_views(foreground, meta).sum(dim=1), meta)
+        codes = meta.side_info.reviewed
+        if codes is not None:
+            is_kept = is_kept | (codes >= 0) | (codes == IGNORED)
+        rows = is_kept.nonzero().flatten()
         loss = self._loss(everything.subset(rows), everything, fraction)
         return replace(loss, labeling=scatter_labels(loss.labeling, rows, meta))
 
@@ -200,7 +208,7 @@ class Criterion:
             if factors is not None:
                 augment_rois = with_factors(augment_rois, factors)
             inputs = replace(inputs, exemplars=self.sampling(inputs, augment_rois))
-        labeling = run_labeler(self.labeler, inputs)
+        labeling = run_labeler(self.labeler, inputs, self.reviewed_weight)
         taught = replace(labeling, stages=labeling.stages[: len(batch.outputs.scores.refine)])
         x = LossInputs(batch.outputs, batch.meta, batch.mil, inputs, labeling, taught, fraction)
         terms = self.terms(fraction, everything)
@@ -287,10 +295,13 @@ def with_factors(augment_rois: AugmentRois, factors: Float[Tensor, "R C"]) -> Au
     return augment
 
 
-def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput) -> Labeling:
-    """The pseudo labels of a batch, without gradients: labels are constants of the losses."""
+def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput, reviewed_weight: float = 1.0) -> Labeling:
+    """The labels of a batch, without gradients, as they are constants of the losses: reviewed ones where there are."""
     with torch.no_grad():
-        return labeler(inputs)
+        labeling, codes = labeler(inputs), inputs.side_info.reviewed
+        if codes is None:
+            return labeling
+        return with_reviewed(labeling, inputs.proposals, codes, inputs.tags.shape[1], reviewed_weight)
 
 
 def scatter_labels(labeling: Labeling, rows: Int[Tensor, " r"], meta: BatchMeta) -> Labeling:

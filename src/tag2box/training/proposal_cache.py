@@ -19,13 +19,16 @@ import torch
 from jaxtyping import Float32
 
 from tag2box import errors, images, io, storage
-from tag2box.annotations import BoxSource, Photo
+from tag2box.annotations import BoxSource, Photo, ReviewedBoxes
+from tag2box.models.class_maps import ClassMaps
 from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Progress, silent
 from tag2box.proposals.mapped_array import BLOCK, MappedArray, npy_header
-from tag2box.training.class_evidence import ClassEvidence
+from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes
 from tag2box.training.feature_cache import photos_digest, weights_digest
+from tag2box.training.reviewed import JoinedEvidence, ReviewedSource
+from tag2box.types import PerProposalAndClass, ReviewedCodes
 
 FILE = re.compile(r"[0-9a-f]{24}\.npy")
 _BYTES = 4  # of a value
@@ -142,6 +145,53 @@ def build_evidence_cache(evidence: ClassEvidence, folder: Path, *, progress: Pro
     digest = weights_digest(f"class evidence {class_maps.side} {class_maps.backbone.trunk_key()}", [class_maps])
     path, width = _place(folder, digest, photos, store), (class_maps.num_classes,)
     return build_cache(path, _row_counts(photos, store), results, title="class maps", width=width, progress=progress)
+
+
+@dataclass(frozen=True)
+class SeenBoxes:
+    """The proposals that training sees, their evidence from class maps, and the codes of reviewed photos, if any."""
+
+    boxes: BoxSource
+    evidence: PerProposalAndClass | None = None
+    codes: ReviewedCodes | None = None
+
+
+def seen_boxes(
+    photos: Sequence[Photo],
+    store: BoxSource,
+    class_maps: ClassMaps | None,
+    *,
+    keep: int | None,
+    folder: Path,
+    progress: Progress = silent,
+) -> SeenBoxes:
+    """All proposals, or the ``keep`` of each photo with most evidence."""
+    if class_maps is None:
+        return SeenBoxes(store)
+    evidence = build_evidence_cache(ClassEvidence(class_maps, photos, store), folder, progress=progress)
+    if keep is None:
+        return SeenBoxes(store, evidence)
+    kept = PreselectedBoxes(store, photos, evidence, keep)
+    return SeenBoxes(kept, kept.class_evidence)
+
+
+def with_reviewed_boxes(
+    seen: SeenBoxes,
+    photos: Sequence[Photo],
+    reviewed: ReviewedBoxes,
+    class_maps: ClassMaps | None,
+    *,
+    copies: int,
+    folder: Path,
+) -> SeenBoxes:
+    """The same with the boxes of reviewed photos after their proposals: none of these is dropped for its evidence."""
+    source = ReviewedSource(seen.boxes, photos, reviewed, copies)
+    if class_maps is None or seen.evidence is None:
+        return SeenBoxes(source, seen.evidence, source.codes)
+    boxed = tuple(photo for photo in photos if photo.id in reviewed.photos)
+    added = build_evidence_cache(ClassEvidence(class_maps, boxed, source.added), folder)
+    evidence = JoinedEvidence(seen.evidence, added, frozenset(photo.id for photo in boxed))
+    return SeenBoxes(source, evidence, source.codes)
 
 
 # ---------------------------------------------------------------- superpixels
