@@ -12,7 +12,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from tag2box.cli.train import build_regularizer, prepare_data
+from tag2box.cli.train import build_regularizer
+from tag2box.cli.training_data import prepare_data
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
 from tag2box.models.lite0 import Lite0Backbone

@@ -11,7 +11,7 @@ import torch
 from fake_sam import use_fake_sam
 from strategies import make_labeler_input, random_boxes
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.cli.train import read_training
+from tag2box.cli.training_data import read_training
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast

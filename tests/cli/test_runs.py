@@ -14,7 +14,8 @@ from tag2box.annotations import Objects, Truth
 from tag2box.cli.detect import detect, detect_photos
 from tag2box.cli.evaluate import EvalSet, boxes_per_class, evaluate_run, truth_source
 from tag2box.cli.inputs import find_photos
-from tag2box.cli.train import prepare_data, read_training, resume, train
+from tag2box.cli.train import resume, train
+from tag2box.cli.training_data import prepare_data, read_training
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_truth
 from tag2box.progress import silent

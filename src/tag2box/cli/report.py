@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tag2box import annotations, errors, io, recipes, runs as run_folders
-from tag2box.cli import evaluate, options, train
+from tag2box.cli import evaluate, options, training_data
 from tag2box.formats import datasets, detection_files
 from tag2box.identity import RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
@@ -52,7 +52,7 @@ def report(
     config = run_folders.read_config(runs[0])
     for run in runs:
         _check(run)
-    training, _ = train.with_proposals(config, _photos(runs[0], config), progress)
+    training, _ = training_data.with_proposals(config, _photos(runs[0], config), progress)
     test_set = train_set = None
     if test_truth is not None:
         source = evaluate.truth_source(test_truth, photos=test_photos, split=split, classes=training.classes)
@@ -90,7 +90,7 @@ def _check(run: Path) -> None:
 
 def _photos(run: Path, config: recipes.Config) -> annotations.TaggedPhotos:
     """The photos of a run, if their classes are still those that it was trained with."""
-    photos, identity = train.read_training(config), RunIdentity.read(run)
+    photos, identity = training_data.read_training(config), RunIdentity.read(run)
     if identity is not None:
         identity.check_classes(photos.classes, config.data.tags)
     return photos

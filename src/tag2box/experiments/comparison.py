@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tag2box import io, recipes
 from tag2box.cli.requirements import check_requirements
-from tag2box.cli.train import read_training
+from tag2box.cli.training_data import read_training
 from tag2box.experiments import grid, pictures, reproduction, study_data, summary
 from tag2box.experiments.experiment import (
     CORLOC,
