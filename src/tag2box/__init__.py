@@ -31,6 +31,7 @@ _MODULES = {
     "report": "tag2box.cli.report",
     "resume": "tag2box.cli.train",
     "train": "tag2box.cli.train",
+    "trust": "tag2box.cli.label_trust",
     "load_run": "tag2box.runs",
     # settings
     "RECIPES": "tag2box.recipes",
@@ -51,6 +52,8 @@ _MODULES = {
     "LabelSet": "tag2box.labels.label_set",
     "Photo": "tag2box.annotations",
     "TaggedPhotos": "tag2box.annotations",
+    "Trust": "tag2box.labels.trust",
+    "TrustRule": "tag2box.labels.trust",
     "Truth": "tag2box.annotations",
     # networks
     "Backbone": "tag2box.models.backbone",

@@ -13,9 +13,9 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, extend, images, io, recipes, runs, settings, storage
+from tag2box import annotations, errors, extend, images, io, recipes, runs, settings
 from tag2box.annotations import Detections, Photo
-from tag2box.cli import options
+from tag2box.cli import label_trust, options
 from tag2box.formats import datasets, detection_files, export as exports, listing, voc_boxes
 from tag2box.inference import predict
 from tag2box.parallel.pool import Pool
@@ -23,8 +23,6 @@ from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 from tag2box.training.feature_cache import RoiMaps, weights_digest
-
-_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
 
 
 def detect(
@@ -37,14 +35,15 @@ def detect(
     proposals: Path | None = None,
     draw: Path | None = None,
     voc: Path | None = None,
-    min_score: float = 0.3,
+    min_score: float | None = None,
+    trust: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
 ) -> dict[str, Detections]:
-    """Detect objects in photos (files or folders) with a trained run; keeps scores of at least ``min_score``.
+    """Detect objects in photos (files or folders) with a trained run; keeps scores of at least ``min_score`` (0.3).
 
     With ``out``, the same call resumes after an interruption: finished photos are kept beside it until it is written.
 
@@ -55,6 +54,7 @@ def detect(
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         draw: folder for pictures with the boxes drawn.
         voc: folder for the result files of VOC's evaluation server, which ranks by score: with boxes of all scores.
+        trust: file of ``tag2box trust``: scores become probabilities; default ``min_score``: each class's threshold.
         overrides: of ``inference``, as ``--set`` takes them: other scales, horizontal flips, another NMS.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed, e.g. a ``RayPool``; default: this process. Boxes are the same.
@@ -63,7 +63,7 @@ def detect(
     Example:
         boxes = tag2box.detect(Path("runs/mine"), [Path("photo.jpg")])["photo"].boxes
     """
-    options.check_score(min_score)
+    options.check_score(0.3 if min_score is None else min_score)
     if not photos:
         raise errors.UserError("no photos given; name files or folders after the run")
     if pool is not None and dist.world_size > 1:
@@ -74,6 +74,7 @@ def detect(
     if draw is not None:
         io.check_writable(draw, is_folder=True)
     trained = with_inference(runs.load_run(run), overrides)
+    known = None if trust is None else label_trust.read_trust(trust, detector_identity(trained))
     found_photos = images.find_photos(photos, skipped) if split is None else _split_photos(photos, split, skipped)
     for form, place in outputs:
         exports.check_export(form, place, found_photos, trained.classes)
@@ -85,13 +86,15 @@ def detect(
         if skipped and not found:
             shutil.rmtree(work or "", ignore_errors=True)
             raise errors.UserError(f"no photo can be read, {len(skipped)} were skipped; the first: {skipped[0]}")
-        kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
+        found, kept = label_trust.selected(found, trained.classes, known, min_score)
         if dist.is_main:
             done = [photo for photo in found_photos if photo.id in found]
             for form, place in outputs:
                 exports.export_detections(form, place, done, trained.classes, found if form.all_scores else kept)
             if draw is not None:
-                _draw(done, kept, trained.classes, draw, skipped)
+                from tag2box.reporting.gallery import write_drawn  # imports everything that pages need
+
+                write_drawn(done, kept, trained.classes, draw, skipped)
     return kept
 
 
@@ -248,31 +251,6 @@ def _split_photos(paths: Sequence[Path], split: str, skipped: list[str] | None) 
     return datasets.read_photos(source, lambda fault: skipped.append(fault.line))
 
 
-def _draw(
-    photos: Sequence[Photo],
-    found: dict[str, Detections],
-    classes: Sequence[str],
-    folder: Path,
-    skipped: list[str] | None,
-) -> None:
-    from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
-
-    files = storage.distinct_file_names(photo.id for photo in photos)
-    for photo in photos:
-        view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
-        boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
-        shown = replace(found[photo.id], boxes=boxes)
-        try:
-            pixels = images.load_view(photo, view).round().byte()
-        except errors.UserError as error:  # without proposals it was not read before
-            if skipped is None:
-                raise
-            skipped.append(f"{error}; not drawn")
-            continue
-        with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
-            draw_detections(pixels, shown, classes).save(temporary, format="JPEG", quality=92)
-
-
 # ---------------------------------------------------------------- in a pool of processes
 
 
@@ -347,7 +325,10 @@ def detect_command(
             help=f"Format of OUT: {', '.join(extend.EXPORT_FORMATS)}, or `package.module:Name` of your own.",
         ),
     ] = "coco",
-    min_score: Annotated[float, typer.Option(help="Drop detections below this score.")] = 0.3,
+    min_score: Annotated[
+        float | None, typer.Option(help="Drop detections below; default: 0.3, with --trust each class's threshold.")
+    ] = None,
+    trust: label_trust.TrustOption = None,
     override: Annotated[
         list[str],
         typer.Option(
@@ -379,6 +360,7 @@ def detect_command(
             draw=draw,
             voc=voc,
             min_score=min_score,
+            trust=trust,
             overrides=override,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),

@@ -13,6 +13,7 @@ from rich.table import Table
 from tag2box import errors, images, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
 from tag2box.cli import detect as detecting, options
+from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.formats import datasets, listing
 from tag2box.inference.predict import Inference
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
@@ -26,6 +27,7 @@ from tag2box.labels.rule import (
     choose_relative,
     label_photo,
 )
+from tag2box.labels.trust import Trust
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
@@ -61,6 +63,7 @@ def label(
     *,
     rule: Literal["fixed", "auto"] = "fixed",
     proposals: Path | None = None,
+    trust: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
@@ -77,6 +80,7 @@ def label(
         out: folder to write, which must not exist.
         rule: ``auto`` chooses ``rule.relative`` on a sample of the photos (``labels.rule.choose_relative``).
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
+        trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
         overrides: of ``rule`` and ``inference``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
@@ -90,6 +94,8 @@ def label(
     chosen = _settings(trained, overrides)
     root, tagged = _read(photos, trained, skipped)
     work = _Work(trained, chosen, root, tagged, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    if trust is not None:
+        work = replace(work, trust=read_trust(trust, work.run()))
     with detecting.work_folder(out, dist) as folder:
         assert folder is not None
         if rule == "auto":
@@ -133,6 +139,7 @@ class _Work:
     pool: Pool | None
     dist: DistContext
     progress: Progress
+    trust: Trust | None = None
 
     def tags(self) -> dict[str, PhotoTags]:
         """The tags by photo id."""
@@ -178,14 +185,16 @@ class _Work:
         for entry, photo in zip(tagged_entries(self.photos, self.root), self.photos.photos, strict=True):
             if photo.id in found:
                 boxes = label_photo(rule, found[photo.id], tags[photo.id], self.trained.classes)
+                boxes = boxes if self.trust is None else self.trust.label_boxes(boxes)
                 stamp = storage.FileStamp.of(photo.path)
                 labelled.append(replace(entry, boxes=boxes, stamp=stamp))
         if not labelled:
             raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
-        return LabelSet(content, self._run(), asdict(rule), runs.versions())
+        applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
+        return LabelSet(content, self.run() | applied, asdict(rule), runs.versions())
 
-    def _run(self) -> dict[str, object]:
+    def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
         folder = self.trained.folder
         config = replace(self.trained.config, inference=self.settings.inference)
@@ -249,6 +258,7 @@ def label_command(
     proposals: Annotated[
         Path | None, typer.Option(help="Proposal store of these photos; default: made for this call only.")
     ] = None,
+    trust: TrustOption = None,
     override: Annotated[
         list[str],
         typer.Option("--set", metavar="a.b=c", help="Override a setting of rule or inference: rule.relative=0.6"),
@@ -274,6 +284,7 @@ def label_command(
             out,
             rule=rule,
             proposals=proposals,
+            trust=trust,
             overrides=overrides,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),

@@ -3,7 +3,7 @@
 import base64
 import colorsys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from tag2box import annotations, errors, images
+from tag2box import annotations, errors, images, io, storage
 from tag2box.ops.boxes import areas, intersections, iou
 from tag2box.reporting import formatting as fmt, records, run_figures
 
@@ -337,6 +337,8 @@ def _objects(truth: annotations.Truth | None) -> Mapping[str, annotations.Object
 
 # ---------------------------------------------------------------- picture files
 
+_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
+
 
 def draw_detections(
     image: UInt8[Tensor, "3 H W"], found: annotations.Detections, classes: Sequence[str]
@@ -355,6 +357,34 @@ def draw_detections(
         pen.rectangle((left + shift[0], top + shift[1], right + shift[0] + 3, bottom + shift[1] + 3), fill=colour)
         pen.text((box[0] + shift[0] + 1, box[1] + shift[1] + 1), text, fill="white", font=font)
     return picture
+
+
+def write_drawn(
+    photos: Sequence[annotations.Photo],
+    found: Mapping[str, annotations.Detections],
+    classes: Sequence[str],
+    folder: Path,
+    skipped: list[str] | None = None,
+) -> None:
+    """Write a JPEG of every photo with its detections drawn.
+
+    Args:
+        skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
+    """
+    files = storage.distinct_file_names(photo.id for photo in photos)
+    for photo in photos:
+        view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
+        boxes = images.boxes_in_view(view, found[photo.id].boxes, (photo.height, photo.width))
+        shown = replace(found[photo.id], boxes=boxes)
+        try:
+            pixels = images.load_view(photo, view).round().byte()
+        except errors.UserError as error:  # without proposals it was not read before
+            if skipped is None:
+                raise
+            skipped.append(f"{error}; not drawn")
+            continue
+        with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
+            draw_detections(pixels, shown, classes).save(temporary, format="JPEG", quality=92)
 
 
 def _colour(label: int, count: int) -> tuple[int, int, int]:
