@@ -19,7 +19,7 @@ from tag2box.labels.reviews import Reviews, compared_reviews
 from tag2box.labels.trust import TRUST_FILE, Trust, TrustRule, advice
 from tag2box.labels.trust_measure import measure_trust
 
-MIN_SCORE = 0.3
+DEFAULT_SCORE = 0.3
 """Least score of a detection that is kept, unless another is given."""
 _JOURNAL = "tag2box.labels.journal"
 
@@ -99,7 +99,7 @@ def selected(
 ) -> tuple[dict[str, Detections], dict[str, Detections]]:
     """Detections by photo, calibrated if trust is known; and those of at least ``min_score``, or of a default."""
     if known is None:
-        least = MIN_SCORE if min_score is None else min_score
+        least = DEFAULT_SCORE if min_score is None else min_score
         return dict(found), {name: own[own.scores >= least] for name, own in found.items()}
     calibrated = {name: known.detections(own, classes) for name, own in found.items()}
     return calibrated, {name: known.kept(own, classes, min_score) for name, own in calibrated.items()}
