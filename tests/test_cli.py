@@ -40,7 +40,7 @@ SURFACE = {
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json",
                  "--baselines", "--no-baselines"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
-               "--train-split"],
+               "--train-split", "--photos"],
     "doctor": ["paths"],
     "propose": ["data", "--out", "--photos", "--split", "--classes", "--data-format", "--method", "--mode",
                 "--short-side", "--max-boxes", "--min-side", "--edge-model", "--snap", "--proposals", "--snap-top",

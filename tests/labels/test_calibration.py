@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from tag2box.labels.calibration import (
-    KINDS,
+    CALIBRATION_KINDS,
     Calibration,
     calibration_error,
     choose_calibration,
@@ -201,7 +201,7 @@ def test_beta_calibration_recovers_the_truth() -> None:
 # ---------------------------------------------------------------- mappings
 
 
-@given(labels, st.sampled_from(KINDS), st.lists(shares, max_size=8))
+@given(labels, st.sampled_from(CALIBRATION_KINDS), st.lists(shares, max_size=8))
 def test_mappings_are_monotone_probabilities(rows, kind, given_scores) -> None:
     own = fit_calibration(kind, *tensors(rows))
     ordered = torch.tensor(sorted(given_scores), dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_few_labels_get_a_constant_and_many_what_predicts_held_out_ones_best() -
     assert few.calibration.kind == "constant" and not few.losses
     scores, right = simulated(300, 0, power=3.0)
     many = choose_calibration(scores, right)
-    assert many.calibration.kind in {"beta", "isotonic"} and set(many.losses) == set(KINDS)
+    assert many.calibration.kind in {"beta", "isotonic"} and set(many.losses) == set(CALIBRATION_KINDS)
     assert many.losses[many.calibration.kind] < many.losses["raw"]
     assert choose_calibration(scores, right) == many  # seeded
     calibrated = choose_calibration(*simulated(3000, 3, power=1.0))

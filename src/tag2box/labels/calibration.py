@@ -26,7 +26,7 @@ _BISECTIONS = 60
 # ---------------------------------------------------------------- mappings of scores
 
 Kind = Literal["raw", "constant", "beta", "isotonic"]
-KINDS: tuple[Kind, ...] = ("raw", "constant", "beta", "isotonic")
+CALIBRATION_KINDS: tuple[Kind, ...] = ("raw", "constant", "beta", "isotonic")
 """Kinds of calibration, the simplest first."""
 
 
@@ -192,16 +192,16 @@ def choose_calibration(
     if min(int(right.sum()), int((~right).sum())) < folds * 2:
         return CalibrationChoice(fit_calibration("constant", scores, right))
     generator = torch.Generator().manual_seed(seed)
-    sums = dict.fromkeys(KINDS, 0.0)
+    sums = dict.fromkeys(CALIBRATION_KINDS, 0.0)
     for _ in range(repeats):
         fold = _folds(right, folds, generator)
         for number in range(folds):
             inside, outside = fold != number, fold == number
-            for kind in KINDS:
+            for kind in CALIBRATION_KINDS:
                 probs = fit_calibration(kind, scores[inside], right[inside])(scores[outside])
                 sums[kind] += float(((probs - right[outside].double()) ** 2).sum())
     losses = {kind: total / (repeats * len(scores)) for kind, total in sums.items()}
-    best = min(KINDS, key=lambda kind: round(losses[kind], 6))
+    best = min(CALIBRATION_KINDS, key=lambda kind: round(losses[kind], 6))
     return CalibrationChoice(fit_calibration(best, scores, right), losses)
 
 
