@@ -12,7 +12,7 @@ from tag2box.reporting import charts, formatting as fmt, plots
 from tag2box.reporting.sections import Figure, Section, SectionPage, write_page
 
 VERDICT_CSS = {"use": "verdict-use", "review more": "verdict-more", "do not use": "verdict-not"}
-_BEFORE, _AFTER = charts.Key("scores", "run-5"), charts.Key("calibrated", "run-0")
+_BEFORE, _AFTER = charts.Key("scores", "split-0"), charts.Key("calibrated", "run-0")
 _MOST_CURVES = 20  # classes with a curve of their own
 _KIND_WORDS = {
     "raw": "scores as they are",
@@ -92,10 +92,8 @@ def _verdicts(found: Trust) -> Section:
         f"of {100 * rule.refuse_below:g} %. Marks: disc, use; ring, review more; square, do not use.",
         keys,
     )
-    return Section(
-        "verdicts", "Verdicts", "A label is right if the reviewer accepted it, or moved it by no more than half.",
-        wide=True, figures=(figure,), tables=(_table(found),),
-    )  # fmt: skip
+    words = "A label is right if the reviewer accepted it, or moved it only slightly (IoU 0.5 or more)."
+    return Section("verdicts", "Verdicts", words, wide=True, figures=(figure,), tables=(_table(found),))
 
 
 def _figure(own: ClassTrust) -> str:
@@ -126,8 +124,9 @@ def _next(found: Trust) -> Section:
     lines = advice(found) or ("Nothing: every class can be used.",)
     more = sum(own.more or 0 for own in found.classes.values())
     words = (
-        f"About {fmt.whole(more)} further labels would decide, if the shares stay what they are. Review photos of the "
-        "random sample: only those count here."
+        f"About {fmt.whole(more)} further labels would decide, or narrow the intervals to "
+        f"{100 * found.rule.width:g} points on either side, if the shares stay what they are. Review photos of the "
+        "random sample: only those count."
         if more
         else "What the reviews suggest."
     )
@@ -196,9 +195,9 @@ def _curve(name: str, own: ClassTrust, found: Trust) -> Figure:
     points = tuple(reversed(own.curve))  # ascending scores
     kept = [point for point in points if point.labels >= min(5, own.precision.count)]
     lines = [
-        charts.Line("upper", "run-5", _line(kept, "high")),
+        charts.Line("upper", "split-0", _line(kept, "high")),
         charts.Line("precision", "run-0", tuple((p.score, 100 * p.precision) for p in kept)),
-        charts.Line("lower", "run-5", _line(kept, "low")),
+        charts.Line("lower", "split-0", _line(kept, "low")),
     ]
     svg = charts.line_chart(
         lines,
