@@ -29,6 +29,8 @@ def measure_trust(labels: LabelSet, reviews: Reviews, rule: TrustRule | None = N
     if reviews.labels_digest != labels.digest:
         raise UserError("the reviews belong to other labels; review these labels")
     sampled = [photo for photo in reviews.photos.values() if photo.is_sampled]
+    if not len(reviews):
+        raise UserError("no photo is reviewed; review some of the random sample, or name corrected boxes (--reviewed)")
     if not sampled:
         raise UserError(
             f"{len(reviews)} photos are reviewed, none of the random sample; others were chosen because they are hard, "
