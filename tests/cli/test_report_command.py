@@ -131,6 +131,10 @@ def test_detections_on_photos_of_your_own(small, monkeypatch, capsys):
     section = (small / "p.html").read_text().split('<section id="photos">')[1].split("</section>")[0]
     assert "4 photos without ground truth" in section and section.count("data-score=") > 4
     assert all(f"day{number}" in section for number in range(4)) and "broken" not in section
+    (small / "bad").mkdir()
+    (small / "bad" / "broken.jpg").write_bytes(b"no photo")
+    with pytest.raises(UserError, match="bad: no photo can be read"):
+        report([small / "one"], small / "q.html", photos=small / "bad")
 
 
 def test_no_runs_is_a_mistake(tmp_path):

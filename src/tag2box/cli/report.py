@@ -96,7 +96,10 @@ def _own_photos(folder: Path | None) -> tuple[annotations.Photo, ...]:
     """Photos of a folder, evenly spaced: as many as a page shows."""
     if folder is None:
         return ()
-    return gallery.evenly_spaced(images.find_photos([folder], []), gallery.OWN_PHOTOS)
+    found = images.find_photos([folder], [])
+    if not found:
+        raise errors.UserError(f"{folder}: no photo can be read; name a folder of photos with --photos")
+    return gallery.evenly_spaced(found, gallery.OWN_PHOTOS)
 
 
 def _detections(

@@ -8,6 +8,7 @@ from tag2box.reporting import charts, formatting as fmt
 
 ABOVE = 14.0  # space above the plot for the title of the y axis
 ROW, PLOT_THICK = 20.0, 14.0  # a row of shares, and the bar in it
+INTERVAL_ROOM = 52.0  # per cent of the width of an interval from 0 to 1; longer figures follow
 PLOT_ROOM = 61.0  # per cent of the width of a full bar; its figure follows
 MAX_BUBBLES, CROWD = 400, 150  # numbers of bubbles above which they are merged, and drawn small
 MATRIX_CELLS = 56  # grid cells along each axis for merging bubbles
@@ -259,7 +260,11 @@ def interval_bars(rows: Sequence[IntervalRow], limits: Sequence[tuple[float, str
         inner += "" if row.share is None else _mark(row.css, _across(row.share), middle)
         body += charts.svg_tag("g", inner, class_=row.css)
         body += charts.svg_tag(
-            "text", charts.escape(row.figure), class_="bar-value", x=f"{charts.GUTTER + PLOT_ROOM + 1.2}%", y=middle + 4
+            "text",
+            charts.escape(row.figure),
+            class_="bar-value",
+            x=f"{charts.GUTTER + INTERVAL_ROOM + 1.2}%",
+            y=middle + 4,
         )
     return charts.svg_tag(
         "svg", body, class_="chart bars", width="100%", height=height + 16, role="img", aria_label=label
@@ -267,7 +272,7 @@ def interval_bars(rows: Sequence[IntervalRow], limits: Sequence[tuple[float, str
 
 
 def _across(share: float) -> str:
-    return f"{charts.GUTTER + PLOT_ROOM * min(max(share, 0.0), 1.0):.2f}%"
+    return f"{charts.GUTTER + INTERVAL_ROOM * min(max(share, 0.0), 1.0):.2f}%"
 
 
 def _mark(css: str, x: str, y: float) -> str:
