@@ -155,8 +155,8 @@ def test_reliability_without_points_and_on_the_diagonal() -> None:
     ElementTree.fromstring(plots.reliability_chart([plots.Dots(key, ())], label="none"))
     svg = plots.reliability_chart([plots.Dots(key, ((0.0, 0.0, 1), (1.0, 1.0, 9)))], label="both ends")
     circles = [node for node in ElementTree.fromstring(svg).iter() if node.tag == "circle"]
-    line = next(node for node in ElementTree.fromstring(svg).iter() if node.get("x1") and node.get("x1") != node.get("x2")
-                and node.get("y1") != node.get("y2"))  # fmt: skip
+    lines = [node for node in ElementTree.fromstring(svg).iter() if node.tag == "line"]
+    (line,) = (node for node in lines if node.get("x1") != node.get("x2") and node.get("y1") != node.get("y2"))
     ends = [(line.get("x1"), line.get("y1")), (line.get("x2"), line.get("y2"))]
     assert [(node.get("cx"), node.get("cy")) for node in circles] == ends
     assert float(circles[1].get("r") or 0) > float(circles[0].get("r") or 0)
