@@ -43,7 +43,12 @@ def measure_trust(labels: LabelSet, reviews: Reviews, rule: TrustRule | None = N
         name: _class_trust(rule, name, sampled, samples[name], scores[name], fitted[name]) for name in labels.classes
     }
     every = _class_trust(
-        rule, None, sampled, _Sample.of(sampled, None), torch.cat([*scores.values()]), _Fitted(whole, True)
+        rule,
+        None,
+        sampled,
+        _Sample.of(sampled, None),
+        torch.cat([torch.zeros(0).double(), *scores.values()]),
+        _Fitted(whole, True),
     )
     return Trust(
         labels.digest,
