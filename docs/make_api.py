@@ -15,12 +15,12 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
+        "label", "trust", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
     ),
     "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
     "Settings": ("Config", "Data", "RECIPES"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
-    "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule"),
+    "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule", "Trust", "TrustRule"),
     "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",

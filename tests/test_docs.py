@@ -21,6 +21,7 @@ from tag2box import settings
 from tag2box.cli import app
 from tag2box.cli.label import LabelSettings
 from tag2box.extend import load_part
+from tag2box.labels.trust import TrustRule
 from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
 
@@ -28,6 +29,7 @@ EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
 PROGRAM = typer.main.get_command(app)
 KEYS = {setting.key for setting in settings.describe(Config)}
 LABEL_KEYS = {setting.key for setting in settings.describe(LabelSettings)}
+TRUST_KEYS = {setting.key for setting in settings.describe(TrustRule)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"criterion"}
 PICTURES = {".png", ".jpg", ".svg"}
 IMAGINED = {  # files, modules and settings of the parts that guides add
@@ -118,7 +120,7 @@ def test_every_command_line_is_understood_as_it_stands(page: Path) -> None:
         COMMANDS[name_].make_context(name_, list(rest))  # raises where an argument is missing, or a value is none
         keys = {override.partition("=")[0] for option, override in pairwise(words) if option == "--set"}
         known = {key.removeprefix("proposals.") for key in KEYS} if name_ == "propose" else KEYS | IMAGINED
-        known |= LABEL_KEYS if name_ == "label" else set()
+        known |= {"label": LABEL_KEYS, "trust": TRUST_KEYS}.get(name_, set())
         assert keys <= known, words
         assert {value for option, value in pairwise(words) if option == "--recipe"} <= set(RECIPES), words
         assert {value for option, value in pairwise(words) if option == "--system"} <= set(SYSTEMS), words

@@ -18,7 +18,7 @@ ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
     "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals", "label",
-    "prepare_training", "propose", "recall", "report", "resume", "stats", "train",
+    "prepare_training", "propose", "recall", "report", "resume", "stats", "train", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
@@ -26,7 +26,7 @@ CLASSES = (
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
     "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels",
-    "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
+    "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Trust", "TrustRule", "Truth", "UserError",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ _MODULES = {
     "resume": "tag2box.cli.train",
     "train": "tag2box.cli.train",
     "load": "tag2box.predictor",
+    "trust": "tag2box.cli.label_trust",
     "load_run": "tag2box.runs",
     # settings
     "RECIPES": "tag2box.recipes",
@@ -55,6 +56,8 @@ _MODULES = {
     "Prediction": "tag2box.predictor",
     "Predictor": "tag2box.predictor",
     "TaggedPhotos": "tag2box.annotations",
+    "Trust": "tag2box.labels.trust",
+    "TrustRule": "tag2box.labels.trust",
     "Truth": "tag2box.annotations",
     # networks
     "Backbone": "tag2box.models.backbone",

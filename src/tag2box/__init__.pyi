@@ -7,6 +7,7 @@ from tag2box.cli.evaluate import evaluate as evaluate
 from tag2box.cli.import_proposals import import_proposals as import_proposals
 from tag2box.cli.label import label as label
 from tag2box.cli.label_export import convert as convert, export as export
+from tag2box.cli.label_trust import trust as trust
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
@@ -20,6 +21,7 @@ from tag2box.labels.labelled import (
     LabelledPhotos as LabelledPhotos,
 )
 from tag2box.labels.rule import LabelRule as LabelRule
+from tag2box.labels.trust import Trust as Trust, TrustRule as TrustRule
 from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStrategy
 from tag2box.models.backbone import Backbone as Backbone, BackboneSettings as BackboneSettings
 from tag2box.models.detector import Detector as Detector

@@ -33,7 +33,6 @@ ImageLike = str | os.PathLike[str] | Image.Image | ndarray | torch.Tensor
 ImageList = list[Any] | tuple[Any, ...]
 """Several of these."""
 
-_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _SHOWN_CLASSES = 8
 
@@ -235,6 +234,8 @@ class Prediction:
 
     def plot(self) -> Image.Image:
         """The image with its boxes drawn; at most 4096 pixels long. A file is read again."""
+        from tag2box.reporting.gallery import draw_photo  # imports everything that pages need
+
         return draw_photo(self.photo, self.detections, self.classes)
 
     def to_supervision(self) -> Any:
@@ -275,15 +276,6 @@ class Prediction:
         best = f": {', '.join(counts)}; best score {self.scores.max():.2f}" if len(self) else ""
         place = f"{printable(self.photo.path.name, 80)}, {self.photo.width}x{self.photo.height}"
         return f"Prediction({place}, {len(self)} box{'' if len(self) == 1 else 'es'}{best})"
-
-
-def draw_photo(photo: Photo, found: Detections, classes: Sequence[str]) -> Image.Image:
-    """A photo with its detections, at full size unless it is very large."""
-    from tag2box.reporting.gallery import draw_detections  # imports everything that pages need
-
-    view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
-    boxes = images.boxes_in_view(view, found.boxes, (photo.height, photo.width))
-    return draw_detections(images.load_view(photo, view).round().byte(), replace(found, boxes=boxes), classes)
 
 
 # ---------------------------------------------------------------- images of all kinds

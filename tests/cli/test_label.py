@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tag2box.cli.detect import detect
 from tag2box.cli.label import label
+from tag2box.cli.label_export import convert
+from tag2box.cli.label_trust import trust
 from tag2box.cli.train import train
 from tag2box.errors import Interrupted, UserError
 from tag2box.formats.csv_tags import write_tags
 from tag2box.formats.listing import DataSource
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress
 from tiny_world import call, small_config, small_data, small_network
@@ -126,6 +130,32 @@ def test_bad_input_is_one_line(world: Path, tmp_path: Path) -> None:
     assert len(made.content) == 1 and "gone.jpg" in skipped[0]
     with pytest.raises(UserError, match="labels: already holds a label set"):
         label(world / "run", source(world), tmp_path / "labels")
+
+
+def test_trust_from_reviews_changes_labels_and_detections(world: Path, tmp_path: Path) -> None:
+    made = label(world / "run", source(world), tmp_path / "labels")
+    convert(tmp_path / "labels", tmp_path / "all.json", export="coco")  # a reviewer who accepts everything
+    rule = ["precision=0.5", "least=2", "use_from=0.2"]
+    found = trust(tmp_path / "labels", reviewed=tmp_path / "all.json", overrides=rule)
+    place = tmp_path / "labels" / TRUST_FILE
+    assert Trust.read(place) == found and found.overall.precision.share == 1
+    again = label(world / "run", source(world), tmp_path / "again", trust=place)
+    assert again.run["trust"] == found.labels_digest
+    for before, after in zip(made.content.photos, again.content.photos, strict=True):
+        assert [box.box for box in before.boxes] == [box.box for box in after.boxes]
+        for own, other in zip(before.boxes, after.boxes, strict=True):
+            assert own.score is not None
+            assert other.score == pytest.approx(found.of(own.name).calibration.one(own.score))
+    photos = [world / "photos"]
+    plain, kept = (detect(world / "run", photos, min_score=0.0, **how) for how in ({}, {"trust": place}))
+    name = next(iter(plain))
+    assert kept[name].scores.tolist() == pytest.approx(found.detections(plain[name], made.classes).scores.tolist())
+    assert sum(map(len, detect(world / "run", photos, trust=place).values())) <= sum(map(len, kept.values()))
+    with pytest.raises(UserError, match="of a run with other settings"):
+        detect(world / "run", photos, trust=place, overrides=["inference.scales=[40]"])
+    trust(tmp_path / "again", reviewed=tmp_path / "all.json", overrides=rule)
+    with pytest.raises(UserError, match="had calibrated scores"):
+        label(world / "run", source(world), tmp_path / "third", trust=tmp_path / "again" / TRUST_FILE)
 
 
 def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkeypatch, capsys) -> None:

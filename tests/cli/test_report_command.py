@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import write_coco_truth
 from tag2box.formats.listing import DataSource
-from tiny_world import small_config, small_data, small_network, tree
+from tiny_world import call, same, small_config, small_data, small_network, tree, weights
 
 CLASSES = ("bar", "box", "disc")
 
@@ -105,6 +107,34 @@ def test_proposals_of_test_photos_are_stored_in_the_given_folder_or_beside_the_p
 def test_the_command_that_repeats_it_is_on_the_page(small):
     report([small / "one"], small / "page.html", commands=["tag2box report one --title 'A & B'"])
     assert "A &amp; B" in (small / "page.html").read_text()
+
+
+def test_commands_that_train_the_run_again_are_on_the_page_and_do(small, monkeypatch, capsys):
+    page = small / "page.html"
+    done = call(["report", f"{small / 'one'}", "--out", f"{page}", "--title", "My run"], monkeypatch, capsys)
+    assert done.code == 0, done
+    text = unescape(page.read_text())
+    wanted = f"tag2box train --config {small / 'one' / 'config.toml'} --out {small / 'one'}-again"
+    assert wanted in text and "--title 'My run'" in text
+    assert call(wanted.split()[1:], monkeypatch, capsys).code == 0
+    assert same(weights(small / "one-again"), weights(small / "one"))
+
+
+def test_detections_on_photos_of_your_own(small, monkeypatch, capsys):
+    folder = small / "holiday"
+    folder.mkdir()
+    for number, photo in enumerate((small / "photos").iterdir()):
+        shutil.copy(photo, folder / f"day{number}{photo.suffix}")
+    (folder / "broken.jpg").write_bytes(b"no photo")
+    argv = ["report", f"{small / 'one'}", f"{small / 'two'}", "--photos", f"{folder}", "--out", f"{small / 'p.html'}"]
+    assert call(argv, monkeypatch, capsys).code == 0
+    section = (small / "p.html").read_text().split('<section id="photos">')[1].split("</section>")[0]
+    assert "4 photos without ground truth" in section and section.count("data-score=") > 4
+    assert all(f"day{number}" in section for number in range(4)) and "broken" not in section
+    (small / "bad").mkdir()
+    (small / "bad" / "broken.jpg").write_bytes(b"no photo")
+    with pytest.raises(UserError, match="bad: no photo can be read"):
+        report([small / "one"], small / "q.html", photos=small / "bad")
 
 
 def test_no_runs_is_a_mistake(tmp_path):

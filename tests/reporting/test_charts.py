@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tag2box.reporting import charts, plots
 from tag2box.reporting.charts import (
     Bars,
     Key,
@@ -127,3 +129,34 @@ def test_smoothing_leaves_straight_lines_alone() -> None:
     points = tuple((float(i), 2.0 * i) for i in range(200))
     assert [y for _, y in smooth(points)] == pytest.approx([y for _, y in points])
     assert smooth(()) == ()
+
+
+# ---------------------------------------------------------------- intervals and reliability
+
+
+def test_intervals_without_rows_and_with_a_mark_per_known_share() -> None:
+    assert len(ElementTree.fromstring(plots.interval_bars([], [], label="none"))) == 0
+    rows = [
+        plots.IntervalRow("<a>", 0.2, 0.4, 0.3, "3 of 10", "verdict-not"),
+        plots.IntervalRow("b", 0.6, 0.9, 0.8, "8 of 10", "verdict-use"),
+        plots.IntervalRow("c", 0.3, 0.8, 0.5, "5 of 10", "verdict-more"),
+        plots.IntervalRow("d", 0.0, 1.0, None, "0 of 0", "verdict-more"),
+    ]
+    svg = plots.interval_bars(rows, [(0.5, "limit")], label="precision")
+    ElementTree.fromstring(svg)
+    assert svg.count('class="whisker"') == 4 and svg.count('class="point') == 3
+    assert svg.count("<rect") == 1 and svg.count("hollow") == 1, "each verdict has a shape of its own"
+    low, high = (float(end) for end in re.findall(r'class="whisker" x1="([\d.]+)%" x2="([\d.]+)%"', svg)[3])
+    assert high - low == pytest.approx(plots.INTERVAL_ROOM)
+
+
+def test_reliability_without_points_and_on_the_diagonal() -> None:
+    key = charts.Key("scores", "run-0")
+    ElementTree.fromstring(plots.reliability_chart([plots.Dots(key, ())], label="none"))
+    svg = plots.reliability_chart([plots.Dots(key, ((0.0, 0.0, 1), (1.0, 1.0, 9)))], label="both ends")
+    circles = [node for node in ElementTree.fromstring(svg).iter() if node.tag == "circle"]
+    lines = [node for node in ElementTree.fromstring(svg).iter() if node.tag == "line"]
+    (line,) = (node for node in lines if node.get("x1") != node.get("x2") and node.get("y1") != node.get("y2"))
+    ends = [(line.get("x1"), line.get("y1")), (line.get("x2"), line.get("y2"))]
+    assert [(node.get("cx"), node.get("cy")) for node in circles] == ends
+    assert float(circles[1].get("r") or 0) > float(circles[0].get("r") or 0)

@@ -56,7 +56,8 @@ def test_boxes_are_per_cent_of_the_photo_and_end_at_its_edges() -> None:
     ("kind", "corners", "place"),
     [
         ("right", [0, 50, 50, 90], "above"),
-        ("right", [0, 2, 50, 90], "inside"),
+        ("right", [0, 2, 50, 90], "below"),
+        ("right", [0, 2, 50, 95], "inside"),
         ("wrong", [80, 50, 90, 90], "above flip"),
         ("missed", [0, 2, 50, 80], "below"),
         ("missed", [0, 2, 50, 99], "floor"),
@@ -77,6 +78,27 @@ def test_detections_are_judged_after_the_score_is_applied() -> None:
     plain = detection_tile(shot, found, None, classes=("cat",), photo="p", min_score=0.3)
     assert [b.kind for b in plain.boxes] == ["plain", "plain"]
     assert plain.caption == "2 detections"
+
+
+def test_boxes_for_the_slider_are_there_but_hidden() -> None:
+    """What is shown at a score is what would be drawn at that score without the others."""
+    shot, generator = Shot("photo-0", 100, 100), torch.Generator().manual_seed(0)
+    objects = Objects.of(torch.tensor([[0.0, 0, 10, 10], [50, 50, 70, 70], [20, 20, 40, 40]]), [0, 0, 1])
+    corners = objects.boxes.repeat(4, 1) + torch.rand(12, 4, generator=generator) * 4
+    found = Detections(corners, torch.rand(12, generator=generator), objects.labels.repeat(4))
+
+    def tile(score: float, floor: float | None = None):
+        return detection_tile(shot, found, objects, classes=("a", "b"), photo="p", min_score=score, floor=floor)
+
+    whole = tile(0.5, 0.05)
+    assert tile(0.5).caption == whole.caption and not any(b.is_hidden for b in tile(0.5).boxes)
+    for score in (0.05, 0.3, 0.5, 0.8, 1.0):
+        shown = [
+            (b.kind, b.left, b.top)
+            for b in whole.boxes
+            if (b.until_score is None or b.until_score < score) and (b.from_score is None or b.from_score >= score)
+        ]
+        assert sorted(shown) == sorted((b.kind, b.left, b.top) for b in tile(score).boxes)
 
 
 def test_a_photo_without_objects_or_detections_is_still_a_tile() -> None:

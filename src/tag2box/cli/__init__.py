@@ -55,6 +55,10 @@ COMMANDS = {
         "tag2box.cli.label_export:convert_dataset_command",
         "Convert tags and boxes of a dataset, or a label set, from any format to any other.",
     ),
+    "trust": (
+        "tag2box.cli.label_trust:trust_command",
+        "Say which classes of a label set can be used, from reviews of a random sample of its photos.",
+    ),
     "evaluate": (
         "tag2box.cli.evaluate:evaluate_command",
         "Evaluate detections: VOC AP, CorLoc, the COCO metrics, the three challenges of the paper, kinds of errors.",

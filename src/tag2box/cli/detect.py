@@ -13,13 +13,12 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, extend, io, recipes, runs, settings, storage
+from tag2box import annotations, errors, extend, io, recipes, runs, settings
 from tag2box.annotations import Detections, Photo
-from tag2box.cli import inputs, options
+from tag2box.cli import inputs, label_trust, options
 from tag2box.formats import detection_files, export as exports, voc_boxes
 from tag2box.inference import predict
 from tag2box.parallel.pool import Pool
-from tag2box.predictor import draw_photo
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 from tag2box.training.feature_cache import weights_digest
@@ -36,7 +35,8 @@ def detect(
     proposals: Path | None = None,
     draw: Path | None = None,
     voc: Path | None = None,
-    min_score: float = 0.3,
+    min_score: float | None = None,
+    trust: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
@@ -55,6 +55,7 @@ def detect(
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         draw: folder for pictures with the boxes drawn.
         voc: folder for the result files of VOC's evaluation server, which ranks by score: with boxes of all scores.
+        trust: file of ``tag2box trust``: scores become probabilities; default ``min_score``: each class's threshold.
         overrides: of ``inference``, as ``--set`` takes them: other scales, horizontal flips, another NMS.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed, e.g. a ``RayPool``; default: this process. Boxes are the same.
@@ -63,7 +64,7 @@ def detect(
     Example:
         boxes = tag2box.detect("runs/mine", ["photo.jpg"])["photo"].boxes
     """
-    options.check_score(min_score)
+    options.check_score(0.3 if min_score is None else min_score)
     run, places = Path(run), inputs.as_paths(photos)
     if not places:
         raise errors.UserError("no photos given; name files or folders after the run")
@@ -75,6 +76,7 @@ def detect(
     if draw is not None:
         io.check_writable(draw, is_folder=True)
     trained = with_inference(runs.load_run(run), overrides)
+    known = None if trust is None else label_trust.read_trust(trust, detector_identity(trained))
     given = inputs.find_inputs(places, split, every, skipped)
     if given.videos and pool is not None:
         raise errors.UserError(f"{given.videos[0]}: frames are read on this machine; leave out --on ray for videos")
@@ -88,13 +90,15 @@ def detect(
         if skipped and not found:
             shutil.rmtree(work or "", ignore_errors=True)
             raise errors.UserError(f"no photo can be read, {len(skipped)} were skipped; the first: {skipped[0]}")
-        kept = {name: detections[detections.scores >= min_score] for name, detections in found.items()}
+        found, kept = label_trust.selected(found, trained.classes, known, min_score)
         if dist.is_main:
             done = [photo for photo in found_photos if photo.id in found]
             for form, place in outputs:
                 exports.export_detections(form, place, done, trained.classes, found if form.all_scores else kept)
             if draw is not None:
-                _draw(done, kept, trained.classes, draw, skipped)
+                from tag2box.reporting.gallery import write_drawn  # imports everything that pages need
+
+                write_drawn(done, kept, trained.classes, draw, skipped)
     return kept
 
 
@@ -237,26 +241,6 @@ def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
     return {"format": 1, "weights": weights, "settings": config, **runs.versions()}
 
 
-def _draw(
-    photos: Sequence[Photo],
-    found: dict[str, Detections],
-    classes: Sequence[str],
-    folder: Path,
-    skipped: list[str] | None,
-) -> None:
-    files = storage.distinct_file_names(photo.id for photo in photos)
-    for photo in photos:
-        try:
-            picture = draw_photo(photo, found[photo.id], classes)
-        except errors.UserError as error:  # without proposals it was not read before
-            if skipped is None:
-                raise
-            skipped.append(f"{error}; not drawn")
-            continue
-        with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
-            picture.save(temporary, format="JPEG", quality=92)
-
-
 # ---------------------------------------------------------------- in a pool of processes
 
 
@@ -337,7 +321,10 @@ def detect_command(
             help=f"Format of OUT: {', '.join(extend.EXPORT_FORMATS)}, or `package.module:Name` of your own.",
         ),
     ] = "coco",
-    min_score: Annotated[float, typer.Option(help="Drop detections below this score.")] = 0.3,
+    min_score: Annotated[
+        float | None, typer.Option(help="Drop detections below; default: 0.3, with --trust each class's threshold.")
+    ] = None,
+    trust: label_trust.TrustOption = None,
     override: Annotated[
         list[str],
         typer.Option(
@@ -371,6 +358,7 @@ def detect_command(
             draw=draw,
             voc=voc,
             min_score=min_score,
+            trust=trust,
             overrides=override,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),

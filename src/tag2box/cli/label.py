@@ -14,6 +14,7 @@ from rich.table import Table
 from tag2box import errors, images, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
 from tag2box.cli import detect as detecting, options
+from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, listing
 from tag2box.inference.predict import Inference
@@ -28,6 +29,7 @@ from tag2box.labels.rule import (
     choose_relative,
     label_photo,
 )
+from tag2box.labels.trust import Trust
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
@@ -64,6 +66,7 @@ def label(
     rule: Literal["fixed", "auto"] = "fixed",
     proposals: Path | None = None,
     reviewed: Path | None = None,
+    trust: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
@@ -81,6 +84,7 @@ def label(
         rule: ``auto`` chooses ``rule.relative`` on a sample of the photos (``labels.rule.choose_relative``).
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         reviewed: a label set or file with boxes; its reviewed photos keep these as they are, and are not detected in.
+        trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
         overrides: of ``rule`` and ``inference``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
@@ -95,6 +99,8 @@ def label(
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
     work = _Work(trained, chosen, root, tagged, kept, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    if trust is not None:
+        work = replace(work, trust=read_trust(trust, work.run()))
     with detecting.work_folder(out, dist) as folder:
         assert folder is not None
         if rule == "auto" and work.open_photos():
@@ -150,6 +156,7 @@ class _Work:
     pool: Pool | None
     dist: DistContext
     progress: Progress
+    trust: Trust | None = None
 
     def open_photos(self) -> list[Photo]:
         """The photos that are to be labelled: those that are not reviewed."""
@@ -202,16 +209,17 @@ class _Work:
                 done = with_review(entry, self.reviewed[photo.id])
             elif photo.id in found:
                 boxes = label_photo(rule, found[photo.id], tags[photo.id], self.trained.classes)
-                done = replace(entry, boxes=boxes)
+                done = replace(entry, boxes=boxes if self.trust is None else self.trust.label_boxes(boxes))
             else:
                 continue
             labelled.append(replace(done, stamp=storage.FileStamp.of(photo.path)))
         if not labelled:
             raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
-        return LabelSet(content, self._run(), asdict(rule), runs.versions())
+        applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
+        return LabelSet(content, self.run() | applied, asdict(rule), runs.versions())
 
-    def _run(self) -> dict[str, object]:
+    def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
         folder = self.trained.folder
         config = replace(self.trained.config, inference=self.settings.inference)
@@ -288,6 +296,7 @@ def label_command(
         Path | None,
         typer.Option(help="Label set or file with boxes: its reviewed photos keep them, only the others are labelled."),
     ] = None,
+    trust: TrustOption = None,
     override: Annotated[
         list[str],
         typer.Option("--set", metavar="a.b=c", help="Override a setting of rule or inference: rule.relative=0.6"),
@@ -315,6 +324,7 @@ def label_command(
             rule=rule,
             proposals=proposals,
             reviewed=reviewed,
+            trust=trust,
             overrides=overrides,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),

@@ -1,20 +1,22 @@
 """``tag2box report``: one self-contained HTML page about one or more runs."""
 
+import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tag2box import annotations, errors, io, recipes, runs as run_folders
-from tag2box.cli import evaluate, options, training_data
+from tag2box.cli import detect, evaluate, inputs, options, training_data
 from tag2box.formats import datasets, detection_files
 from tag2box.identity import RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.recall import measure_recall
-from tag2box.reporting import records, report_page
+from tag2box.reporting import gallery, records, report_page
 from tag2box.training import checkpoint, events
 
 
@@ -29,6 +31,7 @@ def report(
     split: str = "test",
     train_split: str = "train",
     test_proposals: Path | None = None,
+    photos: Path | None = None,
     commands: Sequence[str] = (),
     progress: Progress = silent,
 ) -> None:
@@ -39,7 +42,8 @@ def report(
         train_truth: ground truth of the training photos, for CorLoc and pictures; training never reads it.
         split: image list of a VOC folder given as ``test_truth``; ``train_split`` likewise.
         test_proposals: proposal store of the test photos; default: beside ``out``.
-        commands: shown on the page, to reproduce it.
+        photos: folder of photos without ground truth: the detections of the runs on some of them are shown.
+        commands: shown on the page, to reproduce it; default: those that train the runs again.
     """
     if not runs:
         raise errors.UserError("no runs given; name at least one run folder")
@@ -52,6 +56,7 @@ def report(
     config = run_folders.read_config(runs[0])
     for run in runs:
         _check(run)
+    own = _own_photos(photos)
     training, _ = training_data.with_proposals(config, _photos(runs[0], config), progress)
     test_set = train_set = None
     if test_truth is not None:
@@ -67,8 +72,9 @@ def report(
     named = {"train": train_set, "test": test_set}
     inputs = records.ReportInputs(
         title=title,
-        runs=[_record(run, test_set) for run in runs],
-        commands=commands,
+        runs=[replace(_record(run, test_set), own_detections=_detections(run, own, progress)) for run in runs],
+        commands=commands or training_commands(runs),
+        own_photos={photo.id: photo.path for photo in own},
         train_photos={photo.id: photo.path for photo in training.photos},
         test_photos={photo.id: photo.path for photo in test_set.photos} if test_set else {},
         train_truth=train_set.truth if train_set else None,
@@ -76,6 +82,32 @@ def report(
         proposal_recall={name: _recall(data, config, progress) for name, data in named.items() if data is not None},
     )
     report_page.write_report(inputs, out)
+
+
+def training_commands(runs: Sequence[Path]) -> list[str]:
+    """The command lines that train runs again, from the settings that they recorded."""
+    return [
+        shlex.join(["tag2box", "train", "--config", str(run / run_folders.CONFIG_FILE), "--out", f"{run}-again"])
+        for run in runs
+    ]
+
+
+def _own_photos(folder: Path | None) -> tuple[annotations.Photo, ...]:
+    """Photos of a folder, evenly spaced: as many as a page shows."""
+    if folder is None:
+        return ()
+    found = inputs.find_photos([folder], [])
+    if not found:
+        raise errors.UserError(f"{folder}: no photo can be read; name a folder of photos with --photos")
+    return gallery.evenly_spaced(found, gallery.OWN_PHOTOS)
+
+
+def _detections(
+    run: Path, photos: Sequence[annotations.Photo], progress: Progress
+) -> Mapping[str, annotations.Detections] | None:
+    if not photos:
+        return None
+    return detect.detect_photos(run_folders.load_run(run), photos, skipped=[], progress=progress)
 
 
 def _check(run: Path) -> None:
@@ -127,6 +159,9 @@ def report_command(
     train_truth: Annotated[Path | None, typer.Option(help="Ground truth of the training photos, for CorLoc.")] = None,
     split: Annotated[str, typer.Option(help="Image list of a VOC folder given as test truth.")] = "test",
     train_split: Annotated[str, typer.Option(help="Image list of a VOC folder given as training truth.")] = "train",
+    photos: Annotated[
+        Path | None, typer.Option(help="Folder of your own photos, without ground truth: detections are shown.")
+    ] = None,
 ) -> None:
     """Write a self-contained HTML report on one or more runs.
 
@@ -142,7 +177,8 @@ def report_command(
         train_truth=train_truth,
         split=split,
         train_split=train_split,
-        commands=["tag2box " + " ".join(sys.argv[1:])],
+        photos=photos,
+        commands=[*training_commands(runs), shlex.join(["tag2box", *sys.argv[1:]])],
         progress=TerminalProgress(),
     )
     options.say(f"report: {out}")

@@ -1,66 +1,29 @@
-"""Photos with boxes: matching of detections to objects, embedded photos, tiles, runs side by side, drawn detections."""
+"""Photos with boxes: embedded photos, tiles, runs side by side, drawn detections."""
 
 import base64
 import colorsys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from tag2box import annotations, errors, images
-from tag2box.ops.boxes import areas, intersections, iou
+from tag2box import annotations, errors, images, io, storage
 from tag2box.reporting import formatting as fmt, records, run_figures
+from tag2box.reporting.matching import BoxMatching, match_boxes
 
 THUMBNAIL = 480  # longest side of an embedded photo: sharp as a 320-pixel tile, useful when enlarged
 JPEG_QUALITY = 80
 TEST_PHOTOS = 12  # test photos on which the runs are compared
-
-
-@dataclass(frozen=True, slots=True)
-class BoxMatching:
-    """Matched detections of one photo. A detection that is neither right nor ignored is wrong."""
-
-    right: Bool[Tensor, " B"]  # detections
-    ignored: Bool[Tensor, " B"]  # detections of difficult objects or inside crowds
-    missed: Bool[Tensor, " G"]  # objects
-
-    @property
-    def wrong(self) -> Bool[Tensor, " B"]:
-        """Detections of nothing, of a part, of a group, or of an object already found."""
-        return ~(self.right | self.ignored)
-
-
-def match_boxes(found: annotations.Detections, objects: annotations.Objects, *, min_iou: float = 0.5) -> BoxMatching:
-    """Match detections, best score first: right if IoU >= ``min_iou`` with an unmatched object of the same class.
-
-    Of several such objects the one with the largest IoU is matched. Difficult objects and crowds do not count: a
-    detection that only overlaps one of those is ignored, and they are never missed.
-    """
-    counts = ~(objects.difficult | objects.crowd)  # (G,)
-    same = found.labels[:, None] == objects.labels[None, :]  # (B, G)
-    overlap = iou(found.boxes, objects.boxes) * same
-    free = counts.clone()
-    right = torch.zeros(len(found), dtype=torch.bool)
-    for row in torch.argsort(found.scores, descending=True, stable=True).tolist():
-        candidates = torch.where(free, overlap[row], torch.zeros_like(overlap[row]))
-        if len(candidates) and float(candidates.max()) >= min_iou:
-            right[row] = True
-            free[int(candidates.argmax())] = False
-    excused = torch.where(objects.crowd, _share_inside(found.boxes, objects.boxes) * same, overlap)
-    ignored = ((excused >= min_iou) & ~counts).any(dim=1) & ~right
-    return BoxMatching(right, ignored, free)
-
-
-def _share_inside(boxes: Float[Tensor, "B 4"], regions: Float[Tensor, "G 4"]) -> Float[Tensor, "B G"]:
-    """Share of each box's area inside each region: COCO's overlap with crowds."""
-    return intersections(boxes, regions) / areas(boxes).clamp(min=1e-6)[:, None]
+OWN_PHOTOS = 24  # photos without ground truth that are shown
+SLIDER_FLOOR = 0.05  # least score of a box on a page with a score slider
+MOST_BOXES = 40  # of a photo, from which a score slider selects
 
 
 # ---------------------------------------------------------------- choosing photos
@@ -152,14 +115,18 @@ class DrawnBox:
     label: str = ""
     score: str = ""
     hint: str = ""
+    from_score: float | None = None  # score slider: shown up to this score
+    until_score: float | None = None  # score slider: shown above this score, at which the object is found
+    is_hidden: bool = False  # until the slider is moved
 
     @property
     def place(self) -> str:
-        """CSS class of the label's position: above the box, below a missed one, inside or flipped near an edge."""
+        """CSS class of the label's position: above the box or below it; inside only if both sides lack room."""
+        has_room = self.top >= 8, self.top + self.height <= 92
         if self.kind == "missed":  # a wrong box on the same object has its label above
-            side = "floor" if self.top + self.height > 92 else "below"
+            side = "below" if has_room[1] else "floor"
         else:
-            side = "inside" if self.top < 8 else "above"
+            side = "above" if has_room[0] else "below" if has_room[1] else "inside"
         return f"{side} flip" if self.left > 66 else side
 
 
@@ -197,32 +164,59 @@ def detection_tile(
     classes: Sequence[str],
     photo: str,
     min_score: float,
+    floor: float | None = None,
 ) -> Tile:
-    """Detections above ``min_score``: right, wrong and missed if ``objects`` are known, else plain boxes."""
-    kept = found[found.scores >= min_score]
+    """Detections above ``min_score``: right, wrong and missed if ``objects`` are known, else plain boxes.
+
+    Args:
+        floor: detections from this score on, and found objects, are there but hidden: for a score slider.
+    """
+    best = found[torch.argsort(found.scores, descending=True, stable=True)[:MOST_BOXES]] if floor is not None else found
+    kept = best[best.scores >= (min_score if floor is None else min(floor, min_score))]
     kinds = ["plain"] * len(kept)
     boxes: list[DrawnBox] = []
-    caption = fmt.plural(len(kept), "detection")
+    is_shown = (kept.scores >= min_score).tolist()
+    caption = fmt.plural(sum(is_shown), "detection")
     if objects is not None:
         matching = match_boxes(kept, objects)
         kinds = [
             "right" if right else "ignored" if ignored else "wrong"
             for right, ignored in zip(matching.right.tolist(), matching.ignored.tolist(), strict=True)
         ]
-        boxes += _missed_boxes(shot, objects, matching.missed, classes)
-        counts = (kinds.count("right"), "right"), (kinds.count("wrong"), "wrong"), (len(boxes), "missed")
+        boxes = _missed_boxes(shot, objects, matching, kept.scores, classes=classes, min_score=min_score)
+        boxes = boxes if floor is not None else [box for box in boxes if not box.is_hidden]
+        shown = [kind for kind, is_there in zip(kinds, is_shown, strict=True) if is_there]
+        missed = sum(not box.is_hidden for box in boxes)
+        counts = (shown.count("right"), "right"), (shown.count("wrong"), "wrong"), (missed, "missed")
         caption = " · ".join(f"{count}\N{NO-BREAK SPACE}{word}" for count, word in counts)
-    order = torch.argsort(kept.scores).tolist()  # the highest score is drawn last, on top
+    order = torch.argsort(kept.scores, stable=True).tolist()  # the highest score is drawn last, on top
     rows = kept.boxes.tolist(), kept.labels.tolist(), kept.scores.tolist()
     for i in order:
         name = class_name(classes, rows[1][i])
-        boxes.append(draw_box(shot, rows[0][i], kind=kinds[i], name=name, score=rows[2][i]))
+        drawn = draw_box(shot, rows[0][i], kind=kinds[i], name=name, score=rows[2][i])
+        slider = None if floor is None else rows[2][i]
+        boxes.append(replace(drawn, from_score=slider, is_hidden=not is_shown[i]))
     return Tile(shot, tuple(boxes), caption, f"Photo {photo}: {caption}")
 
 
-def _missed_boxes(shot: Shot, objects: annotations.Objects, missed: Tensor, classes: Sequence[str]) -> list[DrawnBox]:
-    rows = zip(objects.boxes[missed].tolist(), objects.labels[missed].tolist(), strict=True)
-    return [draw_box(shot, corners, kind="missed", name=class_name(classes, label)) for corners, label in rows]
+def _missed_boxes(
+    shot: Shot,
+    objects: annotations.Objects,
+    matching: BoxMatching,
+    scores: Float[Tensor, " B"],
+    *,
+    classes: Sequence[str],
+    min_score: float,
+) -> list[DrawnBox]:
+    """Objects that no detection finds, or only one of a lower score; hidden ones are found."""
+    found = []
+    columns = (objects.boxes, objects.labels, matching.finders, matching.missed)
+    for corners, label, finder, is_missed in zip(*(column.tolist() for column in columns), strict=True):
+        if is_missed or finder >= 0:
+            until = float(scores[finder]) if finder >= 0 else None
+            drawn = draw_box(shot, corners, kind="missed", name=class_name(classes, label))
+            found.append(replace(drawn, until_score=until, is_hidden=until is not None and until >= min_score))
+    return found
 
 
 def pseudo_tile(
@@ -272,30 +266,44 @@ def compare_detections(
     runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: Album
 ) -> tuple[Comparison, ...]:
     """Detections of every run on photos evenly spaced through the test list."""
-    shown = [run for run in runs if run.record.test_detections is not None]
     ids = [photo for photo in list_test_photos(runs, inputs.test_truth) if photo in inputs.test_photos]
-    objects = _objects(inputs.test_truth)
-    out = []
-    for photo in evenly_spaced(ids, TEST_PHOTOS) if shown else ():
-        shot = album.add(inputs.test_photos[photo])
-        if shot is not None:
-            columns = (_detections(run, shot, photo, objects.get(photo), inputs=inputs) for run in shown)
-            out.append(Comparison(photo, tuple(columns)))
-    return tuple(out)
+    found = {run.name: run.record.test_detections for run in runs if run.record.test_detections is not None}
+    photos = {photo: inputs.test_photos[photo] for photo in evenly_spaced(ids, TEST_PHOTOS)}
+    return _compare(runs, found, photos, inputs.test_truth, album=album, min_score=inputs.draw_score)
 
 
-def _detections(
-    run: run_figures.NamedRun,
-    shot: Shot,
-    photo: str,
-    objects: annotations.Objects | None,
+def compare_own(
+    runs: Sequence[run_figures.NamedRun], inputs: records.ReportInputs, album: Album
+) -> tuple[Comparison, ...]:
+    """Detections of every run on photos without ground truth."""
+    found = {run.name: run.record.own_detections for run in runs if run.record.own_detections is not None}
+    return _compare(runs, found, inputs.own_photos, None, album=album, min_score=inputs.draw_score)
+
+
+def _compare(
+    runs: Sequence[run_figures.NamedRun],
+    found: Mapping[str, Mapping[str, annotations.Detections]],
+    photos: Mapping[str, Path],
+    truth: annotations.Truth | None,
     *,
-    inputs: records.ReportInputs,
-) -> ComparisonColumn:
-    found = (run.record.test_detections or {}).get(photo, annotations.Detections.empty())
-    classes = inputs.test_truth.classes if inputs.test_truth else run.record.start.classes
-    tile = detection_tile(shot, found, objects, classes=classes, photo=photo, min_score=inputs.draw_score)
-    return ComparisonColumn(run.name, run.css, (tile,))
+    album: Album,
+    min_score: float,
+) -> tuple[Comparison, ...]:
+    objects, out = _objects(truth), []
+    for photo, path in photos.items() if found else ():
+        shot = album.add(path)
+        if shot is None:
+            continue
+        columns = []
+        for run in (run for run in runs if run.name in found):
+            own = found[run.name].get(photo, annotations.Detections.empty())
+            classes = truth.classes if truth else run.record.start.classes
+            tile = detection_tile(
+                shot, own, objects.get(photo), classes=classes, photo=photo, min_score=min_score, floor=SLIDER_FLOOR
+            )
+            columns.append(ComparisonColumn(run.name, run.css, (tile,)))
+        out.append(Comparison(photo, tuple(columns)))
+    return tuple(out)
 
 
 def compare_pseudo(
@@ -337,6 +345,8 @@ def _objects(truth: annotations.Truth | None) -> Mapping[str, annotations.Object
 
 # ---------------------------------------------------------------- picture files
 
+_MAX_DRAWN_SIDE = 4096  # longest side of a picture with boxes; larger photos are drawn smaller
+
 
 def draw_detections(
     image: UInt8[Tensor, "3 H W"], found: annotations.Detections, classes: Sequence[str]
@@ -355,6 +365,34 @@ def draw_detections(
         pen.rectangle((left + shift[0], top + shift[1], right + shift[0] + 3, bottom + shift[1] + 3), fill=colour)
         pen.text((box[0] + shift[0] + 1, box[1] + shift[1] + 1), text, fill="white", font=font)
     return picture
+
+
+def draw_photo(photo: annotations.Photo, found: annotations.Detections, classes: Sequence[str]) -> Image.Image:
+    """A photo with its detections, at full size unless it is very large."""
+    view = images.View(min(photo.width, photo.height), long_max=_MAX_DRAWN_SIDE)
+    boxes = images.boxes_in_view(view, found.boxes, (photo.height, photo.width))
+    return draw_detections(images.load_view(photo, view).round().byte(), replace(found, boxes=boxes), classes)
+
+
+def write_drawn(
+    photos: Sequence[annotations.Photo],
+    found: Mapping[str, annotations.Detections],
+    classes: Sequence[str],
+    folder: Path,
+    skipped: list[str] | None = None,
+) -> None:
+    """Write a JPEG of every photo with its detections; with ``skipped``, unreadable ones are left out and named."""
+    files = storage.distinct_file_names(photo.id for photo in photos)
+    for photo in photos:
+        try:
+            picture = draw_photo(photo, found[photo.id], classes)
+        except errors.UserError as error:  # without proposals it was not read before
+            if skipped is None:
+                raise
+            skipped.append(f"{error}; not drawn")
+            continue
+        with io.replacing(folder / f"{files[photo.id]}.jpg") as temporary:
+            picture.save(temporary, format="JPEG", quality=92)
 
 
 def _colour(label: int, count: int) -> tuple[int, int, int]:

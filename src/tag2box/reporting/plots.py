@@ -8,6 +8,7 @@ from tag2box.reporting import charts, formatting as fmt
 
 ABOVE = 14.0  # space above the plot for the title of the y axis
 ROW, PLOT_THICK = 20.0, 14.0  # a row of shares, and the bar in it
+INTERVAL_ROOM = 52.0  # per cent of the width of an interval from 0 to 1; longer figures follow
 PLOT_ROOM = 61.0  # per cent of the width of a full bar; its figure follows
 MAX_BUBBLES, CROWD = 400, 150  # numbers of bubbles above which they are merged, and drawn small
 MATRIX_CELLS = 56  # grid cells along each axis for merging bubbles
@@ -220,3 +221,91 @@ def _matrix_row(
                 "text", f"{100 * value:.0f}", class_=css, x=middle, y=top + cell / 2 + 3.5, text_anchor="middle"
             )
     return body
+
+
+# ---------------------------------------------------------------- shares with their intervals
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalRow:
+    """A share with its interval; ``css`` is the class of its colour and of the shape of its mark."""
+
+    name: str
+    low: float
+    high: float
+    share: float | None
+    figure: str
+    css: str
+
+
+def interval_bars(rows: Sequence[IntervalRow], limits: Sequence[tuple[float, str]], *, label: str) -> str:
+    """One line per row from the lower to the upper bound, a mark at the share; dashed limits across all."""
+    height = max(len(rows), 1) * ROW
+    body = ""
+    for value, words in limits:
+        at = _across(value)
+        rule = charts.svg_tag("line", charts.hint(words), class_="mark", x1=at, x2=at, y1=0, y2=height)
+        body += rule + charts.svg_tag(
+            "text", f"{100 * value:g}", class_="tick", x=at, y=height + 12, text_anchor="middle"
+        )
+    for index, row in enumerate(rows):
+        middle = index * ROW + ROW / 2
+        name = charts.escape(charts.shorten(row.name, 14)) + charts.hint(row.name)
+        body += charts.svg_tag(
+            "text", name, class_="bar-label", x=f"{charts.GUTTER - 1.5}%", y=middle + 4, text_anchor="end"
+        )
+        tip = charts.hint(f"{row.name}: {row.figure}, {100 * row.low:.0f} to {100 * row.high:.0f} %")
+        low, high = _across(row.low), _across(row.high)
+        inner = charts.svg_tag("line", tip, class_="whisker", x1=low, x2=high, y1=middle, y2=middle)
+        inner += "" if row.share is None else _mark(row.css, _across(row.share), middle)
+        body += charts.svg_tag("g", inner, class_=row.css)
+        body += charts.svg_tag(
+            "text",
+            charts.escape(row.figure),
+            class_="bar-value",
+            x=f"{charts.GUTTER + INTERVAL_ROOM + 1.2}%",
+            y=middle + 4,
+        )
+    return charts.svg_tag(
+        "svg", body, class_="chart bars", width="100%", height=height + 16, role="img", aria_label=label
+    )
+
+
+def _across(share: float) -> str:
+    return f"{charts.GUTTER + INTERVAL_ROOM * min(max(share, 0.0), 1.0):.2f}%"
+
+
+def _mark(css: str, x: str, y: float) -> str:
+    """A disc, or for ``verdict-not`` a square: the shape says what the colour says."""
+    if css == "verdict-not":
+        inner = charts.svg_tag("rect", class_="point", x=-5, y=y - 5, width=10, height=10)
+        return charts.svg_tag("svg", inner, x=x, y=0, overflow="visible")
+    hollow = " hollow" if css == "verdict-more" else ""
+    return charts.svg_tag("circle", class_=f"point{hollow}", cx=x, cy=y, r=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A series of points, each with a number of labels as its size."""
+
+    key: charts.Key
+    points: tuple[tuple[float, float, int], ...]
+
+
+def reliability_chart(series: Sequence[Dots], *, label: str) -> str:
+    """Shares of right labels over probabilities, in per cent; on the dashed diagonal, probabilities are right."""
+    frame = charts.Frame(0.0, 100.0, 0.0, 100.0, right=14.0)
+    ticks = (0, 25, 50, 75, 100)
+    body = charts.axes(frame, ticks, ticks, "score or probability, per cent", "labels that are right, per cent")
+    diagonal = charts.svg_tag("line", x1=frame.x(0), y1=frame.y(0), x2=frame.x(100), y2=frame.y(100))
+    body += charts.svg_tag("g", diagonal, class_="reference")
+    most = max((count for own in series for *_, count in own.points), default=1)
+    for own in series:
+        line = tuple((100 * x, 100 * y) for x, y, _ in own.points)
+        inner = charts.svg_tag("path", class_="line", d=frame.path(line)) if line else ""
+        for (x, y), (*_, count) in zip(line, own.points, strict=True):
+            tip = charts.hint(f"{own.key.name}: {fmt.whole(count)} labels, {x:.0f} % expected, {y:.0f} % right")
+            size = 2.5 + 5 * (count / most) ** 0.5
+            inner += charts.svg_tag("circle", tip, class_="bubble", cx=frame.x(x), cy=frame.y(y), r=size)
+        body += charts.svg_tag("g", inner, class_=own.key.css)
+    return _plot(body, label)

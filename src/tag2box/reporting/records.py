@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, Validati
 from tag2box import annotations, io
 from tag2box.errors import UserError, printable
 from tag2box.metrics.baselines import Verdict
+from tag2box.training.events import TrainingWarning
 
 
 def _numbers_only(value: object) -> object:
@@ -236,6 +237,8 @@ class RunRecord:
     end: EndInfo | None = None
     metrics: Metrics = Metrics()
     test_detections: Mapping[str, annotations.Detections] | None = None
+    own_detections: Mapping[str, annotations.Detections] | None = None  # on photos without ground truth
+    warnings: tuple[TrainingWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ class ReportInputs:
     commands: Sequence[str] = ()
     train_photos: Mapping[str, Path] = field(default_factory=dict)
     test_photos: Mapping[str, Path] = field(default_factory=dict)
+    own_photos: Mapping[str, Path] = field(default_factory=dict)  # without ground truth
     train_truth: annotations.Truth | None = None
     test_truth: annotations.Truth | None = None
     proposal_recall: Mapping[str, ProposalRecall] = field(default_factory=dict)  # by split
@@ -288,6 +292,7 @@ def read_run(folder: Path, *, test_detections: Mapping[str, annotations.Detectio
         end=log.end,
         metrics=_read_metrics(metrics) if metrics.exists() else Metrics(),
         test_detections=test_detections,
+        warnings=tuple(log.warnings),
     )
 
 
@@ -325,6 +330,7 @@ class _EventReader:
         self.pseudo: dict[int, PseudoCount] = {}
         self.galleries: dict[int, Gallery] = {}
         self.resumed_at: list[int] = []
+        self.warnings: list[TrainingWarning] = []
 
     def read(self, path: Path) -> None:
         lines = _text(path, "the events of a run").splitlines()
@@ -358,6 +364,8 @@ class _EventReader:
             case "gallery":
                 gallery = _parse(Gallery, event, where)
                 self.galleries[gallery.iteration] = gallery
+            case "warning":
+                self.warnings.append(_parse(TrainingWarning, event, where))
             case "resume":
                 self.rewind(_parse(EndInfo, event, where).iteration)
             case "end":
@@ -367,6 +375,7 @@ class _EventReader:
         """Drop everything after ``iteration``, from which training resumed."""
         self.resumed_at.append(iteration)
         self.end = None
+        self.warnings = [own for own in self.warnings if own.iteration <= iteration]
         parts: tuple[dict[int, Any], ...] = (self.steps, self.pseudo, self.galleries)
         for part in parts:
             for later in [number for number in part if number > iteration]:

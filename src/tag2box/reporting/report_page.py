@@ -12,6 +12,7 @@ from tag2box.reporting.records import ReportInputs, RunRecord
 from tag2box.reporting.run_figures import Chart, NamedRun
 
 STRIP_PHOTOS = 6
+WARNINGS = 12  # most that are shown
 OTHER_COLOURS = 5  # CSS classes run-1 .. run-5; the last run is always run-0
 
 
@@ -22,6 +23,7 @@ class Opening:
     title: str
     lede: str
     verdict: str
+    warnings: tuple[str, ...]
     headlines: tuple[run_figures.Headline, ...]
 
 
@@ -58,6 +60,8 @@ class Pictures:
     judged: bool  # the truth of the test photos is known, so boxes are right or wrong
     pseudo: tuple[gallery.Comparison, ...]
     true_boxes: bool  # the truth of the training photos is drawn
+    own: tuple[gallery.Comparison, ...] = ()  # photos without ground truth
+    floor: float = gallery.SLIDER_FLOOR  # of the score slider
     style: Markup = Markup("")
     unreadable: tuple[str, ...] = ()
 
@@ -108,7 +112,9 @@ def build_report(inputs: ReportInputs) -> ReportPage:
     pictures = _pictures(runs, inputs, album)
     errors_found = error_figures.error_section(runs, inputs, album)
     return ReportPage(
-        opening=Opening(inputs.title, _lede(runs, inputs), _verdict(runs), run_figures.headlines(runs)),
+        opening=Opening(
+            inputs.title, _lede(runs, inputs), _verdict(runs), _warnings(runs), run_figures.headlines(runs)
+        ),
         runs=runs,
         pictures=replace(pictures, style=Markup(album.style), unreadable=album.unreadable),
         results=_results(runs),
@@ -141,15 +147,18 @@ def name_runs(records: Sequence[RunRecord]) -> tuple[NamedRun, ...]:
 def _pictures(runs: Sequence[NamedRun], inputs: ReportInputs, album: gallery.Album) -> Pictures:
     detections = gallery.compare_detections(runs, inputs, album)
     pseudo = gallery.compare_pseudo(runs, inputs, album)
+    own = gallery.compare_own(runs, inputs, album)
+    shown = detections or own
     return Pictures(
-        strip=gallery.evenly_spaced([tile for photo in detections for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
-        strip_run=detections[0].columns[-1].name if detections else "",
+        strip=gallery.evenly_spaced([tile for photo in shown for tile in photo.columns[-1].tiles], STRIP_PHOTOS),
+        strip_run=shown[0].columns[-1].name if shown else "",
         detections=detections,
         test_photos=len(gallery.list_test_photos(runs, inputs.test_truth)),
         draw_score=inputs.draw_score,
-        judged=inputs.test_truth is not None,
+        judged=inputs.test_truth is not None and bool(detections),
         pseudo=pseudo,
         true_boxes=inputs.train_truth is not None,
+        own=own,
     )
 
 
@@ -200,13 +209,28 @@ def _boxes_seen(run: NamedRun) -> str:
 
 
 def _seeds(runs: Sequence[NamedRun]) -> str:
-    """The seeds of the runs in a sentence; empty if no seed is known."""
+    """Number of seeds and the seeds of the runs in a sentence; empty if no seed is known."""
     seeds = {run.name: run.record.start.seed for run in runs if run.record.start.seed is not None}
     if not seeds:
         return ""
+    chance = ": differences of a few points may be chance" if len(runs) > 1 else ""
     if len(set(seeds.values())) == 1 and len(seeds) == len(runs):
-        return f"Seed {next(iter(seeds.values()))}{' for all runs' if len(runs) > 1 else ''}."
-    return f"Seeds: {', '.join(f'{name} {seed}' for name, seed in seeds.items())}."
+        return f"One seed ({next(iter(seeds.values()))}){' for all runs' if len(runs) > 1 else ''}{chance}."
+    return f"One seed per run ({', '.join(f'{name} {seed}' for name, seed in seeds.items())}){chance}."
+
+
+def _warnings(runs: Sequence[NamedRun]) -> tuple[str, ...]:
+    """What training warned of; the same problem of a run once, with its iterations."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        for own in run.record.warnings:
+            words = f"{run.name}: {own.problem}" if len(runs) > 1 else own.problem
+            found.setdefault(words, []).append(own.iteration)
+    lines = []
+    for words, iterations in found.items():
+        when = [str(number) for number in iterations if number]  # 0: before training
+        lines.append(f"{words} (iteration {fmt.listed(when, 5)})" if when else words)
+    return tuple(lines[:WARNINGS]) + ((f"and {len(lines) - WARNINGS} more",) if len(lines) > WARNINGS else ())
 
 
 def _verdict(runs: Sequence[NamedRun]) -> str:

@@ -11,6 +11,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -78,6 +79,14 @@ class NullEventLog:
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
         """Discard the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWarning:
+    """A ``warning`` event: what may be wrong with a training."""
+
+    iteration: int
+    problem: str
 
 
 def warn(log: EventLog | NullEventLog, run: Path, iteration: int, problem: str) -> None:
