@@ -240,7 +240,7 @@ def test_a_prediction_is_a_sequence_of_boxes(found):
     first, *others = found
     assert first == found[0] == ((0.0, 0.0, 10.0, 10.0), pytest.approx(0.9), 1, "pear")
     assert (first.name, first.label) == ("pear", 1)
-    assert found[-1] == others[-1]
+    assert found[-1] == others[-1] == found[np.argmin(found.scores)]
     with pytest.raises(IndexError):
         found[3]
 
@@ -252,6 +252,7 @@ def test_predictions_are_filtered(found):
     assert found[found.scores < 0.6].names == ["apple", "pear"]
     assert found[torch.tensor([2, 0])].names == ["pear", "pear"]
     assert found[1:].names == ["apple", "pear"]
+    assert found[np.argsort(found.scores)[::-1]].scores.tolist() == found.scores.tolist()
     with pytest.raises(UserError, match="class 'plum': unknown; the classes are apple, pear"):
         found.only("plum")
 

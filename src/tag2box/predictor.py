@@ -266,9 +266,10 @@ class Prediction:
 
     def __getitem__(self, index: int | slice | ndarray | torch.Tensor) -> PredictedBox | Prediction:
         """A box by number, or the boxes of a slice, a mask or indices as a prediction."""
-        if isinstance(index, int):
+        if isinstance(index, int | np.integer):
             return list(self)[index]
-        rows = torch.arange(len(self))[torch.from_numpy(index) if isinstance(index, ndarray) else index]
+        wanted = torch.from_numpy(np.ascontiguousarray(index)) if isinstance(index, ndarray) else index
+        rows = torch.arange(len(self))[wanted]
         return replace(self, detections=self.detections[rows])
 
     def __repr__(self) -> str:
