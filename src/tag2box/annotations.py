@@ -183,7 +183,8 @@ class ReviewedBoxes:
         for name in sorted(self.photos):
             own = self.photos[name]
             whole.update(f"{name!r} {own.labels.tolist()} {len(own.ignore)}".encode())
-            whole.update(torch.cat([own.boxes, own.ignore]).numpy().astype("<f4").tobytes())
+            for boxes in (own.boxes, own.ignore):
+                whole.update(boxes.numpy().astype("<f4").tobytes())
         return whole.hexdigest()
 
 
