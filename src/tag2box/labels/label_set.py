@@ -88,24 +88,32 @@ class LabelSet:
                 printable(f"{folder}: {error} is missing or of the wrong type in the label set; {_REMEDY}")
             ) from None
 
-    def verify(self, progress: Progress = silent) -> None:
-        """Raise unless every photo is there and is the one that was labelled; unchanged files are not read again."""
+    def verify(self, progress: Progress = silent, *, allow_missing: bool = False) -> list[str]:
+        """Raise unless every photo is there and is the one that was labelled; unchanged files are not read again.
+
+        Args:
+            allow_missing: photos that are gone are returned, by file, instead of raising.
+        """
         if not self.content.root.is_dir():
             raise UserError(
                 f"{self.content.root}: no such folder; name the folder of the labelled photos with --photos"
             )
+        missing = []
         with progress("photos", len(self.content)) as bar:
             for photo in self.content.photos:
                 path = self.content.path(photo)
                 if not path.is_file():
-                    raise UserError(
-                        f"{path}: this photo of the label set is gone; restore it, or name another --photos"
-                    )
-                if photo.stamp is not None and FileStamp.of(path, photo.stamp).sha256 != photo.stamp.sha256:
+                    if not allow_missing:
+                        raise UserError(
+                            f"{path}: this photo of the label set is gone; restore it, or name another --photos"
+                        )
+                    missing.append(photo.file)
+                elif photo.stamp is not None and FileStamp.of(path, photo.stamp).sha256 != photo.stamp.sha256:
                     raise UserError(
                         f"{path}: is not the photo that was labelled; restore it, or label the photos again"
                     )
                 bar.advance()
+        return missing
 
     def check_classes(self, classes: Sequence[str], where: str) -> None:
         """Raise unless the classes, in order, are those of the set; ``where`` names them in the message."""
