@@ -88,22 +88,21 @@ class LabelSet:
                 printable(f"{folder}: {error} is missing or of the wrong type in the label set; {_REMEDY}")
             ) from None
 
-    def verify(self, progress: Progress = silent, *, allow_missing: bool = False) -> list[str]:
+    def verify(self, progress: Progress = silent, missing: list[str] | None = None) -> None:
         """Raise unless every photo is there and is the one that was labelled; unchanged files are not read again.
 
         Args:
-            allow_missing: photos that are gone are returned, by file, instead of raising.
+            missing: if given, the files of photos that are gone are added to it, instead of raising.
         """
         if not self.content.root.is_dir():
             raise UserError(
                 f"{self.content.root}: no such folder; name the folder of the labelled photos with --photos"
             )
-        missing = []
         with progress("photos", len(self.content)) as bar:
             for photo in self.content.photos:
                 path = self.content.path(photo)
                 if not path.is_file():
-                    if not allow_missing:
+                    if missing is None:
                         raise UserError(
                             f"{path}: this photo of the label set is gone; restore it, or name another --photos"
                         )
@@ -113,7 +112,6 @@ class LabelSet:
                         f"{path}: is not the photo that was labelled; restore it, or label the photos again"
                     )
                 bar.advance()
-        return missing
 
     def check_classes(self, classes: Sequence[str], where: str) -> None:
         """Raise unless the classes, in order, are those of the set; ``where`` names them in the message."""

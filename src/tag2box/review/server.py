@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import socket
@@ -148,7 +149,8 @@ def create_app(session: ReviewSession, access: Access) -> Guard:
     decoders, writer = ThreadPoolExecutor(_DECODERS), ThreadPoolExecutor(1)
     _add_pages(app)
     _add_queries(app, session, writer)
-    _add_photos(app, session, decoders, writer)
+    _add_photos(app, session, decoders)
+    _add_actions(app, session, writer)
 
     @app.exception_handler(UserError)
     async def problem(_: Request, error: UserError) -> Response:
@@ -199,16 +201,13 @@ def _add_queries(app: FastAPI, session: ReviewSession, writer: ThreadPoolExecuto
 
 
 def _add_photos(app: FastAPI, session: ReviewSession, decoders: ThreadPoolExecutor, writer: ThreadPoolExecutor) -> None:
-    def is_there(number: int) -> bool:
-        return 0 <= number < len(session)
-
     @app.get("/api/photos/{number}")
     async def photo(number: int) -> Response:
-        return _json(session.photo(number)) if is_there(number) else _no_photo(number)
+        return _json(session.photo(number)) if 0 <= number < len(session) else _no_photo(number)
 
     @app.get("/api/photos/{number}/{size}.jpg")
     async def rendering(number: int, size: RenderingSize, request: Request) -> Response:
-        if not is_there(number):
+        if not 0 <= number < len(session):
             return _no_photo(number)
         try:
             headers = {"etag": f'"{session.rendering_tag(number, size)}"', "cache-control": "private, no-cache"}
@@ -218,9 +217,11 @@ def _add_photos(app: FastAPI, session: ReviewSession, decoders: ThreadPoolExecut
         except UserError as error:
             return _json({"problem": str(error)}, 410)
 
+
+def _add_actions(app: FastAPI, session: ReviewSession, writer: ThreadPoolExecutor) -> None:
     @app.post("/api/photos/{number}/actions")
     async def act(number: int, request: Request) -> Response:
-        if not is_there(number):
+        if not 0 <= number < len(session):
             return _no_photo(number)
         try:
             sent = await _body(request)
@@ -289,7 +290,5 @@ def serve(session: ReviewSession, bound: socket.socket, access: Access) -> None:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the server has ended, and passes the signal on
         uvicorn.Server(config).run(sockets=[bound])
-    except KeyboardInterrupt:
-        pass  # the server has ended, and passes the signal on

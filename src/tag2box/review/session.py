@@ -44,7 +44,8 @@ class ReviewSession:
     ) -> None:
         self.folder, self.reviewer, self.order = folder, reviewer, order
         self.labels = LabelSet.open(folder, photos)
-        missing = self.labels.verify(progress, allow_missing=True)
+        missing: list[str] = []
+        self.labels.verify(progress, missing)
         if not len(self.labels.content) or len(missing) == len(self.labels.content):
             raise UserError(f"{folder}: none of its photos is in {self.labels.content.root}; name another --photos")
         self.photos = self.labels.content.photos
