@@ -186,6 +186,10 @@ def _add_queries(app: FastAPI, session: ReviewSession, writer: ThreadPoolExecuto
     async def label_set() -> Response:
         return _json(session.describe())
 
+    @app.get("/api/files")
+    async def files() -> Response:
+        return _json([photo.file for photo in session.photos])
+
     @app.get("/api/queue")
     async def queue(
         order: Order = "queue",
@@ -200,7 +204,7 @@ def _add_queries(app: FastAPI, session: ReviewSession, writer: ThreadPoolExecuto
         return _json(await _in(writer, lambda: session.progress(since)))
 
 
-def _add_photos(app: FastAPI, session: ReviewSession, decoders: ThreadPoolExecutor, writer: ThreadPoolExecutor) -> None:
+def _add_photos(app: FastAPI, session: ReviewSession, decoders: ThreadPoolExecutor) -> None:
     @app.get("/api/photos/{number}")
     async def photo(number: int) -> Response:
         return _json(session.photo(number)) if 0 <= number < len(session) else _no_photo(number)
