@@ -19,7 +19,7 @@ from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
 from tag2box.storage import FileStamp
 
-CLASSES = ("balloon", "car", "clock", "<b>cup</b> & \"x\"")
+CLASSES = ("balloon", "car", "clock", '<b>cup</b> & "x"')
 SMALL = Scenes(train=1, test=0, width=160, height=120, classes=CLASSES[:3], smallest=24, largest=60)
 
 

@@ -275,9 +275,7 @@ def bind_port(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         found.close()
         why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"--port {port}: cannot be used ({why}); name another, or leave it out for a free one"
-        ) from None
+        raise UserError(f"--port {port}: cannot be used ({why}); name another, or 0 for a free one") from None
     return found
 
 

@@ -108,7 +108,7 @@ export function describe(box) {
   else {
     if (box.score !== null && box.score !== undefined) parts.push(box.score.toFixed(2));
     if (!sameBox(box.box, box.first) || box.name !== box.first_name) parts.push("corrected");
-    parts.push(box.is_doubtful && box.decision === "open" ? "doubtful: dropped unless accepted" : box.why);
+    parts.push(box.is_doubtful && box.decision === "open" ? "doubtful" : box.why);
     if (box.alternative) parts.push("part or whole?");
   }
   return parts.join(" · ");
