@@ -1,4 +1,4 @@
-"""A label set of generated scenes for tests of reviews, and a review server that runs in a process of its own."""
+"""A label set of generated scenes for tests of reviews, and review servers in a thread or in a process of their own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import uvicorn
 from PIL import Image
 
 from tag2box.data.scenes import Scenes
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
+from tag2box.review.server import Access, bind_port, create_app
+from tag2box.review.session import ReviewSession
 from tag2box.storage import FileStamp
 
 CLASSES = ("balloon", "car", "clock", '<b>cup</b> & "x"')
@@ -57,6 +62,26 @@ def _label(place: int, box: list[float], name: str, photo: int) -> LabelBox:
         why="doubtful" if is_doubtful else "further instance" if place else "best of its tag", rank=place + 1,
         margin=0.1, alternative=part, source="label",
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(labels: Path, **options: Any) -> Iterator[tuple[ReviewSession, Access]]:
+    """A review server in a thread."""
+    session = ReviewSession(labels, reviewer="Ada", **options)
+    bound = bind_port(0)
+    access = Access(bound.getsockname()[1])
+    app = create_app(session, access)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error", http="h11", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    try:
+        yield session, access
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+        bound.close()
+        session.close()
 
 
 @dataclass

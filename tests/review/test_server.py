@@ -7,22 +7,20 @@ import io
 import json
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from PIL import Image
 
-from review_world import CLASSES, SMALL, scene_labels
+from review_world import CLASSES, SMALL, scene_labels, serving
 from tag2box.errors import UserError
 from tag2box.labels.journal import JOURNAL_FILE, read_reviews
 from tag2box.labels.label_set import LabelSet
 from tag2box.review.renderings import LONG_SIDES, Renderings, render_photo
-from tag2box.review.server import Access, bind_port, create_app
+from tag2box.review.server import Access, bind_port
 from tag2box.review.session import ReviewSession
 
 
@@ -76,19 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def site(folder: Path) -> Iterator[Site]:
     (folder / "labels" / JOURNAL_FILE).unlink(missing_ok=True)
-    session = ReviewSession(folder / "labels", reviewer="Ada")
-    bound = bind_port(0)
-    access = Access(bound.getsockname()[1])
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(session, access), lifespan="off", log_level="error", http="h11", ws="none")
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    yield Site(folder, session, access)
-    server.should_exit = True
-    thread.join()
-    bound.close()
-    session.close()
+    with serving(folder / "labels") as (session, access):
+        yield Site(folder, session, access)
 
 
 # ---------------------------------------------------------------- what it answers

@@ -105,8 +105,8 @@ class ReviewSession:
             "boxes": _boxes_json(photo, states_of(photo, state)),
             "revision": state.revision,
             "done": state.now.is_done,
-            "undo": bool(state.past),
-            "redo": bool(state.future),
+            "undo": len(state.past),
+            "redo": len(state.future),
             "reviewer": state.reviewer,
         }
 

@@ -18,11 +18,11 @@ export function applied(photo, action) {
   const now = { boxes: photo.boxes, done: photo.done };
   if (action.action === "undo") {
     const back = past.at(-1) ?? now; // unknown here: the answer of the server shows it
-    return { ...photo, ...back, revision, past: past.slice(0, -1), future: [...future, now], redo: true };
+    return { ...photo, ...back, revision, past: past.slice(0, -1), future: [...future, now], undo: photo.undo - 1, redo: photo.redo + 1 };
   }
   if (action.action === "redo") {
     const again = future.at(-1) ?? now;
-    return { ...photo, ...again, revision, past: [...past, now], future: future.slice(0, -1), undo: true };
+    return { ...photo, ...again, revision, past: [...past, now], future: future.slice(0, -1), undo: photo.undo + 1, redo: photo.redo - 1 };
   }
   const boxes = photo.boxes.map((box) => changed(box, action.boxes?.[box.number]));
   const known = new Set(photo.boxes.map((box) => box.number));
@@ -30,7 +30,7 @@ export function applied(photo, action) {
     if (!known.has(Number(number))) boxes.push(changed({ number: Number(number), is_drawn: true }, sent));
   }
   const done = action.action === "done" || (photo.done && action.action !== "reopen");
-  return { ...photo, boxes, done, revision, past: [...past, now], future: [], undo: true, redo: false };
+  return { ...photo, boxes, done, revision, past: [...past, now], future: [], undo: photo.undo + 1, redo: 0 };
 }
 
 function changed(box, sent) {
