@@ -11,9 +11,8 @@ from typing import Literal
 
 from PIL import Image
 
-from tag2box.annotations import Photo
 from tag2box.errors import UserError
-from tag2box.images import View, load_image
+from tag2box.images import photo_size, read_pixels
 from tag2box.labels.labelled import LabelledPhoto
 from tag2box.storage import FileStamp
 
@@ -32,8 +31,9 @@ def render_photo(path: Path, photo: LabelledPhoto, size: RenderingSize) -> bytes
         raise UserError(f"{photo.file}: is not the photo that was labelled; restore it to review it")
     scale = min(1.0, LONG_SIDES[size] / max(photo.width, photo.height))
     wanted = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
-    found = load_image(Photo(photo.id, path, photo.width, photo.height), [View(min(wanted))])
-    image = Image.fromarray(found.pixels.permute(1, 2, 0).contiguous().numpy())
+    if photo_size(path) != (photo.width, photo.height):
+        raise UserError(f"{photo.file}: expected {photo.width}x{photo.height} pixels; restore the photo to review it")
+    image = Image.fromarray(read_pixels(path, at_least=wanted))
     if image.size != wanted:
         image = image.resize(wanted, Image.Resampling.LANCZOS if size != "thumb" else Image.Resampling.BOX)
     out = io.BytesIO()

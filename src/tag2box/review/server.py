@@ -192,12 +192,12 @@ def _add_queries(app: FastAPI, session: ReviewSession, writer: ThreadPoolExecuto
 
     @app.get("/api/queue")
     async def queue(
-        order: Order = "queue",
+        order: Order | None = None,
         name: str | None = None,
         low: Annotated[float, Query(ge=0, le=1)] = 0.0,
         high: Annotated[float, Query(ge=0, le=1)] = 1.0,
     ) -> Response:
-        return _json(await _in(writer, lambda: session.queue(order, PhotoFilter(name, low, high))))
+        return _json(await _in(writer, lambda: session.queue(order or session.order, PhotoFilter(name, low, high))))
 
     @app.get("/api/progress")
     async def progress(since: int = 0) -> Response:

@@ -47,6 +47,8 @@ const rounded = (box) => box.map((value) => Math.round(value * 100) / 100);
 
 async function start() {
   if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+  const queue = ask("/api/queue");
+  queue.catch(() => {});
   try {
     app.set = await ask("/api/set");
   } catch (problem) {
@@ -63,7 +65,7 @@ async function start() {
   if (set.notices.length) banner(set.notices.join(" · "));
   fillFilter();
   if (matchMedia("(max-width: 760px)").matches) toggleList(false);
-  await load();
+  arrange(await queue);
   const wanted = Number.parseInt(location.hash.slice(1), 10);
   await go(app.numbers.includes(wanted) ? wanted : firstOpen() ?? app.numbers[0]);
   performance.mark("first-photo");
@@ -86,13 +88,16 @@ function keepTrail() {
 }
 
 async function load() {
-  const { order, name, low, high, open } = app.filter;
+  const { order, name, low, high } = app.filter;
   const query = new URLSearchParams({ order, low, high });
   if (name) query.set("name", name);
-  const found = await ask(`/api/queue?${query}`);
+  arrange(await ask(`/api/queue?${query}`));
+}
+
+function arrange(found) {
   list.done = new Set(found.done);
   list.sampled = new Set(found.sampled);
-  app.numbers = open ? found.photos.filter((number) => !list.done.has(number)) : found.photos;
+  app.numbers = app.filter.open ? found.photos.filter((number) => !list.done.has(number)) : found.photos;
   list.show(app.numbers);
 }
 
