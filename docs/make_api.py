@@ -15,11 +15,14 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
+        "label", "review_labels", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
     ),
     "Settings": ("Config", "Data", "RECIPES"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
-    "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule"),
+    "Label sets": (
+        "LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule", "read_reviews", "apply_reviews",
+        "Reviews", "ReviewedPhoto",
+    ),
     "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",

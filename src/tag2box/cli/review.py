@@ -79,7 +79,7 @@ def _login() -> str:
 def review_command(
     labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label set of `tag2box label`.")],
     photos: Annotated[Path | None, typer.Option("--photos", help="Folder of the photos, if they were moved.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0: any that is free.")] = 0,
     reviewer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name that is stored with your decisions; default: login name.")
     ] = None,

@@ -25,7 +25,7 @@ ActionKind = Literal[
     "accept", "reject", "restore", "move", "class", "draw", "swap", "done", "reopen", "undo", "redo"
 ]  # fmt: skip
 DECISIONS: tuple[str, ...] = get_args(Decision)
-KINDS: tuple[str, ...] = get_args(ActionKind)
+ACTION_KINDS: tuple[str, ...] = get_args(ActionKind)
 MOST_DRAWN = 10_000
 """Boxes that reviewers can draw in a photo."""
 _MOST_UNDONE = 200
@@ -73,8 +73,8 @@ class Action:
     def from_json(cls, value: Mapping[str, Any]) -> Action:
         """An action from its JSON form; raises ``ValueError``, ``TypeError`` or the like if it is none."""
         kind, boxes = value["action"], value.get("boxes") or {}
-        if kind not in KINDS:
-            raise ValueError(f"action {str(kind)[:40]!r}: expected one of {', '.join(KINDS)}")
+        if kind not in ACTION_KINDS:
+            raise ValueError(f"action {str(kind)[:40]!r}: expected one of {', '.join(ACTION_KINDS)}")
         return cls(kind, {int(number): BoxState.from_json(own) for number, own in boxes.items()})
 
 
