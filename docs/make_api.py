@@ -15,12 +15,15 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "trust", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
+        "label", "review_labels", "trust", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
     ),
     "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
     "Settings": ("Config", "Data", "RECIPES"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
-    "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule", "Trust", "TrustRule"),
+    "Label sets": (
+        "LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule", "read_reviews", "apply_reviews",
+        "Reviews", "ReviewedPhoto", "Trust", "TrustRule",
+    ),
     "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",

@@ -17,16 +17,17 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals", "label",
-    "prepare_training", "propose", "recall", "report", "resume", "stats", "train", "trust",
+    "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals",
+    "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume", "review_labels", "stats",
+    "train", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
     "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
-    "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels",
-    "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Trust", "TrustRule", "Truth", "UserError",
+    "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels", "Requirements", "ReviewedPhoto",
+    "Reviews", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Trust", "TrustRule", "Truth", "UserError",
 )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def test_it_is_installed_typed_and_with_its_templates():
     assert metadata.version("tag2box")
     assert (ROOT / "py.typed").exists()
     assert list((ROOT / "reporting" / "templates").iterdir())
+    assert (ROOT / "review" / "static" / "index.html").exists()
     scripts = {entry.name: entry.value for entry in metadata.entry_points(group="console_scripts")}
     assert scripts["tag2box"] == "tag2box.__main__:main"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 _MODULES = {
     # commands
+    "apply_reviews": "tag2box.labels.review_actions",
     "data_check": "tag2box.cli.data",
     "stats": "tag2box.cli.data",
     "convert": "tag2box.cli.label_export",
@@ -25,11 +26,13 @@ _MODULES = {
     "export": "tag2box.cli.label_export",
     "import_proposals": "tag2box.cli.import_proposals",
     "label": "tag2box.cli.label",
+    "read_reviews": "tag2box.labels.journal",
     "recall": "tag2box.cli.proposal_recall",
     "prepare_training": "tag2box.cli.train",
     "propose": "tag2box.cli.propose",
     "report": "tag2box.cli.report",
     "resume": "tag2box.cli.train",
+    "review_labels": "tag2box.cli.review",
     "train": "tag2box.cli.train",
     "load": "tag2box.predictor",
     "trust": "tag2box.cli.label_trust",
@@ -55,6 +58,8 @@ _MODULES = {
     "PredictedBox": "tag2box.predictor",
     "Prediction": "tag2box.predictor",
     "Predictor": "tag2box.predictor",
+    "ReviewedPhoto": "tag2box.labels.reviews",
+    "Reviews": "tag2box.labels.reviews",
     "TaggedPhotos": "tag2box.annotations",
     "Trust": "tag2box.labels.trust",
     "TrustRule": "tag2box.labels.trust",

@@ -11,15 +11,19 @@ from tag2box.cli.label_trust import trust as trust
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
+from tag2box.cli.review import review_labels as review_labels
 from tag2box.cli.train import prepare_training as prepare_training, resume as resume, train as train
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
+from tag2box.labels.journal import read_reviews as read_reviews
 from tag2box.labels.label_set import LabelSet as LabelSet
 from tag2box.labels.labelled import (
     LabelBox as LabelBox,
     LabelledPhoto as LabelledPhoto,
     LabelledPhotos as LabelledPhotos,
 )
+from tag2box.labels.review_actions import apply_reviews as apply_reviews
+from tag2box.labels.reviews import ReviewedPhoto as ReviewedPhoto, Reviews as Reviews
 from tag2box.labels.rule import LabelRule as LabelRule
 from tag2box.labels.trust import Trust as Trust, TrustRule as TrustRule
 from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStrategy

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float32, Int
-from torch import Tensor
 
 from tag2box.errors import UserError
+
+if TYPE_CHECKING:  # loaded where tensors are made: the review page, which makes none, starts without it
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class TaggedPhotos:
 
     def part(self, wanted: Sequence[bool]) -> TaggedPhotos:
         """The subset of the photos selected by a mask."""
+        import torch
+
         rows = torch.tensor(wanted, dtype=torch.bool)
         photos = tuple(photo for photo, is_wanted in zip(self.photos, wanted, strict=True) if is_wanted)
         unsure, counts = (None if x is None else x[rows] for x in (self.unsure, self.counts))
@@ -85,6 +89,8 @@ class Detections:
     @classmethod
     def empty(cls) -> Detections:
         """No detections."""
+        import torch
+
         return cls(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
 
     def to_supervision(self, classes: Sequence[str] | None = None) -> Any:
@@ -124,6 +130,8 @@ class Objects:
     @classmethod
     def of(cls, boxes: Sequence[Sequence[float]] | Tensor, labels: Sequence[int] | Tensor) -> Objects:
         """Objects of which none is difficult or a crowd."""
+        import torch
+
         b = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
         none = torch.zeros(len(b), dtype=torch.bool)
         return cls(b, torch.as_tensor(labels, dtype=torch.long).reshape(-1), none, none)

@@ -1,5 +1,7 @@
 """Images: views of a photo (resize, horizontal flip) with their boxes, and decoding of photo files."""
 
+from __future__ import annotations
+
 import difflib
 import struct
 from collections.abc import Iterator, Sequence
@@ -7,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from tag2box.annotations import Photo
 from tag2box.errors import UserError
+
+if TYPE_CHECKING:  # loaded where tensors are made
+    from torch import Tensor
 
 Side = Annotated[int, Field(ge=16, le=20_000)]
 
@@ -80,6 +82,8 @@ def boxes_in_view(view: View, boxes: Float[Tensor, "P 4"], size: tuple[int, int]
 
 def flip_boxes(boxes: Float[Tensor, "P 4"], width: float) -> Float[Tensor, "P 4"]:
     """Boxes after a horizontal flip."""
+    import torch
+
     x1, y1, x2, y2 = boxes.unbind(1)
     return torch.stack([width - x2, y1, width - x1, y2], dim=1)
 
@@ -88,6 +92,8 @@ def render_view(view: View, image: Float[Tensor, "ch H W"], size: tuple[int, int
     """A view of a photo of ``size`` (height, width); ``image`` is the photo, or a copy of another size."""
     target = view_size(view, size)
     if target != tuple(image.shape[1:]):
+        from torch.nn.functional import interpolate
+
         image = interpolate(image[None], target, mode="bilinear", align_corners=False, antialias=True)[0]
     return image.flip(2) if view.flip else image
 
@@ -128,6 +134,13 @@ _ON_THEIR_SIDE = frozenset({5, 6, 7, 8})  # these swap width and height
 
 
 def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Tensor, "3 H W"]:
+    """Decode a photo; see ``read_pixels``."""
+    import torch
+
+    return torch.from_numpy(read_pixels(path, at_least).transpose(2, 0, 1).copy())
+
+
+def read_pixels(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """Decode a photo of any colour mode to upright 8-bit RGB; transparent pixels show white.
 
     Args:
@@ -142,8 +155,7 @@ def read_photo(path: Path, at_least: tuple[int, int] | None = None) -> UInt8[Ten
         _refuse_above(path, image.size)
         rgb = to_rgb(image)
         small = rgb.reduce(rest) if rest > 1 else rgb
-        pixels = np.asarray(small.transpose(_TURNS[turn]) if turn in _TURNS else small)
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+        return np.asarray(small.transpose(_TURNS[turn]) if turn in _TURNS else small)
 
 
 def photo_size(path: Path) -> tuple[int, int]:
@@ -314,6 +326,8 @@ class LoadedPhoto(Photo):
         """The pixels, reduced as ``read_photo`` reduces those of a file without loss."""
         if factor == 1:
             return self.pixels
+        import torch
+
         small = Image.fromarray(self.pixels.permute(1, 2, 0).contiguous().numpy()).reduce(factor)
         return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
 

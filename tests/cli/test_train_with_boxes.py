@@ -255,7 +255,7 @@ def test_of_a_label_set_only_reviewed_photos_teach(small: Path, monkeypatch: pyt
     assert list(before.photos) == ["photo1"]
     done = {"photo0": ReviewedPhoto("photo0", (), ()),
             "photo2": ReviewedPhoto("photo2", (LabelBox((2, 2, 8, 8), "bar", source="review"),), ())}  # fmt: skip
-    monkeypatch.setattr("tag2box.data.reviewed_boxes.read_journal", lambda _: Reviews("", done))
+    monkeypatch.setattr("tag2box.data.reviewed_boxes.read_reviews", lambda *_: Reviews("", done))
     with pytest.warns(UserWarning, match="photo0: box .and 1 more.: a tag of a reviewed photo, but not boxed"):
         _, after = read_reviewed(small / "labels", photos)
     assert {name: own.boxes.tolist() for name, own in after.photos.items()} == {

@@ -47,6 +47,10 @@ COMMANDS = {
         "tag2box.cli.label:label_command",
         "Put boxes on tagged photos, using their tags: at least one box per tag, none of other classes.",
     ),
+    "review": (
+        "tag2box.cli.review:review_command",
+        "Review the boxes of a label set on a local web page: accept, reject, correct, draw.",
+    ),
     "export": (
         "tag2box.cli.label_export:export_command",
         "Write a label set in the format of another tool.",

@@ -9,8 +9,11 @@ import typer
 from tag2box import errors, extend
 from tag2box.cli import options
 from tag2box.formats import export as exports, listing
+from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelledPhotos
+from tag2box.labels.review_actions import apply_reviews
+from tag2box.labels.reviews import Reviews
 from tag2box.progress import Progress, TerminalProgress, silent
 
 SPLIT_HINT = "expected shares such as train=0.8,val=0.2"
@@ -24,24 +27,32 @@ def export(
     photos: Path | None = None,
     splits: Mapping[str, float] | None = None,
     placing: exports.Placing = "link",
+    only_reviewed: bool = False,
     progress: Progress = silent,
 ) -> LabelledPhotos:
     """Write a label set in the format of another tool; returns what was written.
 
+    Photos that were reviewed (``tag2box review``) have the boxes of their review.
+
     Args:
-        labels: a label set, or its folder.
+        labels: the folder of a label set; or a label set, which is written without its reviews.
         out: file or folder to write; nothing may be there.
         export: a name in ``extend.EXPORT_FORMATS``, or ``package.module:Name``.
         photos: root of the photos, if they were moved since.
         splits: shares of splits, such as ``{"train": 0.8, "val": 0.2}``; default: those of the label set.
         placing: photos of a folder format are linked, copied, or left out.
+        only_reviewed: leave out photos whose review is not finished.
 
     Example:
         tag2box.export(Path("labels"), Path("yolo"), export="yolo", splits={"train": 0.8, "val": 0.2})
     """
     opened = labels if isinstance(labels, LabelSet) else LabelSet.open(labels, photos)
     opened.verify(progress)
-    content = _split(opened.content, splits)
+    reviews = Reviews(opened.digest) if isinstance(labels, LabelSet) else read_reviews(labels, opened)
+    if only_reviewed and not len(reviews):
+        where = "the label set" if isinstance(labels, LabelSet) else labels
+        raise errors.UserError(f"{where}: no photo is reviewed; review some first (tag2box review), or export all")
+    content = _split(apply_reviews(opened, reviews, only_reviewed=only_reviewed), splits)
     exports.export_labels(export, out, content, placing=placing)
     return content
 
@@ -116,15 +127,25 @@ def export_command(
     photos: options.PhotosOption = None,
     splits: _SplitsOption = None,
     copy: _CopyOption = "link",
+    only_reviewed: Annotated[
+        bool, typer.Option("--only-reviewed", help="Leave out photos whose review is not finished.")
+    ] = False,
 ) -> None:
-    """Write a label set in the format of another tool.
+    """Write a label set in the format of another tool; reviewed photos have the boxes of their review.
 
     Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`
     """
     place = out or Path(form if exports.export_format(form).is_folder else f"{form}{_suffix(form)}")
     shares = parse_splits(splits)
     content = export(
-        labels, place, export=form, photos=photos, splits=shares, placing=copy, progress=TerminalProgress()
+        labels,
+        place,
+        export=form,
+        photos=photos,
+        splits=shares,
+        placing=copy,
+        only_reviewed=only_reviewed,
+        progress=TerminalProgress(),
     )
     _say(content, place)
 
@@ -164,4 +185,6 @@ def _suffix(form: str) -> str:
 def _say(content: LabelledPhotos, out: Path) -> None:
     boxes = sum(len(photo.labels) for photo in content.photos)
     doubtful = sum(len(photo.doubtful) for photo in content.photos)
-    options.say(f"{boxes} boxes and {doubtful} ignore regions of {len(content)} photos: {out}")
+    reviewed = sum(any(box.source == "review" for box in photo.boxes) for photo in content.photos)
+    note = f" ({reviewed} with boxes of a review)" if reviewed else ""
+    options.say(f"{boxes} boxes and {doubtful} ignore regions of {len(content)} photos{note}: {out}")

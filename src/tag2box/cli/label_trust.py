@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ from tag2box import errors, io, settings, storage
 from tag2box.annotations import Detections
 from tag2box.cli import options
 from tag2box.formats import export as exports, listing
+from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LABELS_FILE, LabelSet, is_label_set, match_classes
 from tag2box.labels.reviews import Reviews, compared_reviews
 from tag2box.labels.trust import TRUST_FILE, Trust, TrustRule, advice
@@ -21,7 +20,6 @@ from tag2box.labels.trust_measure import measure_trust
 
 DEFAULT_SCORE = 0.3
 """Least score of a detection that is kept, unless another is given."""
-_JOURNAL = "tag2box.labels.journal"
 
 
 def trust(
@@ -51,21 +49,13 @@ def trust(
     io.check_writable(labels / TRUST_FILE)
     if page is not None:
         io.check_writable(page)
-    reviews = _journal_reviews(labels) if reviewed is None else _compared(opened, reviewed)
+    reviews = read_reviews(labels, opened) if reviewed is None else _compared(opened, reviewed)
     found = measure_trust(opened, reviews, rule)
     if page is not None:
         from tag2box.reporting.trust_page import write_trust_page  # imports everything that pages need
 
         write_trust_page(found, labels.absolute().name, page)
     found.write(labels / TRUST_FILE)
-    return found
-
-
-def _journal_reviews(labels: Path) -> Reviews:
-    """The finished reviews in the journal of a label set."""
-    if find_spec(_JOURNAL) is None:
-        raise errors.UserError(f"{labels}: no reviews; correct a sample in another tool, and name it with --reviewed")
-    found: Reviews = import_module(_JOURNAL).read_reviews(labels)
     return found
 
 

@@ -5,8 +5,6 @@ name, photos by id. ``tag2box train --boxes`` and ``tag2box label --reviewed`` c
 """
 
 import difflib
-import importlib
-import importlib.util
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +15,10 @@ import torch
 from tag2box import errors, storage
 from tag2box.annotations import Objects, Photo, ReviewedBoxes, ReviewedObjects, TaggedPhotos
 from tag2box.formats import datasets, listing
+from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelBox, common_root
-from tag2box.labels.reviews import Reviews
 from tag2box.ops.boxes import areas, clip
-
-_JOURNAL = "tag2box.labels.journal"
 
 
 @dataclass(frozen=True)
@@ -61,25 +57,16 @@ def read_reviewed_file(path: Path, photos: TaggedPhotos, root: Path | None = Non
 
 def _of_label_set(folder: Path) -> dict[str, tuple[LabelBox, ...]]:
     """The photos of a label set that a reviewer has finished, or whose boxes were kept from an earlier review."""
-    labels, reviews = LabelSet.open(folder), read_journal(folder)
+    labels = LabelSet.open(folder)
     found = {
         photo.id: photo.boxes
         for photo in labels.content.photos
         if photo.boxes and all(box.source == "review" for box in photo.boxes)
     }
-    if reviews is not None:
-        found |= {name: photo.boxes for name, photo in reviews.photos.items()}
+    found |= {name: photo.boxes for name, photo in read_reviews(folder, labels).photos.items()}
     if not found:
         raise errors.UserError(f"{folder}: no photo of this label set is reviewed; review some, or name another file")
     return found
-
-
-def read_journal(folder: Path) -> Reviews | None:
-    """The finished reviews of a label set; None if this version has no reader of reviews."""
-    if importlib.util.find_spec(_JOURNAL) is None:
-        return None
-    reviews: Reviews = importlib.import_module(_JOURNAL).read_reviews(folder)
-    return reviews
 
 
 def _of_file(path: Path, photos: TaggedPhotos, root: Path | None) -> dict[str, tuple[LabelBox, ...]]:

@@ -18,8 +18,10 @@ from tag2box import extend, io
 from tag2box.annotations import Detections, Photo
 from tag2box.errors import UserError
 from tag2box.formats import datasets, listing
+from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos, from_detections, from_truth, tagged_entries
+from tag2box.labels.review_actions import apply_reviews
 
 Placing = Literal["link", "copy", "none"]
 """What is done with the photos of an exported folder: linked, copied, or left where they are."""
@@ -186,12 +188,13 @@ def with_splits(labels: LabelledPhotos, shares: Mapping[str, float]) -> Labelled
 
 
 def read_labelled(source: listing.DataSource, on_fault: listing.OnFault = listing.refuse) -> LabelledPhotos:
-    """Tags and boxes of any dataset, or a label set; the splits that the dataset names are kept.
+    """Tags and boxes of any dataset, or a label set with its reviews; the splits that the dataset names are kept.
 
     Tags and boxes are read by separate classes, and joined only here: nothing that trains calls this.
     """
     if source.format is None and source.path.is_dir() and is_label_set(source.path):
-        return LabelSet.open(source.path, source.photos).content
+        opened = LabelSet.open(source.path, source.photos)
+        return apply_reviews(opened, read_reviews(source.path, opened))
     form, whole = datasets.dataset_format(source), datasets.everything(source)
     listed = datasets.list_dataset(whole, on_fault)
     tagged = listing.to_tagged_photos(listed, on_fault)

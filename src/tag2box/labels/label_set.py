@@ -88,8 +88,12 @@ class LabelSet:
                 printable(f"{folder}: {error} is missing or of the wrong type in the label set; {_REMEDY}")
             ) from None
 
-    def verify(self, progress: Progress = silent) -> None:
-        """Raise unless every photo is there and is the one that was labelled; unchanged files are not read again."""
+    def verify(self, progress: Progress = silent, missing: list[str] | None = None) -> None:
+        """Raise unless every photo is there and is the one that was labelled; unchanged files are not read again.
+
+        Args:
+            missing: if given, the files of photos that are gone are added to it, instead of raising.
+        """
         if not self.content.root.is_dir():
             raise UserError(
                 f"{self.content.root}: no such folder; name the folder of the labelled photos with --photos"
@@ -98,10 +102,12 @@ class LabelSet:
             for photo in self.content.photos:
                 path = self.content.path(photo)
                 if not path.is_file():
-                    raise UserError(
-                        f"{path}: this photo of the label set is gone; restore it, or name another --photos"
-                    )
-                if photo.stamp is not None and FileStamp.of(path, photo.stamp).sha256 != photo.stamp.sha256:
+                    if missing is None:
+                        raise UserError(
+                            f"{path}: this photo of the label set is gone; restore it, or name another --photos"
+                        )
+                    missing.append(photo.file)
+                elif photo.stamp is not None and FileStamp.of(path, photo.stamp).sha256 != photo.stamp.sha256:
                     raise UserError(
                         f"{path}: is not the photo that was labelled; restore it, or label the photos again"
                     )

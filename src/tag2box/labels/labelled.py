@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from tag2box.annotations import Detections, Objects, Photo, TaggedPhotos, Truth
 from tag2box.errors import UserError, printable
 from tag2box.storage import FileStamp
@@ -230,6 +228,8 @@ def _corners(box: Sequence[float]) -> Box:
 
 
 def _to_detections(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Detections:
+    import torch  # not needed by those who only read labels
+
     return Detections(
         torch.tensor([box.box for box in boxes], dtype=torch.float64).reshape(-1, 4),
         torch.tensor([1.0 if box.score is None else box.score for box in boxes], dtype=torch.float64),
@@ -238,6 +238,8 @@ def _to_detections(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Detec
 
 
 def _to_objects(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Objects:
+    import torch
+
     return Objects(
         boxes=torch.tensor([box.box for box in boxes], dtype=torch.float64).reshape(-1, 4),
         labels=torch.tensor([index[box.name] for box in boxes], dtype=torch.long),
