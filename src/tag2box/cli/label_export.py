@@ -131,7 +131,9 @@ def export_command(
         bool, typer.Option("--only-reviewed", help="Leave out photos whose review is not finished.")
     ] = False,
 ) -> None:
-    """Write a label set in the format of another tool; reviewed photos have the boxes of their review.
+    """Write a label set in the format of another tool.
+
+    Reviewed photos have the boxes of their review.
 
     Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`
     """

@@ -57,6 +57,8 @@ class ReviewSession:
         self._doubts = [doubt_of(photo) for photo in self.photos]
         self._sample = frozenset(draw_sample(self._ids, self.journal.history.seed))
         self._renderings = Renderings()
+        self._orders: dict[Order, list[int]] = {}
+        self.numbers(order)
 
     def __len__(self) -> int:
         return len(self.photos)
@@ -64,6 +66,12 @@ class ReviewSession:
     def close(self) -> None:
         """Close the journal."""
         self.journal.close()
+
+    def numbers(self, order: Order) -> list[int]:
+        """All photos in an order of review, which is computed once."""
+        if order not in self._orders:
+            self._orders[order] = review_order(self._doubts, self._ids, order, self.journal.history.seed)
+        return self._orders[order]
 
     # ------------------------------------------------------------ what the page asks for
 
@@ -83,8 +91,7 @@ class ReviewSession:
 
     def queue(self, order: Order, wanted: PhotoFilter) -> dict[str, object]:
         """The numbers of the photos in the order of review; which are of the sample, and which are done."""
-        numbers = review_order(self._doubts, self._ids, order, self.journal.history.seed)
-        kept = [number for number in numbers if wanted.keeps(self.photos[number])]
+        kept = [number for number in self.numbers(order) if wanted.keeps(self.photos[number])]
         done = [self._numbers[name] for name, own in self.journal.history.photos.items() if own.now.is_done]
         return {"photos": kept, "sampled": sorted(self._sample), "done": sorted(done)}
 

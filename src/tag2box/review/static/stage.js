@@ -6,6 +6,9 @@ const EDGE = 8; // pixels on screen around an edge within which it can be grabbe
 const CLICK = 4;
 const LARGEST = 24; // screen pixels per pixel of the photo
 const MARGIN = 20;
+const LEAST_NAME = 40; // pixels on screen of a box that shows its name, and of one that shows handles
+const LEAST_CORNERS = 26;
+const LEAST_SIDES = 64;
 const SIDES = { nw: "nwse", se: "nwse", ne: "nesw", sw: "nesw", n: "ns", s: "ns", w: "ew", e: "ew" };
 
 export class Stage {
@@ -71,10 +74,14 @@ export class Stage {
     const name = document.createElement("span");
     const sign = { accepted: "✓ ", rejected: "✕ ", open: box.is_doubtful ? "? " : "" }[box.decision];
     name.textContent = sign + box.name;
-    part.append(name);
-    if (box.number === this.selected) {
+    const [width, height] = [Number.parseFloat(part.style.width), Number.parseFloat(part.style.height)];
+    const isSelected = box.number === this.selected;
+    if (isSelected || width >= LEAST_NAME) part.append(name); // names of small boxes would hide their neighbours
+    if (!isSelected) name.style.maxWidth = `${Math.max(width + 3, LEAST_NAME)}px`;
+    if (isSelected) {
       part.classList.add("selected");
-      for (const side of Object.keys(SIDES)) part.append(handle(side));
+      const sides = Object.keys(SIDES).filter((side) => Math.min(width, height) >= (side.length === 2 ? LEAST_CORNERS : LEAST_SIDES));
+      part.append(...sides.map(handle));
     }
     return part;
   }
