@@ -184,8 +184,8 @@ def story(run: Path) -> list[dict[str, object]]:
 
 
 def tree(*folders: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file below some folders."""
-    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    """Size and time of every file below some folders; what caches remember of photos depends on the clock."""
+    files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and f.suffix != ".digests"]
     return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
