@@ -13,6 +13,7 @@ import torch
 from tag2box import storage
 from tag2box.cli.detect import detect
 from tag2box.cli.label import label
+from tag2box.cli.label_export import convert
 from tag2box.cli.report import report
 from tag2box.cli.train import prepare_training, resume, train
 from tag2box.data.reviewed_boxes import read_reviewed
@@ -231,6 +232,22 @@ def test_difficult_objects_and_crowds_are_ignore_regions(small: Path) -> None:
     _, reviewed = read_reviewed(path, photos)
     assert reviewed.photos["photo2"].boxes.tolist() == [[30, 2, 39, 11]]
     assert reviewed.photos["photo2"].ignore.tolist() == [[4, 8, 20, 28]]
+
+
+@pytest.mark.parametrize("kind", ["cvat", "voc", "yolo", "csv", "labelstudio", "xanylabeling"])
+def test_boxes_of_any_format_teach_alike(small: Path, kind: str) -> None:
+    photos, path = read_tags(small / "tags.csv", small / "photos"), coco(small / "reviewed.json")
+    suffix = {"cvat": ".xml", "csv": ".csv", "labelstudio": ".json"}.get(kind, "")
+    out = small / f"other{suffix}"
+    convert(DataSource(path=path, photos=small / "photos"), out, export=kind)
+    _, wanted = read_reviewed(path, photos)
+    file = {"cvat": out / "annotations.xml", "labelstudio": out / "tasks.json"}.get(kind, out)
+    for root in (None, small / "photos"):
+        _, found = read_reviewed(file if file.exists() else out, photos, root)
+    assert found.photos.keys() == wanted.photos.keys()
+    for name, own in wanted.photos.items():
+        assert torch.allclose(found.photos[name].boxes, own.boxes, atol=1e-4)
+        assert torch.equal(found.photos[name].labels, own.labels)
 
 
 def label_set(folder: Path, root: Path) -> None:
