@@ -27,6 +27,7 @@ from tag2box.labels.reviews import ReviewedPhoto, Reviews
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.recipes import Config
+from tag2box.systems import SYSTEMS
 from tag2box.training.batches import FeatureBatches
 from tag2box.training.criterion import LossOutput
 from tag2box.training.feature_cache import RoiMaps
@@ -129,6 +130,24 @@ def test_boxes_change_the_labels_of_their_photos_alone(small: Path, memory: str)
                 assert set(new.cls[now.start + len(was) : now.stop].tolist()) >= {
                     ["bar", "box", "disc"].index(cls) for cls, _ in BOXES[name]
                 }
+
+
+def test_every_system_is_taught_by_boxes(small: Path) -> None:
+    boxes, rows = coco(small / "reviewed.json"), (small / "tags.csv").read_text().splitlines()
+    counted = [f"{row},{'disc:1' if 'disc' in row else ''}" for row in rows[1:]]  # which c-wsl requires
+    (small / "tags.csv").write_text("\n".join([f"{rows[0]},counts", *counted]))
+    kinds = {"wsddn": "edge_boxes", "wsrpn": "wsrpn"}
+    for name, system in SYSTEMS.items():
+        kind = kinds.get(name, "selective_search")
+        own = ("loader.batch_size=4", f"data.proposals={small / kind}", f"feature_cache={small / 'maps'}")
+        wanted = ("proposals.kind=edge_boxes", "proposals.min_side=6") if name == "wsddn" else ()
+        config = system(small_config(small, *own, *wanted, f"data.boxes={boxes}"))
+        batch, loss = first_step(config, small / name)
+        codes = batch.side_info.reviewed
+        assert codes is not None and loss.total.isfinite(), name
+        for labels in loss.labeling.stages:
+            assert set(labels.pseudo_boxes.rows.tolist()) >= set((codes >= 0).nonzero().flatten().tolist()), name
+            assert torch.equal(labels.cls[codes >= 0], codes[codes >= 0]), name
 
 
 def test_without_boxes_their_settings_change_nothing(small: Path) -> None:
