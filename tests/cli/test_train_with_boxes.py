@@ -13,6 +13,7 @@ import torch
 from tag2box import storage
 from tag2box.cli.detect import detect
 from tag2box.cli.label import label
+from tag2box.cli.label_export import convert
 from tag2box.cli.report import report
 from tag2box.cli.train import prepare_training, resume, train
 from tag2box.data.reviewed_boxes import read_reviewed
@@ -26,6 +27,7 @@ from tag2box.labels.reviews import ReviewedPhoto, Reviews
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.recipes import Config
+from tag2box.systems import SYSTEMS
 from tag2box.training.batches import FeatureBatches
 from tag2box.training.criterion import LossOutput
 from tag2box.training.feature_cache import RoiMaps
@@ -130,6 +132,24 @@ def test_boxes_change_the_labels_of_their_photos_alone(small: Path, memory: str)
                 }
 
 
+def test_every_system_is_taught_by_boxes(small: Path) -> None:
+    boxes, rows = coco(small / "reviewed.json"), (small / "tags.csv").read_text().splitlines()
+    counted = [f"{row},{'disc:1' if 'disc' in row else ''}" for row in rows[1:]]  # which c-wsl requires
+    (small / "tags.csv").write_text("\n".join([f"{rows[0]},counts", *counted]))
+    kinds = {"wsddn": "edge_boxes", "wsrpn": "wsrpn"}
+    for name, system in SYSTEMS.items():
+        kind = kinds.get(name, "selective_search")
+        own = ("loader.batch_size=4", f"data.proposals={small / kind}", f"feature_cache={small / 'maps'}")
+        wanted = ("proposals.kind=edge_boxes", "proposals.min_side=6") if name == "wsddn" else ()
+        config = system(small_config(small, *own, *wanted, f"data.boxes={boxes}"))
+        batch, loss = first_step(config, small / name)
+        codes = batch.side_info.reviewed
+        assert codes is not None and loss.total.isfinite(), name
+        for labels in loss.labeling.stages:
+            assert set(labels.pseudo_boxes.rows.tolist()) >= set((codes >= 0).nonzero().flatten().tolist()), name
+            assert torch.equal(labels.cls[codes >= 0], codes[codes >= 0]), name
+
+
 def test_without_boxes_their_settings_change_nothing(small: Path) -> None:
     train(config_of(small), small / "a")
     train(config_of(small, "loader.box_copies=1", "criterion.reviewed_weight=9"), small / "b")
@@ -231,6 +251,22 @@ def test_difficult_objects_and_crowds_are_ignore_regions(small: Path) -> None:
     _, reviewed = read_reviewed(path, photos)
     assert reviewed.photos["photo2"].boxes.tolist() == [[30, 2, 39, 11]]
     assert reviewed.photos["photo2"].ignore.tolist() == [[4, 8, 20, 28]]
+
+
+@pytest.mark.parametrize("kind", ["cvat", "voc", "yolo", "csv", "labelstudio", "xanylabeling"])
+def test_boxes_of_any_format_teach_alike(small: Path, kind: str) -> None:
+    photos, path = read_tags(small / "tags.csv", small / "photos"), coco(small / "reviewed.json")
+    suffix = {"cvat": ".xml", "csv": ".csv", "labelstudio": ".json"}.get(kind, "")
+    out = small / f"other{suffix}"
+    convert(DataSource(path=path, photos=small / "photos"), out, export=kind)
+    _, wanted = read_reviewed(path, photos)
+    file = {"cvat": out / "annotations.xml", "labelstudio": out / "tasks.json"}.get(kind, out)
+    for root in (None, small / "photos"):
+        _, found = read_reviewed(file if file.exists() else out, photos, root)
+    assert found.photos.keys() == wanted.photos.keys()
+    for name, own in wanted.photos.items():
+        assert torch.allclose(found.photos[name].boxes, own.boxes, atol=1e-4)
+        assert torch.equal(found.photos[name].labels, own.labels)
 
 
 def label_set(folder: Path, root: Path) -> None:

@@ -70,8 +70,9 @@ def _of_label_set(folder: Path) -> dict[str, tuple[LabelBox, ...]]:
 
 
 def _of_file(path: Path, photos: TaggedPhotos, root: Path | None) -> dict[str, tuple[LabelBox, ...]]:
-    folder = root or (common_root(photo.path for photo in photos.photos) if path.is_file() else None)
-    source = datasets.everything(listing.DataSource(path=path, photos=folder))
+    source = datasets.everything(listing.DataSource(path=path))
+    if not datasets.dataset_format(source).names_splits:  # a VOC or YOLO folder has photos of its own
+        source = replace(source, photos=root or common_root(photo.path for photo in photos.photos))
     truth, known = datasets.read_truth(source), {photo.id: photo for photo in photos.photos}
     for name, size in zip(truth.ids, truth.sizes, strict=True):
         if name in known and size != (known[name].width, known[name].height):
