@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numba
 import numpy as np
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tag2box.ops.roi import LookUp, WindowMaxima, Windows, look_ups
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _SIX = np.float32(6)
 _ZERO = np.float32(0)
 _LANES = 8  # channels side by side: one cache line
@@ -19,12 +21,13 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 
 
-def compiled(kernel: Callable[..., None]) -> Callable[..., None]:
+def compiled(kernel: Callable[_P, _T]) -> Callable[_P, _T]:
     """Compile a kernel on first call, without the GIL, and cache it on disk if there is a writable folder."""
     try:
-        return numba.njit(nogil=True, cache=True)(kernel)
+        fast: Callable[_P, _T] = numba.njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # no writable cache folder
-        return numba.njit(nogil=True)(kernel)
+        fast = numba.njit(nogil=True)(kernel)
+    return fast
 
 
 def _in_threads(work: Callable[[int, int], None], count: int, block: int = 1) -> None:

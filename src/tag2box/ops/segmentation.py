@@ -5,8 +5,7 @@ both of its components tolerate: ``Int(C) + k / |C|`` (equations 2 to 5). The so
 all segmentations of an image share them. Compiled by numba, without the GIL; results do not depend on the processor.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -17,40 +16,13 @@ _DIGIT = 11  # bits of a digit of the radix sort; three digits hold the bits of 
 _DIGITS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class GridEdges:
+class GridEdges(NamedTuple):
     """Edges between neighbouring pixels of an image, lightest first; equal ones in the order of their pixels."""
 
     height: int
     width: int
     weights: Float32[np.ndarray, " e"]  # Euclidean distance of the two pixels' colors
     codes: Int32[np.ndarray, " e"]  # 2 * first pixel, + 1 if the other is below, not right
-
-
-def grid_edges(image: Float32[np.ndarray, "h w c"]) -> GridEdges:
-    """The edges of an image, which is usually blurred a little (the paper: sigma 0.8)."""
-    height, width = image.shape[:2]
-    count = 2 * height * width - height - width
-    weights, codes = np.empty(count, np.float32), np.empty(count, np.int32)
-    _list_edges(np.ascontiguousarray(image), weights, codes)
-    keys, spare_keys, spare_codes = weights.view(np.uint32), np.empty(count, np.uint32), np.empty(count, np.int32)
-    _radix_sort(keys, codes, spare_keys, spare_codes)  # the bits of floats that are not negative sort as they do
-    return GridEdges(height, width, spare_keys.view(np.float32), spare_codes)
-
-
-def segment(edges: GridEdges, k: float, min_size: int) -> Int32[np.ndarray, "h w"]:
-    """Segment of each pixel, numbered from 0 in reading order.
-
-    Args:
-        k: the tolerance of small components, in units of weight times pixels; higher gives larger segments.
-        min_size: segments of fewer pixels are merged with a neighbour along the lightest edge.
-    """
-    labels = np.empty(edges.height * edges.width, np.int32)
-    _segment(edges.weights, edges.codes, edges.width, np.float32(k), min_size, labels)
-    return labels.reshape(edges.height, edges.width)
-
-
-# ---------------------------------------------------------------- kernels
 
 
 @compiled
@@ -148,3 +120,32 @@ def _number(parent: Any, labels: Any) -> None:
             number[root] = count
             count += 1
         labels[pixel] = number[root]
+
+
+# ---------------------------------------------------------------- what others call
+
+
+@compiled
+def grid_edges(image: Float32[np.ndarray, "h w c"]) -> GridEdges:
+    """The edges of a contiguous image, which is usually blurred a little (the paper: sigma 0.8)."""
+    height, width = image.shape[0], image.shape[1]
+    count = 2 * height * width - height - width
+    weights, codes = np.empty(count, np.float32), np.empty(count, np.int32)
+    _list_edges(image, weights, codes)
+    sorted_weights, sorted_codes = np.empty(count, np.float32), np.empty(count, np.int32)
+    # The bits of floats that are not negative sort as the floats do.
+    _radix_sort(weights.view(np.uint32), codes, sorted_weights.view(np.uint32), sorted_codes)
+    return GridEdges(height, width, sorted_weights, sorted_codes)
+
+
+@compiled
+def segment(edges: GridEdges, k: float, min_size: int) -> Int32[np.ndarray, "h w"]:
+    """Segment of each pixel, numbered from 0 in reading order.
+
+    Args:
+        k: the tolerance of small components, in units of weight times pixels; higher gives larger segments.
+        min_size: segments of fewer pixels are merged with a neighbour along the lightest edge.
+    """
+    labels = np.empty(edges.height * edges.width, np.int32)
+    _segment(edges.weights, edges.codes, edges.width, np.float32(k), min_size, labels)
+    return labels.reshape(edges.height, edges.width)

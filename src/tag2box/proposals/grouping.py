@@ -6,12 +6,10 @@ of its colors and gradients, of which those of a merged region are sums. Compile
 are compared in whole numbers, so that results do not depend on the processor.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, Int8, Int32, UInt8
+from jaxtyping import Float32, Int8, Int32, Int64, UInt8
 
 from tag2box.ops.kernels import compiled
 
@@ -21,12 +19,16 @@ _DIAGONAL = np.float32(0.5**0.5)
 _UNIT = float(1 << 24)  # a whole histogram, as a sum of integers
 
 
-SIMILARITIES = ("color", "texture", "size", "fill")
-"""Of two regions (equations 2 to 6)."""
+class Similarities(NamedTuple):
+    """Which similarities of two regions are added (equations 2 to 6)."""
+
+    color: bool = True
+    texture: bool = True
+    size: bool = True
+    fill: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PixelBins:
+class PixelBins(NamedTuple):
     """Histogram bins of each pixel: of its colors, and of its gradients along four axes.
 
     An axis is two opposite orientations: the bin is positive for one of them, negative for the other. In that other
@@ -37,8 +39,7 @@ class PixelBins:
     textures: Int8[np.ndarray, "p ca"]
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
+class Regions(NamedTuple):
     """Regions of a segmentation, and which of them are neighbours."""
 
     pixels: int  # of the image
@@ -46,49 +47,8 @@ class Regions:
     sizes: Int32[np.ndarray, " n"]
     counts: Int32[np.ndarray, "n bins"]  # of the color histogram, then of the texture histogram
     colors: int  # length of the color histogram
-    starts: Int[np.ndarray, " n1"]  # of each region's neighbours, in the next array
+    starts: Int64[np.ndarray, " n1"]  # of each region's neighbours, in the next array
     neighbours: Int32[np.ndarray, " m"]
-
-
-def pixel_bins(image: UInt8[np.ndarray, "h w c"], blurred: Float32[np.ndarray, "h w c"]) -> PixelBins:
-    """Bins of an image's pixels: 25 per color channel; 10 per channel and orientation of the blurred image's gradient.
-
-    The paper leaves the range of gradients open. Here it is that of the channel in this image.
-    """
-    channels = image.shape[2]
-    colors = (image.reshape(-1, channels).astype(np.uint16) * _COLOR_BINS // 256).astype(np.uint8)
-    textures = np.empty((len(colors), channels * _AXES), np.int8)
-    _texture_bins(np.ascontiguousarray(blurred), textures)
-    return PixelBins(colors, textures)
-
-
-def regions_of(labels: Int32[np.ndarray, "h w"], bins: PixelBins) -> Regions:
-    """Features of the segments of an image, which are numbered from 0."""
-    count = int(labels.max()) + 1
-    colors, textures = bins.colors.shape[1] * _COLOR_BINS, 2 * bins.textures.shape[1] * _TEXTURE_BINS
-    boxes, sizes = np.empty((count, 4), np.int32), np.zeros(count, np.int32)
-    counts = np.zeros((count, colors + textures), np.int32)
-    _count_pixels(labels, bins.colors, bins.textures, boxes, sizes, counts)
-    pairs = np.empty(4 * labels.size, np.int64)
-    pairs = np.unique(pairs[: _neighbour_pairs(labels, count, pairs)])
-    owners, neighbours = np.divmod(pairs, count)
-    starts = np.searchsorted(owners, np.arange(count + 1))
-    return Regions(labels.size, boxes, sizes, counts, colors, starts, neighbours.astype(np.int32))
-
-
-def group(regions: Regions, by: Collection[str] = SIMILARITIES) -> Int32[np.ndarray, "n2 4"]:
-    """Boxes of all regions of the hierarchy: those of the segmentation, then the merged ones, the whole image last.
-
-    Args:
-        by: the similarities that are added, some of ``SIMILARITIES``.
-    """
-    n = len(regions.sizes)
-    boxes, sizes = np.empty((2 * n - 1, 4), np.int32), np.empty(2 * n - 1, np.int32)
-    boxes[:n], sizes[:n] = regions.boxes, regions.sizes
-    flags = np.array([name in by for name in SIMILARITIES])
-    counts = regions.counts.copy()
-    _group(boxes, sizes, counts, regions.colors, regions.starts, regions.neighbours, regions.pixels, flags)
-    return boxes
 
 
 # ---------------------------------------------------------------- features
@@ -144,10 +104,10 @@ def _count_pixels(labels: Any, colors: Any, textures: Any, boxes: Any, sizes: An
 
 
 @compiled
-def _neighbour_pairs(labels: Any, regions: int, pairs: Any) -> int:
-    """Write ``a * regions + b`` of pixels side by side in different regions, both ways; returns how many."""
+def _neighbour_pairs(labels: Any, regions: int) -> Any:
+    """``a * regions + b`` of all pixels side by side in different regions, both ways."""
     height, width = labels.shape
-    count = 0
+    pairs, count = np.empty(4 * labels.size, np.int64), 0
     for y in range(height):
         for x in range(width):
             a = np.int64(labels[y, x])
@@ -157,7 +117,7 @@ def _neighbour_pairs(labels: Any, regions: int, pairs: Any) -> int:
                     b = np.int64(labels[v, u])
                     pairs[count], pairs[count + 1] = a * regions + b, b * regions + a
                     count += 2
-    return count
+    return pairs[:count]
 
 
 # ---------------------------------------------------------------- grouping
@@ -175,7 +135,7 @@ def _normalize(counts: Any, size: int, colors: int, shares: Any) -> None:
 
 
 @compiled
-def _shared(a: Any, b: Any) -> int:
+def _shared(a: Any, b: Any) -> Any:
     total = np.int32(0)
     for i in range(len(a)):
         total += min(a[i], b[i])
@@ -194,20 +154,20 @@ def _similarity(a: int, b: int, features: Any, pixels: int, by: Any) -> Any:
     one, other = shares[rows[a]], shares[rows[b]]
     size = sizes[a] + sizes[b]
     total = 0.0
-    if by[0]:
+    if by.color:
         total += _shared(one[:colors], other[:colors]) / _UNIT
-    if by[1]:
+    if by.texture:
         total += _shared(one[colors:], other[colors:]) / _UNIT
-    if by[2]:
+    if by.size:
         total += 1 - size / pixels
-    if by[3]:
+    if by.fill:
         left, top, right, bottom = _united(boxes[a], boxes[b])
         total += 1 - ((right - left) * (bottom - top) - size) / pixels
     return total
 
 
 @compiled
-def _is_before(queue: Any, pairs: Any, i: int, j: int) -> bool:
+def _is_before(queue: Any, pairs: Any, i: int, j: int) -> Any:
     return queue[i] > queue[j] or (queue[i] == queue[j] and pairs[i] < pairs[j])
 
 
@@ -244,7 +204,7 @@ def _pop(queue: Any, pairs: Any, count: int) -> Any:
 
 
 @compiled
-def _current(merged: Any, region: int) -> int:
+def _current(merged: Any, region: Any) -> Any:
     """The region that a former region is now part of."""
     while merged[region] != region:
         merged[region] = merged[merged[region]]
@@ -308,7 +268,7 @@ def _group(boxes: Any, sizes: Any, counts: Any, colors: int, starts: Any, known:
                 queue, pairs = _push(queue, pairs, count, similarity, np.int64(b) * total + a)
                 count += 1
     for region in range(n, total):
-        pair = np.int64(-1)
+        pair: Any = np.int64(-1)
         while pair < 0 or merged[pair // total] != pair // total or merged[pair % total] != pair % total:
             pair = _pop(queue, pairs, count)
             count -= 1
@@ -320,3 +280,52 @@ def _group(boxes: Any, sizes: Any, counts: Any, colors: int, starts: Any, known:
             similarity = _similarity(c, region, features, pixels, by)
             queue, pairs = _push(queue, pairs, count, similarity, np.int64(c) * total + region)
             count += 1
+
+
+# ---------------------------------------------------------------- what others call
+
+
+@compiled
+def pixel_bins(image: UInt8[np.ndarray, "h w c"], blurred: Float32[np.ndarray, "h w c"]) -> PixelBins:
+    """Bins of an image's pixels: 25 per color channel; 10 per channel and orientation of the blurred image's gradient.
+
+    The paper leaves the range of gradients open. Here it is that of the channel in this image.
+    """
+    height, width, channels = image.shape
+    colors = np.empty((height * width, channels), np.uint8)
+    for y in range(height):
+        for x in range(width):
+            for channel in range(channels):
+                colors[y * width + x, channel] = np.int64(image[y, x, channel]) * _COLOR_BINS // 256
+    textures = np.empty((height * width, channels * _AXES), np.int8)
+    _texture_bins(blurred, textures)
+    return PixelBins(colors, textures)
+
+
+@compiled
+def regions_of(labels: Int32[np.ndarray, "h w"], bins: PixelBins) -> Regions:
+    """Features of the segments of an image, which are numbered from 0."""
+    count = labels.max() + 1
+    colors, textures = bins.colors.shape[1] * _COLOR_BINS, 2 * bins.textures.shape[1] * _TEXTURE_BINS
+    boxes, sizes = np.empty((count, 4), np.int32), np.zeros(count, np.int32)
+    counts = np.zeros((count, colors + textures), np.int32)
+    _count_pixels(labels, bins.colors, bins.textures, boxes, sizes, counts)
+    pairs = np.unique(_neighbour_pairs(labels, count))
+    starts, neighbours = np.zeros(count + 1, np.int64), np.empty(len(pairs), np.int32)
+    for i in range(len(pairs)):
+        starts[pairs[i] // count + 1] += 1
+        neighbours[i] = pairs[i] % count
+    for region in range(count):
+        starts[region + 1] += starts[region]
+    return Regions(labels.size, boxes, sizes, counts, colors, starts, neighbours)
+
+
+@compiled
+def group(regions: Regions, by: Similarities) -> Int32[np.ndarray, "n2 4"]:
+    """Boxes of all regions of the hierarchy: those of the segmentation, then the merged ones, the whole image last."""
+    n = len(regions.sizes)
+    boxes, sizes = np.empty((2 * n - 1, 4), np.int32), np.empty(2 * n - 1, np.int32)
+    boxes[:n], sizes[:n] = regions.boxes, regions.sizes
+    counts = regions.counts.copy()
+    _group(boxes, sizes, counts, regions.colors, regions.starts, regions.neighbours, regions.pixels, by)
+    return boxes

@@ -18,11 +18,13 @@ OLD_ENGINE: Mapping[str, object] = {"engine": "opencv"}
 """What stores without the setting were made with."""
 
 _SIGMA, _MIN_SIZE = 0.8, 100  # blur of the images that are segmented; pixels of a segment
-_TOLERANCES: Mapping[SearchMode, tuple[int, ...]] = {"fast": (150, 300, 450), "quality": (150, 300, 450, 600, 750)}
-_COLORED, _PLAIN = ("color", "texture", "size", "fill"), ("texture", "size", "fill")
-_GROUPINGS: Mapping[SearchMode, tuple[tuple[str, ...], ...]] = {
-    "fast": (_COLORED, _PLAIN),
-    "quality": (_COLORED, _PLAIN, ("fill",), ("size",)),
+_TOLERANCES: Mapping[SearchMode, tuple[float, ...]] = {
+    "fast": (150.0, 300.0, 450.0),
+    "quality": (150.0, 300.0, 450.0, 600.0, 750.0),
+}
+_GROUPINGS: Mapping[SearchMode, tuple[str, ...]] = {  # similarities that are added, by their first letters
+    "fast": ("ctsf", "tsf"),
+    "quality": ("ctsf", "tsf", "f", "s"),
 }
 
 
@@ -64,13 +66,14 @@ def region_boxes(bgr: UInt8[np.ndarray, "h w 3"], mode: SearchMode) -> Int[np.nd
     from tag2box.ops import segmentation  # numba takes a while to load
     from tag2box.proposals import grouping
 
+    similarities = [grouping.Similarities(*(letter in by for letter in "ctsf")) for by in _GROUPINGS[mode]]
     found = []
     for image in color_spaces(bgr, mode):
         blurred = cv2.GaussianBlur(image.astype(np.float32), (0, 0), _SIGMA).reshape(image.shape)
         edges, bins = segmentation.grid_edges(blurred), grouping.pixel_bins(image, blurred)
         for k in _TOLERANCES[mode]:
             regions = grouping.regions_of(segmentation.segment(edges, k, _MIN_SIZE), bins)
-            found += [grouping.group(regions, by) for by in _GROUPINGS[mode]]
+            found += [grouping.group(regions, by) for by in similarities]
     return np.concatenate(found)
 
 
