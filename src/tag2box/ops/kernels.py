@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tag2box.ops.roi import LookUp, WindowMaxima, Windows, look_ups
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SIX = np.float32(6)
 _ZERO = np.float32(0)
@@ -21,10 +20,10 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 
 
-def compiled(kernel: Callable[_P, _T]) -> Callable[_P, _T]:
+def compiled(kernel: Callable[..., _T]) -> Callable[..., _T]:
     """Compile a kernel on first call, without the GIL, and cache it on disk if there is a writable folder."""
     try:
-        fast: Callable[_P, _T] = numba.njit(nogil=True, cache=True)(kernel)
+        fast: Callable[..., _T] = numba.njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # no writable cache folder
         fast = numba.njit(nogil=True)(kernel)
     return fast

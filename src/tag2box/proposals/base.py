@@ -91,7 +91,7 @@ class ProposalMethod:
     def source(self) -> dict[str, object]:
         """The settings as a store records them; a file is recorded by name and content hash, not by path."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
-        values = {name: value for name, value in values.items() if self.unrecorded.get(name) != value}
+        values = {name: v for name, v in values.items() if name not in self.unrecorded or v != self.unrecorded[name]}
         values["kind"] = Plugin("proposal method").kind_of(self)
         values |= {"uses": self.uses} if self.uses else {}
         return {name: _file_identity(v) if isinstance(v, Path) else v for name, v in values.items()}
