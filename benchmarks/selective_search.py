@@ -50,10 +50,10 @@ def main() -> None:
             best[engine] += found[engine].best
         figures[args.mode][Path(path).name] = row
         print(Path(path).name, row, flush=True)
-    figures[args.mode]["all"] = recalls(best)
+        figures[args.mode]["all"] = recalls(best)
+        if args.out:
+            write_json(args.out, figures)
     print(figures[args.mode]["all"])
-    if args.out:
-        write_json(args.out, figures)
 
 
 def compare(path: Path, split: str | None, count: int, mode: str) -> tuple[dict[str, object], dict[str, Measured]]:

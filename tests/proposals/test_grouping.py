@@ -21,9 +21,15 @@ def scene(height: int, width: int, seed: int, channels: int = 3) -> np.ndarray:
     return (blocks[:height, :width] + rng.integers(0, 30, (height, width, channels))).astype(np.uint8)
 
 
+def gradient(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Differences of the neighbours across and down; of a pixel itself at the borders."""
+    padded = np.pad(image.astype(np.float32), ((1, 1), (1, 1), (0, 0)), mode="edge")
+    across, down = padded[1:-1, 2:] - padded[1:-1, :-2], padded[2:, 1:-1] - padded[:-2, 1:-1]
+    return np.ascontiguousarray(across), np.ascontiguousarray(down)
+
+
 def segmented(image: np.ndarray) -> tuple[np.ndarray, PixelBins, Regions]:
-    soft = image.astype(np.float32)
-    labels, bins = segment(grid_edges(soft), 150.0, 6), pixel_bins(image, soft)
+    labels, bins = segment(grid_edges(image.astype(np.float32)), 150.0, 6), pixel_bins(image, *gradient(image))
     return labels, bins, regions_of(labels, bins)
 
 
@@ -85,7 +91,7 @@ def test_the_twin_that_keeps_masks_agrees(height: int, width: int, by: Similarit
 
 def test_bins_of_pixels() -> None:
     image = np.array([[[0], [255]], [[10], [11]]], np.uint8)
-    bins = pixel_bins(image, image.astype(np.float32))
+    bins = pixel_bins(image, *gradient(image))
     assert bins.colors.ravel().tolist() == [0, 24, 0, 1]
     # Of the first pixel: 255 to the right, 10 down, and on the diagonals 265 and 245, times the root of a half; the
     # steepest is a diagonal of the second, 255 + 244.
@@ -113,5 +119,5 @@ def test_many_neighbours_fit() -> None:
     labels = np.zeros((21, 200), np.int32)
     labels[::2, ::2] = np.arange(1, 1 + 11 * 100).reshape(11, 100)
     image = scene(21, 200, seed=0)
-    found = group(regions_of(labels, pixel_bins(image, image.astype(np.float32))), ALL)
+    found = group(regions_of(labels, pixel_bins(image, *gradient(image))), ALL)
     assert len(found) == 2 * 1101 - 1 and found[-1].tolist() == [0, 0, 200, 21]

@@ -55,27 +55,24 @@ class Regions(NamedTuple):
 
 
 @compiled
-def _slopes(image: Any, y: int, x: int, channel: int) -> Any:
+def _slopes(across: Any, down: Any) -> Any:
     """Gradient along the four axes, of which two are diagonal."""
-    height, width = image.shape[0], image.shape[1]
-    across = image[y, min(x + 1, width - 1), channel] - image[y, max(x - 1, 0), channel]
-    down = image[min(y + 1, height - 1), x, channel] - image[max(y - 1, 0), x, channel]
     return across, down, (across + down) * _DIAGONAL, (across - down) * _DIAGONAL
 
 
 @compiled
-def _texture_bins(image: Any, textures: Any) -> None:
-    height, width, channels = image.shape
+def _texture_bins(across: Any, down: Any, textures: Any) -> None:
+    height, width, channels = across.shape
     for channel in range(channels):
         highest = np.float32(1e-6)
         for y in range(height):
             for x in range(width):
-                for slope in _slopes(image, y, x, channel):
+                for slope in _slopes(across[y, x, channel], down[y, x, channel]):
                     highest = max(highest, abs(slope))
         scale = np.float32(_TEXTURE_BINS) / highest
         for y in range(height):
             for x in range(width):
-                for axis, slope in enumerate(_slopes(image, y, x, channel)):
+                for axis, slope in enumerate(_slopes(across[y, x, channel], down[y, x, channel])):
                     level = min(int(abs(slope) * scale), _TEXTURE_BINS - 1)
                     textures[y * width + x, channel * _AXES + axis] = level if slope > 0 else -level
 
@@ -286,8 +283,10 @@ def _group(boxes: Any, sizes: Any, counts: Any, colors: int, starts: Any, known:
 
 
 @compiled
-def pixel_bins(image: UInt8[np.ndarray, "h w c"], blurred: Float32[np.ndarray, "h w c"]) -> PixelBins:
-    """Bins of an image's pixels: 25 per color channel; 10 per channel and orientation of the blurred image's gradient.
+def pixel_bins(
+    image: UInt8[np.ndarray, "h w c"], across: Float32[np.ndarray, "h w c"], down: Float32[np.ndarray, "h w c"]
+) -> PixelBins:
+    """Bins of an image's pixels: 25 per color channel; 10 per channel and orientation of the gradient across and down.
 
     The paper leaves the range of gradients open. Here it is that of the channel in this image.
     """
@@ -298,7 +297,7 @@ def pixel_bins(image: UInt8[np.ndarray, "h w c"], blurred: Float32[np.ndarray, "
             for channel in range(channels):
                 colors[y * width + x, channel] = np.int64(image[y, x, channel]) * _COLOR_BINS // 256
     textures = np.empty((height * width, channels * _AXES), np.int8)
-    _texture_bins(blurred, textures)
+    _texture_bins(across, down, textures)
     return PixelBins(colors, textures)
 
 

@@ -70,7 +70,9 @@ def region_boxes(bgr: UInt8[np.ndarray, "h w 3"], mode: SearchMode) -> Int[np.nd
     found = []
     for image in color_spaces(bgr, mode):
         blurred = cv2.GaussianBlur(image.astype(np.float32), (0, 0), _SIGMA).reshape(image.shape)
-        edges, bins = segmentation.grid_edges(blurred), grouping.pixel_bins(image, blurred)
+        # The paper's derivative of a Gaussian; blurring the image too recalled fewer objects of voc07-mini.
+        across, down = (cv2.Scharr(image, cv2.CV_32F, *d).reshape(image.shape) for d in ((1, 0), (0, 1)))
+        edges, bins = segmentation.grid_edges(blurred), grouping.pixel_bins(image, across, down)
         for k in _TOLERANCES[mode]:
             regions = grouping.regions_of(segmentation.segment(edges, k, _MIN_SIZE), bins)
             found += [grouping.group(regions, by) for by in similarities]
