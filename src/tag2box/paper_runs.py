@@ -8,7 +8,7 @@ scales, lambda, thresholds and K are the paper's (section 5.1). Not stated in th
 - a background column in the MIL head, weight 3 of stage 1, L_reg over all proposals: likewise, because the published
   figures come from it;
 - dropout of 0.5 after each linear layer, for the ResNets as for VGG16;
-- selective search: OpenCV's fast mode, at most 2,000 boxes, none with a side below 20 pixels;
+- selective search: the fast mode of OpenCV's definition, at most 2,000 boxes, none with a side below 20 pixels;
 - test scales: also 800, and horizontal flips;
 - MCG for the figures of its table 3b ("We use MCG for the rest of the experiments").
 

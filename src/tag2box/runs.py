@@ -6,6 +6,7 @@ What a run is trained on is recorded (``tag2box.identity``), compared and, if it
 import os
 import platform
 import shutil
+import tomllib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -135,7 +136,11 @@ def read_config(folder: Path) -> recipes.Config:
         raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
         )
-    return settings.load(recipes.Config, [path])
+    config = settings.load(recipes.Config, [path])
+    # The file of a run has every setting: one that is missing is younger than the run.
+    written = tomllib.loads(path.read_text(encoding="utf-8")).get("proposals", {})
+    older = {name: value for name, value in config.proposals.unrecorded.items() if name not in written}
+    return replace(config, proposals=replace(config.proposals, **older)) if older else config  # type: ignore[arg-type]
 
 
 def load_run(folder: Path) -> TrainedRun:

@@ -259,6 +259,7 @@ def test_a_photo_cut_short_stops_training_unless_bad_ones_are_skipped(small):
         (None, SelectiveSearch(), SelectiveSearch()),  # no store yet
         (SelectiveSearch(short_side=50), SelectiveSearch(), SelectiveSearch(short_side=50)),
         (EdgeBoxes(short_side=50), SelectiveSearch(), EdgeBoxes(short_side=50)),
+        (SelectiveSearch(engine="opencv"), SelectiveSearch(), SelectiveSearch(engine="opencv")),
     ],
 )
 def test_a_store_decides_how_new_photos_are_searched(tmp_path, made, recipe, becomes):
@@ -273,3 +274,11 @@ def test_a_recipe_for_brought_boxes_does_not_become_one_for_others(tmp_path):
         UserError, match=r"holds selective_search boxes, but the settings expect MCG boxes; import those, or"
     ):
         match_store_method(Config(proposals=Imported()), tmp_path / "store")
+
+
+def test_a_run_older_than_a_setting_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+    text = settings.dump(Config(proposals=SelectiveSearch()))
+    for name, written, engine in (("new", text, "tag2box"), ("old", text.replace('engine = "tag2box"', ""), "opencv")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(written)
+        assert read_config(tmp_path / name).proposals == SelectiveSearch(engine=engine)  # type: ignore[arg-type]

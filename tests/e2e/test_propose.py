@@ -70,6 +70,7 @@ def test_photos_become_a_store_and_the_next_command_is_printed(folder: Path, tmp
     assert hint == f"next: tag2box detect RUN {folder} --proposals {tmp_path / 's'} --draw drawn"
     assert store.source == {
         "kind": "selective_search", "short_side": None, "max_boxes": 30, "min_side": 4, "mode": "fast", "seed": 0,
+        "engine": "tag2box",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
+from tag2box.data.scenes import Scenes
 from tag2box.images import read_photo
 from tag2box.proposals.base import FoundBoxes
 from tag2box.proposals.combined import (
@@ -116,10 +117,17 @@ OTHER = {
 
 
 def test_every_setting_has_an_effect() -> None:
-    assert {field.name for field in fields(Combined)} == {*OTHER, "kind"}
+    assert {field.name for field in fields(Combined)} == {*OTHER, "kind", "engine"}
     before = SMALL(as_image(tile())).boxes
     for name, value in OTHER.items():
         assert not torch.equal(before, replace(SMALL, **{name: value})(as_image(tile())).boxes), name
+
+
+def test_the_engine_of_selective_search_has_an_effect() -> None:
+    image = torch.from_numpy(Scenes().draw("train", 3).image).permute(2, 0, 1)
+    base = Combined(short_side=112, sources=("selective_search",), source_boxes=1000, thinning=1.0)
+    ours, theirs = (set(map(tuple, replace(base, engine=e)(image).boxes.tolist())) for e in ("tag2box", "opencv"))
+    assert ours != theirs and len(ours & theirs) > 0.8 * len(theirs)
 
 
 # ---------------------------------------------------------------- thinning

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tag2box.annotations import Truth
+from tag2box.annotations import Photo, Truth
 from tag2box.data.scenes import Scenes
+from tag2box.errors import UserError
+from tag2box.images import read_photo
+from tag2box.parallel.pool import LocalPool
+from tag2box.proposals.base import method_from_source
+from tag2box.proposals.build import build_proposals
 from tag2box.proposals.recall import measure_recall
 from tag2box.proposals.selective_search import SelectiveSearch
 
@@ -52,16 +59,15 @@ def test_the_cap_takes_the_first_of_a_longer_list(image: torch.Tensor) -> None:
     assert len(everything) > 60 and torch.equal(everything[:60], SEARCH(image).boxes)
 
 
-OTHER = {"mode": "quality", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1}
+OTHER = {"mode": "quality", "engine": "opencv", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1}
 
 
 def test_every_setting_has_an_effect(image: torch.Tensor) -> None:
     assert {f.name for f in fields(SelectiveSearch)} == {*OTHER, "kind"}
-    small = torch.nn.functional.interpolate(image[None].float(), (64, 75))[0].to(torch.uint8)
-    base = SelectiveSearch(short_side=64, min_side=8, max_boxes=40)
-    before = base(small).boxes
+    base = SelectiveSearch(short_side=112, min_side=16, max_boxes=400)
+    before = base(image).boxes
     for name, value in OTHER.items():
-        assert not torch.equal(before, replace(base, **{name: value})(small).boxes), name
+        assert not torch.equal(before, replace(base, **{name: value})(image).boxes), name
 
 
 def test_a_working_resolution_still_gives_boxes_of_the_original(image: torch.Tensor) -> None:
@@ -84,8 +90,70 @@ def test_the_result_is_a_shuffle_of_what_opencv_finds(image: torch.Tensor) -> No
             kept.add(tuple(corners.tolist()))
     order = np.random.default_rng(7).permutation(len(kept))
     expected = [sorted(kept)[i] for i in order]
-    found = replace(SEARCH, seed=7, max_boxes=None)(image).boxes
+    found = replace(SEARCH, engine="opencv", seed=7, max_boxes=None)(image).boxes
     assert [tuple(box) for box in found.tolist()] == expected
+
+
+@pytest.mark.parametrize("mode", ["fast", "quality"])
+def test_most_boxes_are_those_of_opencv(image: torch.Tensor, mode: str) -> None:
+    """Same images, tolerances and similarities; only the gradients of the texture histogram differ."""
+    bgr = image.permute(1, 2, 0).numpy()[..., ::-1].copy()
+    ours, theirs = (
+        set(map(tuple, SelectiveSearch(mode=mode, engine=engine).search(bgr, 0).corners.tolist()))
+        for engine in ("tag2box", "opencv")
+    )
+    assert len(ours & theirs) > 0.8 * len(theirs) and abs(len(ours) - len(theirs)) < 0.1 * len(theirs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 2), (30, 40)])
+@pytest.mark.parametrize("mode", ["fast", "quality"])
+def test_tiny_grey_and_constant_images_give_the_whole_image(shape: tuple[int, int], mode: str) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (*shape, 1), np.uint8).repeat(3, axis=2)
+    for bgr in (grey, np.zeros_like(grey), np.full_like(grey, 255)):
+        found = SelectiveSearch(mode=mode).search(bgr, 0).corners
+        assert (found == [0, 0, shape[1], shape[0]]).all(1).any()
+        assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [shape[1], shape[0]]).all()
+
+
+def _boxes(index: int) -> list[list[float]]:
+    boxes: list[list[float]] = SEARCH(_scene(index)).boxes.tolist()
+    return boxes
+
+
+def _lost(index: int, number: int) -> list[list[float]]:
+    return []
+
+
+@pytest.mark.slow
+def test_other_processes_find_the_same_boxes() -> None:
+    found = dict(LocalPool(2)(_boxes, [0, 1], lost=_lost))
+    assert found == {0: _boxes(0), 1: _boxes(1)}
+
+
+# ---------------------------------------------------------------- stores of before
+
+
+OLD_SOURCE = {
+    "kind": "selective_search", "short_side": 200, "max_boxes": 2000, "min_side": 20, "mode": "fast", "seed": 0,
+}  # fmt: skip
+
+
+def test_a_store_without_an_engine_is_one_of_opencv() -> None:
+    old, new = method_from_source(OLD_SOURCE), SelectiveSearch(short_side=200)
+    assert old == replace(new, engine="opencv") and old.source() == OLD_SOURCE
+    assert new.source() == {**OLD_SOURCE, "engine": "tag2box"}
+    assert method_from_source(new.source()) == new
+
+
+def test_an_old_store_is_completed_as_it_was_begun_and_never_mixed(tmp_path: Path) -> None:
+    Image.fromarray(Scenes().draw("train", 0).image).save(tmp_path / "a.png")
+    photo, method = Photo("a", tmp_path / "a.png", 224, 192), replace(SEARCH, engine="opencv")
+    stored = build_proposals([photo], method, tmp_path / "store", read=read_photo, workers=1)
+    assert "engine" not in stored.source  # as written by versions without the setting
+    with pytest.raises(UserError, match=r'store: made with engine "opencv", not "tag2box"; remove it, or name another'):
+        build_proposals([photo], SEARCH, tmp_path / "store", read=read_photo, workers=1)
+    again = build_proposals([photo], method_from_source(stored.source), tmp_path / "store", read=read_photo, workers=1)
+    assert torch.equal(again.boxes("a"), stored.boxes("a"))
 
 
 def test_it_finds_the_objects_of_generated_scenes() -> None:

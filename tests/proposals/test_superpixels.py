@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
+from tag2box.data.scenes import Scenes
 from tag2box.ops.superpixels import Superpixels, straddling
 
 CUT = Superpixels(min_size=10)
@@ -66,3 +68,13 @@ def test_every_setting_matters(change: dict[str, float]) -> None:
     rows, cols = torch.meshgrid(torch.arange(80), torch.arange(100), indexing="ij")
     image = torch.stack([(rows // 9 * 37 + cols // 13 * 51) % 256, rows * 3 % 256, cols * 2 % 256]).to(torch.uint8)
     assert CUT(image).tolist() != replace(CUT, **change)(image).tolist()
+
+
+def test_they_are_those_of_opencv() -> None:
+    """Runs of before and after a change of the segmentation must compare."""
+    image = torch.from_numpy(Scenes().draw("train", 2).image).permute(2, 0, 1)
+    bgr = image.permute(1, 2, 0).numpy()[..., ::-1].copy()
+    theirs = cv2.ximgproc.segmentation.createGraphSegmentation(CUT.sigma, CUT.scale, CUT.min_size).processImage(bgr)
+    ours = CUT(image)
+    pairs = np.unique(np.stack([ours.ravel(), theirs.ravel()]), axis=1).shape[1]
+    assert pairs == len(np.unique(ours)) == len(np.unique(theirs)) > 5

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tag2box.ops.roi import LookUp, WindowMaxima, Windows, look_ups
 
+_T = TypeVar("_T")
 _SIX = np.float32(6)
 _ZERO = np.float32(0)
 _LANES = 8  # channels side by side: one cache line
@@ -19,12 +20,13 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 
 
-def compiled(kernel: Callable[..., None]) -> Callable[..., None]:
+def compiled(kernel: Callable[..., _T]) -> Callable[..., _T]:
     """Compile a kernel on first call, without the GIL, and cache it on disk if there is a writable folder."""
     try:
-        return numba.njit(nogil=True, cache=True)(kernel)
+        fast: Callable[..., _T] = numba.njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # no writable cache folder
-        return numba.njit(nogil=True)(kernel)
+        fast = numba.njit(nogil=True)(kernel)
+    return fast
 
 
 def _in_threads(work: Callable[[int, int], None], count: int, block: int = 1) -> None:

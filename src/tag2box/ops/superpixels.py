@@ -73,7 +73,7 @@ def _shared(superpixel: Superpixel, edges: Int[np.ndarray, "P 4"]) -> Int[np.nda
 
 @dataclass(frozen=True, kw_only=True)
 class Superpixels:
-    """Graph segmentation by OpenCV. Used only if the criterion requires bottom-up evidence (WSOD2)."""
+    """Graph segmentation. Used only if the criterion requires bottom-up evidence (WSOD2)."""
 
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 400
     """Short side to which larger photos are reduced before segmentation; None segments them at full size."""
@@ -95,9 +95,11 @@ class Superpixels:
         Args:
             size: width and height of the photo if ``image`` is a smaller copy of it.
         """
+        from tag2box.ops import segmentation  # numba takes a while to load
+
         working = self.working_size(size or (image.shape[2], image.shape[1]))
         bgr = np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1])
         if (bgr.shape[1], bgr.shape[0]) != working:
             bgr = np.asarray(cv2.resize(bgr, working, interpolation=cv2.INTER_AREA))
-        cut = cv2.ximgproc.segmentation.createGraphSegmentation(self.sigma, self.scale, self.min_size)
-        return np.asarray(cut.processImage(bgr), np.int32).reshape(working[1], working[0])
+        blurred = np.asarray(cv2.GaussianBlur(bgr.astype(np.float32), (0, 0), self.sigma))
+        return segmentation.segment(segmentation.grid_edges(blurred), self.scale, self.min_size)

@@ -67,6 +67,9 @@ class ProposalMethod:
 
     kind: str = ""
     uses: ClassVar[str] = ""  # boxes or masks that the method was trained on: named wherever its results are shown
+    unrecorded: ClassVar[Mapping[str, object]] = {}
+    """Settings that are younger than some stores, with the values that those were made with. Such a value is not
+    recorded, so that an old store and one made alike have the same source; a store without the setting has it."""
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = None
     """Short side to which photos are resized for the search; None searches them at full size."""
     max_boxes: Annotated[int, Field(ge=1)] | None = 2000
@@ -88,6 +91,7 @@ class ProposalMethod:
     def source(self) -> dict[str, object]:
         """The settings as a store records them; a file is recorded by name and content hash, not by path."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        values = {name: v for name, v in values.items() if name not in self.unrecorded or v != self.unrecorded[name]}
         values["kind"] = Plugin("proposal method").kind_of(self)
         values |= {"uses": self.uses} if self.uses else {}
         return {name: _file_identity(v) if isinstance(v, Path) else v for name, v in values.items()}
@@ -143,7 +147,7 @@ def method_from_source(source: ProposalSource) -> ProposalMethod:
     cls = _method_class(kind)
     hints = get_type_hints(cls, include_extras=True)
     known = {field.name for field in fields(cls) if field.init} - {"kind"}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(cls.unrecorded)
     for name, value in source.items():
         if name in {"kind", "uses"}:
             continue
@@ -158,6 +162,15 @@ def method_from_source(source: ProposalSource) -> ProposalMethod:
             raise UserError(f"made with {name} {json.dumps(value)}, which {kind} does not accept") from None
     method: ProposalMethod = cls(**values)
     return method
+
+
+def unrecorded_settings(source: ProposalSource) -> Mapping[str, object]:
+    """Settings that a source of this kind leaves out, with their values; none if the kind is unknown."""
+    try:
+        settings: Mapping[str, object] = _method_class(str(source.get("kind"))).unrecorded
+    except UserError:
+        return {}
+    return settings
 
 
 def _method_class(kind: str) -> Any:

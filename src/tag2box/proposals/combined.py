@@ -1,9 +1,9 @@
 """Combined proposals: selective search, stable regions, blobs and windows, for small things and faint textures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import cv2
 import numpy as np
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tag2box.ops.boxes import nms
 from tag2box.proposals.base import Candidates, FoundBoxes, ProposalMethod
-from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.proposals.selective_search import OLD_ENGINE, SearchEngine, SelectiveSearch
 
 SourceName = Literal["selective_search", "equalized", "mser", "blobs", "windows"]
 SOURCES: tuple[SourceName, ...] = get_args(SourceName)
@@ -47,6 +47,7 @@ class Combined(ProposalMethod):
     """
 
     kind: Literal["combined"] = "combined"
+    unrecorded: ClassVar[Mapping[str, object]] = OLD_ENGINE
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     max_boxes: Annotated[int, Field(ge=1)] | None = 1500
@@ -63,11 +64,13 @@ class Combined(ProposalMethod):
     """NMS threshold within a source: boxes with a higher IoU than this are the same; 1 keeps all."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the shuffle of the sources that do not rank their boxes."""
+    engine: SearchEngine = "tag2box"
+    """Implementation of selective search: our own, or OpenCV's, which takes several times as long."""
 
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """The boxes of all sources in turn; the score is the reciprocal of the turn."""
         floor = max(min_side, self.min_share * min(bgr.shape[:2]))
-        image = Channels(bgr)
+        image = Channels(bgr, self.engine)
         found = [self._thinned(_FIND[source](image, self.seed), floor) for source in self.sources]
         turns = np.concatenate([np.arange(len(boxes)) for boxes in found])
         corners = np.concatenate(found)
@@ -99,9 +102,10 @@ def thin(
 
 @dataclass(frozen=True)
 class Channels:
-    """An image, and the forms of it that the sources search; each is computed once."""
+    """An image, the forms of it that the sources search, each computed once, and how selective search does."""
 
     bgr: UInt8[np.ndarray, "h w 3"]
+    engine: SearchEngine = "tag2box"
 
     @cached_property
     def lab(self) -> Float[np.ndarray, "h w 3"]:
@@ -135,11 +139,11 @@ class Channels:
 
 
 def _selective_search(image: Channels, seed: int) -> FoundBoxes:
-    return _shuffled(SelectiveSearch().search(image.bgr, 0.0).corners, seed)
+    return _shuffled(SelectiveSearch(engine=image.engine).search(image.bgr, 0.0).corners, seed)
 
 
 def _equalized(image: Channels, seed: int) -> FoundBoxes:
-    return _shuffled(SelectiveSearch().search(image.equalized, 0.0).corners, seed)
+    return _shuffled(SelectiveSearch(engine=image.engine).search(image.equalized, 0.0).corners, seed)
 
 
 def _mser(image: Channels, seed: int) -> FoundBoxes:

@@ -22,8 +22,9 @@ from tag2box.annotations import Photo
 from tag2box.errors import UserError
 from tag2box.models.mobile_sam import MASK_STRIDE, STRIDE, MobileSam, Prompts, box_prompts, mobile_sam, point_prompts
 from tag2box.ops.boxes import clip, iou, mask_boxes, nms
-from tag2box.proposals import base, selective_search
+from tag2box.proposals import base
 from tag2box.proposals.importers import match_ids, proposal_files
+from tag2box.proposals.selective_search import OLD_ENGINE, SearchEngine, SelectiveSearch
 from tag2box.proposals.store import ProposalStore
 
 SA_1B = "SA-1B masks"
@@ -120,6 +121,7 @@ class Sam(base.ProposalMethod):
 
     kind: Literal["sam"] = "sam"
     uses: ClassVar[str] = SA_1B
+    unrecorded: ClassVar[Mapping[str, object]] = OLD_ENGINE
     long_side: Annotated[int, Field(ge=64, le=2048)] = 512
     """Long side to which photos are resized; the network was trained on 1024, which takes five times as long."""
     points: Annotated[int, Field(ge=1, le=64)] = 12
@@ -130,6 +132,8 @@ class Sam(base.ProposalMethod):
     """Of two masks' boxes with a higher IoU, the better one is kept."""
     selective_search: bool = True
     """Add the boxes to those of selective search, fast, on a copy with a short side of 200 pixels."""
+    engine: SearchEngine = "tag2box"
+    """Implementation of selective search: our own, or OpenCV's, which takes several times as long."""
     short_side: int | None = field(default=None, init=False)  # replaced by long_side
 
     def ready(self) -> None:
@@ -149,7 +153,7 @@ class Sam(base.ProposalMethod):
         boxes, scores = [found.boxes], [found.quality]
         if self.selective_search:
             smallest = math.floor(min_side)
-            search = selective_search.SelectiveSearch(short_side=200, max_boxes=None, min_side=smallest)
+            search = SelectiveSearch(short_side=200, max_boxes=None, min_side=smallest, engine=self.engine)
             regions = search(image)
             boxes, scores = [*boxes, regions.boxes], [*scores, regions.scores]
         return base.FoundBoxes(torch.cat(boxes).double().numpy(), torch.cat(scores).double().numpy())

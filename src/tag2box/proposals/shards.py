@@ -16,7 +16,7 @@ import torch
 
 from tag2box import io, storage
 from tag2box.errors import UserError, printable
-from tag2box.proposals.base import Candidates, ProposalSource
+from tag2box.proposals.base import Candidates, ProposalSource, unrecorded_settings
 from tag2box.proposals.store import StoreEntry
 
 _SOURCE_FILE = "source.json"
@@ -114,6 +114,8 @@ def source_difference(there: object, wanted: ProposalSource) -> str:
     """The first setting in which two sources differ, for an error message."""
     if not isinstance(there, dict):
         return "its settings are unreadable"
+    if there.get("kind") == wanted.get("kind"):
+        there, wanted = (dict(unrecorded_settings(wanted)) | dict(source) for source in (there, wanted))
     key = next(key for key in [*wanted, *there] if there.get(key) != wanted.get(key))
     return printable(f"made with {key} {json.dumps(there.get(key))}, not {json.dumps(wanted.get(key))}")
 
