@@ -9,25 +9,33 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 from tag2box import annotations, errors, recipes, settings, storage
+from tag2box.labels.labelled import LabelledPhotos
 from tag2box.models.detector import Detector
 from tag2box.proposals.store import ProposalStore
+from tag2box.student.network import StudentModule
+from tag2box.student.student_training import StudentConfig
 from tag2box.training.feature_cache import weights_digest
+
+AnyConfig = recipes.Config | StudentConfig
+"""The settings of a run: of `tag2box train`, or of a student."""
 
 RUN_FILE = "run.json"
 PHOTOS_FILE = "photos.json"
 
-_FREE = {"compute.device", "compute.memory", "feature_cache_gb", "loader.workers", "plan.checkpoint_every",
+_FREE = {"compute.device", "compute.memory", "device", "feature_cache_gb", "loader.workers", "plan.checkpoint_every",
          "plan.keep_checkpoints", "plan.log_every"}  # fmt: skip
 """Settings that may change while a run is trained: where and how fast it is computed, not what."""
 _PATHS = {
     "name",
     "feature_cache",
+    "labels",
+    "photos",
     *(f"data.{field.name}" for field in fields(recipes.Data) if field.name != "skip_bad"),
 }
 _SHA256 = "sha256:"
@@ -71,6 +79,12 @@ class RunIdentity:
         return cls(_flat_settings(config), photos.classes, weights, photo_identities(photos, store))
 
     @classmethod
+    def of_student(cls, config: StudentConfig, labels: LabelledPhotos, network: StudentModule) -> Self:
+        """The identity of a student run that starts now; its labels take the place of proposals."""
+        weights = weights_digest("backbone", [network.backbone])
+        return cls(_flat_settings(config), labels.classes, weights, label_identities(labels))
+
+    @classmethod
     def read(cls, folder: Path) -> Self | None:
         """The identity of a run without its photos; None for runs of version 0.1, which recorded none."""
         path = folder / RUN_FILE
@@ -108,7 +122,7 @@ class RunIdentity:
         content = {"format": 1, "settings": dict(self.settings), "classes": self.classes, "digests": digests}
         storage.write_checked_json(folder / RUN_FILE, content)
 
-    def check_settings(self, config: recipes.Config, where: Path) -> None:
+    def check_settings(self, config: AnyConfig, where: Path) -> None:
         """Raise if a setting was changed since the run was started; settings of newer versions are not compared."""
         now = _flat_settings(config)
         for key, before in self.settings.items():
@@ -131,7 +145,7 @@ class RunIdentity:
                 "the tags, or train a new run"
             )
 
-    def check_weights(self, detector: Detector) -> None:
+    def check_weights(self, detector: Detector | StudentModule) -> None:
         """Raise unless a network has the weights that training began with."""
         if weights_digest("backbone", [detector.backbone]) != self.weights:
             raise errors.UserError(
@@ -155,6 +169,22 @@ class RunIdentity:
             raise errors.UserError(
                 f"{config.data.tags}: the photos were in another order when the run was started; {_REMEDY}"
             )
+
+    def check_labels(self, labels: LabelledPhotos, where: Path) -> None:
+        """Raise if photos, tags or boxes of a label set are not those of the run."""
+        now = label_identities(labels, self.photos)
+        if list(now) != list(self.photos):
+            raise errors.UserError(f"{where}: has other photos than when the run was started; {_REMEDY}")
+        for name, photo in now.items():
+            before = self.photos[name]
+            if photo.stamp.sha256 != before.stamp.sha256:
+                raise errors.UserError(
+                    f"{where}: photo {name} is not the one with which the run was started; {_REMEDY}"
+                )
+            if (photo.tags, photo.boxes) != (before.tags, before.boxes):
+                raise errors.UserError(
+                    f"{where}: photo {name} had other tags or boxes when the run was started; {_REMEDY}"
+                )
 
     def _differences(
         self,
@@ -192,6 +222,19 @@ def photo_identities(
     return found
 
 
+def label_identities(
+    labels: LabelledPhotos, known: Mapping[str, PhotoIdentity] | None = None
+) -> dict[str, PhotoIdentity]:
+    """The identity of each photo of a label set, with its tags and boxes."""
+    found = {}
+    for photo in labels.photos:
+        before = (known or {}).get(photo.id)
+        stamp = storage.FileStamp.of(labels.path(photo), before.stamp if before else photo.stamp)
+        tags, boxes = [photo.tags, photo.unsure], [asdict(box) for box in photo.boxes]
+        found[photo.id] = PhotoIdentity(stamp, *(_short([json.dumps(own).encode()]) for own in (tags, boxes)))
+    return found
+
+
 def _boxes_digest(store: ProposalStore, photo_id: str) -> str:
     return _short([store.boxes(photo_id).numpy().tobytes(), store.scores(photo_id).numpy().tobytes()])
 
@@ -204,7 +247,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _flat_settings(config: recipes.Config) -> dict[str, object]:
+def _flat_settings(config: AnyConfig) -> dict[str, object]:
     """Settings by key, without name and paths."""
     flat: dict[str, object] = {}
 
@@ -219,7 +262,7 @@ def _flat_settings(config: recipes.Config) -> dict[str, object]:
     return {key: value for key, value in flat.items() if key not in _PATHS}
 
 
-def pathless(config: recipes.Config) -> recipes.Config:
+def pathless(config: AnyConfig) -> AnyConfig:
     """Settings without name and paths; a file of weights is replaced by the digest of its content."""
     weights = getattr(config.backbone, "weights", None)
     backbone = config.backbone
@@ -228,6 +271,8 @@ def pathless(config: recipes.Config) -> recipes.Config:
         stamp = path.stat()
         named = f"{_SHA256}{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
         backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
+    if isinstance(config, StudentConfig):
+        return replace(config, name="", labels=None, photos=None, backbone=backbone)
     return replace(
         config, name="", data=recipes.Data(skip_bad=config.data.skip_bad), feature_cache=None, backbone=backbone
     )

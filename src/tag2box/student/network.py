@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tag2box.errors import UserError
 from tag2box.models.backbone import Backbone
 from tag2box.ops.losses import at_least_single
 
@@ -114,7 +115,8 @@ class FeaturePyramid(nn.Module):
         super().__init__()
         known = {stride: channels for stride, channels in levels if stride in STRIDES}
         if not known or set(known) != set(STRIDES[: len(known)]):
-            raise ValueError(f"a student needs maps at strides {STRIDES}, or at the first of them; got {levels}")
+            strides = ", ".join(str(stride) for stride, _ in levels)
+            raise UserError(f"backbone: its maps have strides {strides}; a student needs 8, 8 and 16, or 8, 16 and 32")
         self.inputs = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in known.values())
         self.coarser = nn.ModuleList(_conv(width, stride=2) for _ in STRIDES[len(known) :])
         self.smooth = nn.ModuleList(_conv(width) for _ in STRIDES)

@@ -65,14 +65,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class StudentBatches:
-    """The batches of a round."""
+    """The batches of a round; iterations are counted over all rounds."""
 
     photos: Sequence[Photo]
     labels: Sequence[PhotoLabels]
     augmentation: Augmentation
     batch_size: int
     seed: int
-    iterations: int
+    iterations: int  # of a round
     colour: tuple[float, float, float]  # of the space around photos
 
     def order(self, iteration: int) -> list[int]:
@@ -87,7 +87,7 @@ class StudentBatches:
         """The pictures of an iteration, or those of one rank."""
         order, how = self.order(iteration), self.augmentation
         side = how.sides[int(np.random.default_rng([self.seed, iteration]).integers(len(how.sides)))]
-        is_plain = iteration >= (1 - how.plain_end) * self.iterations
+        is_plain = iteration % self.iterations >= (1 - how.plain_end) * self.iterations
         return [
             self._picture(order[place], side, 0.0 if is_plain else how.mosaic, [self.seed, iteration, place])
             for place in (range(len(order)) if part is None else part)
@@ -120,14 +120,16 @@ class StudentBatches:
         decoded = images.load_image(photo, [images.View(max(1, min(size)))])
         pixels = interpolate(decoded.pixels[None].float(), size, mode="bilinear", align_corners=False, antialias=True)
         flip = bool(rng.random() < how.flip)
-        shifts = [int(math.floor(rng.random() * (abs(space - own) + 1))) for space, own in zip(room, size, strict=True)]
+        shifts = [math.floor(rng.random() * (abs(space - own) + 1)) for space, own in zip(room, size, strict=True)]
         top, left = (shift if space >= own else -shift for shift, space, own in zip(shifts, room, size, strict=True))
         canvas = torch.tensor(self.colour).view(3, 1, 1).expand(3, *room).clone()
         shown = pixels[0].flip(2) if flip else pixels[0]
         rows, columns = (
             slice(max(0, at), min(space, at + own)) for at, space, own in zip((top, left), room, size, strict=True)
         )
-        canvas[:, rows, columns] = shown[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+        canvas[:, rows, columns] = shown[
+            :, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+        ]
         factors = (size[1] / photo.width, size[0] / photo.height)
         labels = scaled(self.labels[index], factors, size[1] if flip else None)
         return Picture(canvas, cut_to(moved(labels, left, top), room, how.least_visible))

@@ -1,7 +1,7 @@
 """What a student learns from: labels with weights and regions without a loss; assignment of cells; losses.
 
-Pure functions. Labels of a teacher are noisy, so each has a weight, and where the teacher is in doubt a class is neither
-right nor wrong. Classes that are not tags are certain: they are background everywhere.
+Pure functions. Labels of a teacher are noisy, so each has a weight, and where the teacher is in doubt a class is
+neither right nor wrong. Classes that are not tags are certain: they are background everywhere.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class PhotoLabels:
             torch.cat([part.region_labels for part in parts]),
         )
 
+    def to(self, device: torch.device) -> PhotoLabels:
+        """The same on a device."""
+        columns = (self.boxes, self.labels, self.weights, self.regions, self.region_labels)
+        return PhotoLabels(*(column.to(device) for column in columns))
+
     def __len__(self) -> int:
         return len(self.boxes)
 
@@ -107,9 +112,7 @@ def is_certain(box: LabelBox, noise: Noise, top: Mapping[str, float]) -> bool:
     return not box.is_doubtful and (box.score is None or box.score >= noise.threshold * top[box.name])
 
 
-def prepare_labels(
-    photo: LabelledPhoto, classes: Sequence[str], noise: Noise, top: Mapping[str, float]
-) -> PhotoLabels:
+def prepare_labels(photo: LabelledPhoto, classes: Sequence[str], noise: Noise, top: Mapping[str, float]) -> PhotoLabels:
     """Labels with weights, and regions without a loss, of one photo.
 
     * Certain boxes are labels.
@@ -179,7 +182,7 @@ def assign(
     In the box of a label, all cells have the label's weight for its class, so that a doubtful label says neither
     "object" nor "background" loudly; in a region, its class has no weight, unless the cell belongs to a label.
     """
-    count, classes = probs.shape
+    count = len(probs)
     targets, weights = torch.zeros_like(probs), torch.ones_like(probs)
     within = inside(cells, labels.regions)
     for region, label in enumerate(labels.region_labels.tolist()):
