@@ -15,16 +15,18 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "review_labels", "trust", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
+        "label", "review_labels", "trust", "train_student", "resume_student", "export", "convert", "evaluate", "report",
+        "demo", "diagnose", "load_run",
     ),
     "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
-    "Settings": ("Config", "Data", "RECIPES"),
+    "Settings": ("Config", "Data", "RECIPES", "StudentConfig"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
     "Label sets": (
         "LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule", "read_reviews", "apply_reviews",
         "Reviews", "ReviewedPhoto", "Trust", "TrustRule",
     ),
-    "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod"),
+    "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod",
+                        "StudentSettings"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",
         "Outputs", "LabelerInput", "Labeling", "PseudoBoxes", "PseudoLabels", "Requirements",

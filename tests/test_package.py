@@ -18,8 +18,8 @@ ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
     "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals",
-    "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume", "review_labels", "stats",
-    "train", "trust",
+    "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume", "resume_student",
+    "review_labels", "stats", "train", "train_student", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
@@ -27,7 +27,8 @@ CLASSES = (
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
     "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels", "Requirements", "ReviewedPhoto",
-    "Reviews", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Trust", "TrustRule", "Truth", "UserError",
+    "Reviews", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos", "TerminalProgress", "Trust",
+    "TrustRule", "Truth", "UserError",
 )  # fmt: skip
 
 

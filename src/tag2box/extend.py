@@ -40,6 +40,9 @@ BACKBONES = {
     "vgg16": "tag2box.models.vgg16:Vgg16",
     "resnet_ws": "tag2box.models.resnet_ws:ResNetWs",
 }
+STUDENTS = {
+    "anchor_free": "tag2box.student.network:AnchorFree",
+}
 REGULARIZERS = {
     "plain": "tag2box.models.drop_block:DropBlock",
     "concrete": "tag2box.models.adversary:ConcreteDropBlock",
@@ -105,6 +108,7 @@ GROUPS = {
     "MIL head": MIL_HEADS,
     "loss term": LOSS_TERMS,
     "backbone": BACKBONES,
+    "student": STUDENTS,
     "regularizer": REGULARIZERS,
     "optimizer": OPTIMIZERS,
     "proposal method": PROPOSAL_METHODS,

@@ -15,20 +15,28 @@ from pathlib import Path
 from typing import Any, Self
 
 from tag2box import annotations, errors, recipes, settings, storage
+from tag2box.labels.labelled import LabelledPhotos
 from tag2box.models.detector import Detector
 from tag2box.proposals.store import ProposalStore
+from tag2box.student.network import StudentModule
+from tag2box.student.student_training import StudentConfig
 from tag2box.training.feature_cache import weights_digest
+
+AnyConfig = recipes.Config | StudentConfig
+"""The settings of a run: of `tag2box train`, or of a student."""
 
 RUN_FILE = "run.json"
 PHOTOS_FILE = "photos.json"
 
-_FREE = {"compute.device", "compute.memory", "feature_cache_gb", "loader.workers", "plan.checkpoint_every",
+_FREE = {"compute.device", "compute.memory", "device", "feature_cache_gb", "loader.workers", "plan.checkpoint_every",
          "plan.keep_checkpoints", "plan.log_every"}  # fmt: skip
 """Settings that may change while a run is trained: where and how fast it is computed, not what."""
 _PATHS = {
     "name",
     "feature_cache",
     "warm_start",
+    "labels",
+    "photos",
     *(f"data.{field.name}" for field in fields(recipes.Data) if field.name != "skip_bad"),
 }
 _SHA256 = "sha256:"
@@ -114,6 +122,12 @@ class RunIdentity:
         return cls(flat_settings(config), photos.classes, weights, photo_identities(photos, store), boxes, warm)
 
     @classmethod
+    def of_student(cls, config: StudentConfig, labels: LabelledPhotos, network: StudentModule) -> Self:
+        """The identity of a student run that starts now; its labels take the place of proposals."""
+        weights = weights_digest("backbone", [network.backbone])
+        return cls(flat_settings(config), labels.classes, weights, label_identities(labels))
+
+    @classmethod
     def read(cls, folder: Path) -> Self | None:
         """The identity of a run without its photos; None for runs of version 0.1, which recorded none."""
         path = folder / RUN_FILE
@@ -163,7 +177,7 @@ class RunIdentity:
             content["warm_start"] = asdict(self.warm_start)
         storage.write_checked_json(folder / RUN_FILE, content)
 
-    def check_settings(self, config: recipes.Config, where: Path) -> None:
+    def check_settings(self, config: AnyConfig, where: Path) -> None:
         """Raise if a setting was changed since the run was started; settings of newer versions are not compared."""
         now = flat_settings(config)
         for key, before in self.settings.items():
@@ -186,8 +200,10 @@ class RunIdentity:
                 "the tags, or train a new run"
             )
 
-    def check_sources(self, config: recipes.Config, where: Path) -> None:
+    def check_sources(self, config: AnyConfig, where: Path) -> None:
         """Raise if reviewed boxes or a warm start were added to the settings, or removed from them."""
+        if not isinstance(config, recipes.Config):
+            return
         named = {"data.boxes": (self.boxes, config.data.boxes), "warm_start": (self.warm_start, config.warm_start)}
         for key, (before, now) in named.items():
             if (before is None) != (now is None):
@@ -203,9 +219,14 @@ class RunIdentity:
                 f"{now.photos} photos, then {self.boxes.boxes} in {self.boxes.photos}); {_REMEDY}"
             )
 
-    def check_weights(self, detector: Detector) -> None:
+    def check_weights(self, detector: Detector | StudentModule) -> None:
         """Raise unless a network has the weights that training began with."""
-        if self.warm_start is not None and weights_digest("detector", [detector]) != self.warm_start.weights:
+        warm = self.warm_start
+        if (
+            warm is not None
+            and isinstance(detector, Detector)
+            and weights_digest("detector", [detector]) != warm.weights
+        ):
             raise errors.UserError(
                 "warm_start: its weights are not those with which the run was started; restore them, or train a new run"
             )
@@ -231,6 +252,22 @@ class RunIdentity:
             raise errors.UserError(
                 f"{config.data.tags}: the photos were in another order when the run was started; {_REMEDY}"
             )
+
+    def check_labels(self, labels: LabelledPhotos, where: Path) -> None:
+        """Raise if photos, tags or boxes of a label set are not those of the run."""
+        now = label_identities(labels, self.photos)
+        if list(now) != list(self.photos):
+            raise errors.UserError(f"{where}: has other photos than when the run was started; {_REMEDY}")
+        for name, photo in now.items():
+            before = self.photos[name]
+            if photo.stamp.sha256 != before.stamp.sha256:
+                raise errors.UserError(
+                    f"{where}: photo {name} is not the one with which the run was started; {_REMEDY}"
+                )
+            if (photo.tags, photo.boxes) != (before.tags, before.boxes):
+                raise errors.UserError(
+                    f"{where}: photo {name} had other tags or boxes when the run was started; {_REMEDY}"
+                )
 
     def _differences(
         self,
@@ -268,6 +305,19 @@ def photo_identities(
     return found
 
 
+def label_identities(
+    labels: LabelledPhotos, known: Mapping[str, PhotoIdentity] | None = None
+) -> dict[str, PhotoIdentity]:
+    """The identity of each photo of a label set, with its tags and boxes."""
+    found = {}
+    for photo in labels.photos:
+        before = (known or {}).get(photo.id)
+        stamp = storage.FileStamp.of(labels.path(photo), before.stamp if before else photo.stamp)
+        tags, boxes = [photo.tags, photo.unsure], [asdict(box) for box in photo.boxes]
+        found[photo.id] = PhotoIdentity(stamp, *(_short([json.dumps(own).encode()]) for own in (tags, boxes)))
+    return found
+
+
 def _boxes_digest(store: ProposalStore, photo_id: str) -> str:
     return _short([store.boxes(photo_id).numpy().tobytes(), store.scores(photo_id).numpy().tobytes()])
 
@@ -280,7 +330,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def flat_settings(config: recipes.Config) -> dict[str, object]:
+def flat_settings(config: AnyConfig) -> dict[str, object]:
     """Settings by key, without name and paths."""
     flat: dict[str, object] = {}
 
@@ -295,7 +345,7 @@ def flat_settings(config: recipes.Config) -> dict[str, object]:
     return {key: value for key, value in flat.items() if key not in _PATHS}
 
 
-def pathless(config: recipes.Config) -> recipes.Config:
+def pathless(config: AnyConfig) -> AnyConfig:
     """Settings without name and paths; a file of weights is replaced by the digest of its content."""
     weights = getattr(config.backbone, "weights", None)
     backbone = config.backbone
@@ -304,6 +354,8 @@ def pathless(config: recipes.Config) -> recipes.Config:
         stamp = path.stat()
         named = f"{_SHA256}{_content(path, stamp.st_size, stamp.st_mtime_ns)}"
         backbone = replace(config.backbone, weights=named)  # type: ignore[call-arg]  # a backbone with a field of that name
+    if isinstance(config, StudentConfig):
+        return replace(config, name="", labels=None, photos=None, backbone=backbone)
     return replace(
         config,
         name="",

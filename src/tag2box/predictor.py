@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
@@ -46,8 +46,12 @@ def load(run: str | os.PathLike[str]) -> Predictor:
         print(found.boxes, found.scores, found.names)
     """
     folder = Path(run)
-    loader = next((loader for recognises, loader in _LOADERS if recognises(folder)), RunDetector.load)
-    return Predictor(folder, loader(folder))
+    return Predictor(folder, _detector_of(folder))
+
+
+def _detector_of(folder: Path) -> ImageDetector:
+    opened = runs.open_run(folder)
+    return RunDetector.of(opened) if isinstance(opened, runs.TrainedRun) else opened
 
 
 # ---------------------------------------------------------------- detectors by kind of run
@@ -76,9 +80,8 @@ class RunDetector:
     trained: runs.TrainedRun
 
     @classmethod
-    def load(cls, folder: Path) -> RunDetector:
-        """Load the last checkpoint of a run."""
-        trained = runs.load_run(folder)
+    def of(cls, trained: runs.TrainedRun) -> RunDetector:
+        """The detector of a run, if its proposals can be made here."""
         trained.config.proposals.ready()
         return cls(trained)
 
@@ -118,12 +121,6 @@ class _Proposals:
     def scores(self, photo_id: str, /) -> Float32[torch.Tensor, " P"]:
         """Their scores."""
         return self.candidates.scores
-
-
-_LOADERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], ImageDetector]], ...] = (
-    (runs.has_run, RunDetector.load),
-)
-"""How each kind of folder is recognised and loaded."""
 
 
 # ---------------------------------------------------------------- a model in memory

@@ -8,7 +8,7 @@ import platform
 import shutil
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from tag2box import annotations, errors, extend, images, io, recipes, settings
-from tag2box.identity import RunIdentity, flat_settings
-from tag2box.inference import predict
+from tag2box.identity import AnyConfig, RunIdentity, flat_settings
+from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
@@ -26,6 +26,8 @@ from tag2box.progress import Progress, silent
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
+from tag2box.student.student_detector import StudentDetector
+from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
@@ -54,8 +56,8 @@ class TrainedRun:
         *,
         progress: Progress = silent,
         dist: DistContext = SINGLE_PROCESS,
-        on_photo: predict.OnPhoto | None = None,
-        select: predict.Select | None = None,
+        on_photo: OnPhoto | None = None,
+        select: Select | None = None,
     ) -> dict[str, annotations.Detections]:
         """All detections in some photos by photo id, in this process; ``store`` has their proposals.
 
@@ -63,7 +65,7 @@ class TrainedRun:
             on_photo, select, dist: as of ``run_detector``.
         """
         seen = preselected(self.detector.class_maps, photos, store, self.config.adaptation.keep_boxes)
-        return predict.run_detector(
+        return run_detector(
             self.detector,
             photos,
             seen,
@@ -75,6 +77,54 @@ class TrainedRun:
             on_photo=on_photo,
             select=select,
         )
+
+
+@dataclass(frozen=True)
+class StudentRun:
+    """A student run loaded for inference: it needs no proposals."""
+
+    folder: Path
+    config: StudentConfig
+    classes: tuple[str, ...]
+    detector: torch.nn.Module
+
+    def predict(self, photos: Sequence[annotations.Photo | torch.Tensor]) -> list[annotations.Detections]:
+        """Detections in photos, files or decoded ones (uint8, 3 x H x W), in their own pixels."""
+        return StudentDetector(self.detector, self.classes, self.config.inference).predict(photos)
+
+    def detect(
+        self,
+        photos: Sequence[annotations.Photo],
+        on_photo: OnPhoto | None = None,
+        select: Select | None = None,
+        *,
+        pool: Pool | None = None,
+        dist: DistContext = SINGLE_PROCESS,
+        progress: Progress = silent,
+    ) -> dict[str, annotations.Detections]:
+        """Detections by photo id."""
+        if pool is not None:
+            raise errors.UserError("--on ray: a student run detects here, or under torchrun; leave it out")
+        student = StudentDetector(self.detector, self.classes, self.config.inference)
+        return student.detect(photos, progress=progress, dist=dist, on_photo=on_photo, select=select)
+
+
+AnyRun = TrainedRun | StudentRun
+"""A run loaded for inference."""
+
+
+class NoProposals:
+    """The proposals of a student run: none, in any photo."""
+
+    failed: Mapping[str, str] = {}
+
+    def boxes(self, photo_id: str, /) -> torch.Tensor:
+        """No boxes."""
+        return torch.zeros(0, 4)
+
+    def scores(self, photo_id: str, /) -> torch.Tensor:
+        """No scores."""
+        return torch.zeros(0)
 
 
 def has_run(folder: Path) -> bool:
@@ -121,7 +171,7 @@ def claimed(folder: Path, *, is_main: bool = True) -> Iterator[None]:
                 path.rmdir()
 
 
-def start_run(config: recipes.Config, folder: Path, identity: RunIdentity | None = None) -> None:
+def start_run(config: AnyConfig, folder: Path, identity: RunIdentity | None = None) -> None:
     """Create a run folder with its settings file; an existing run is never overwritten."""
     check_free(folder)
     if identity is not None:
@@ -131,11 +181,22 @@ def start_run(config: recipes.Config, folder: Path, identity: RunIdentity | None
 
 def read_config(folder: Path) -> recipes.Config:
     """The settings that a run was started with."""
+    found = read_any_config(folder)
+    if isinstance(found, StudentConfig):
+        raise errors.UserError(f"{folder}: a student run; expected one of `tag2box train`")
+    return found
+
+
+def read_any_config(folder: Path) -> AnyConfig:
+    """The settings that a run, of `tag2box train` or a student, was started with."""
     path = folder / CONFIG_FILE
     if not path.exists():
         raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
         )
+    first = next((line for line in path.read_text(errors="replace").splitlines() if line and line[0] != "#"), "")
+    if first.replace(" ", "") == 'kind="student"':
+        return settings.load(StudentConfig, [path])
     config = settings.load(recipes.Config, [path])
     # The file of a run has every setting: one that is missing is younger than the run.
     written = tomllib.loads(path.read_text(encoding="utf-8")).get("proposals", {})
@@ -144,21 +205,58 @@ def read_config(folder: Path) -> recipes.Config:
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """Load the detector of a run from its last checkpoint."""
+    """Load the detector of a run of `tag2box train` from its last checkpoint."""
     config = read_config(folder)
-    if not checkpoint.has_checkpoint(folder):
-        raise errors.UserError(f"{folder}: no checkpoint yet; continue it with `tag2box train --out {folder} --resume`")
-    state = check_run(folder, config)
+    state = _loadable(folder, config)
     detector = build_detector(config, len(state.classes), pretrained=False)
+    _load_weights(folder, state, detector)
+    return TrainedRun(folder, config, state.classes, detector.eval())
+
+
+def open_run(folder: Path) -> AnyRun:
+    """Load the detector of any run from its last checkpoint."""
+    config = read_any_config(folder)
+    if not isinstance(config, StudentConfig):
+        return load_run(folder)
+    state = _loadable(folder, config)
+    network = build_student(config, len(state.classes), pretrained=False)
+    _load_weights(folder, state, network)
+    return StudentRun(folder, config, state.classes, network.to(config.torch_device()).eval())
+
+
+def replace_inference(trained: AnyRun, inference: Inference) -> AnyRun:
+    """The run with other settings of inference."""
+    if isinstance(trained, StudentRun):
+        return replace(trained, config=replace(trained.config, inference=inference))
+    return replace(trained, config=replace(trained.config, inference=inference))
+
+
+def inference_of(trained: AnyRun, overrides: Sequence[str]) -> Inference:
+    """The settings of inference of a run, changed as ``--set`` takes them."""
+    return settings.load(type(trained.config), [], list(overrides), base=trained.config).inference
+
+
+def _loadable(folder: Path, config: AnyConfig) -> checkpoint.State:
+    """The state of a run with a checkpoint."""
+    if not checkpoint.has_checkpoint(folder):
+        raise errors.UserError(f"{folder}: no checkpoint yet; continue it with `{_resume_command(folder, config)}`")
+    return check_run(folder, config)
+
+
+def _load_weights(folder: Path, state: checkpoint.State, detector: torch.nn.Module) -> None:
+    """Load the weights of a checkpoint; raises if one is not finite."""
     checkpoint.load_model(folder, state, detector)
     bad = checkpoint.non_finite(detector.state_dict())
     if bad is not None:
         path = folder / state.folder / checkpoint.MODEL
         raise errors.UserError(f"{path}: {bad} is not finite: training diverged; train with a lower plan.optimizer.lr")
-    return TrainedRun(folder, config, state.classes, detector.eval())
 
 
-def check_run(folder: Path, config: recipes.Config) -> checkpoint.State:
+def _resume_command(folder: Path, config: AnyConfig) -> str:
+    return f"tag2box {'student' if isinstance(config, StudentConfig) else 'train'} --out {folder} --resume"
+
+
+def check_run(folder: Path, config: AnyConfig) -> checkpoint.State:
     """The state of a run with a checkpoint; raises if it, the settings and ``run.json`` do not belong together.
 
     Warns if training has not ended.
@@ -171,7 +269,7 @@ def check_run(folder: Path, config: recipes.Config) -> checkpoint.State:
     if state.iteration < config.plan.iterations:
         warnings.warn(
             f"{folder}: trained for {state.iteration} of {config.plan.iterations} iterations; continue with "
-            f"`tag2box train --out {folder} --resume`",
+            f"`{_resume_command(folder, config)}`",
             stacklevel=2,
         )
     return state
@@ -304,6 +402,22 @@ def proposals_of(
         )
     store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
     return store
+
+
+def boxes_of(
+    trained: AnyRun,
+    photos: Sequence[annotations.Photo],
+    folder: Path,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
+    any_store: bool = False,
+    pool: Pool | None = None,
+) -> ProposalStore | NoProposals:
+    """The proposals of some photos for a run, made if they are missing; a student needs none."""
+    if isinstance(trained, StudentRun):
+        return NoProposals()
+    return proposals_of(photos, trained.config, folder, progress, skip_bad=skip_bad, any_store=any_store, pool=pool)
 
 
 def match_store_method(config: recipes.Config, folder: Path) -> recipes.Config:

@@ -42,6 +42,10 @@ COMMANDS = {
         "Generate scenes, train OICR+ and OD-WSCL from their tags, evaluate both, and write an HTML report.",
     ),
     "train": ("tag2box.cli.train:train_command", "Train a detector from photos and image-level tags."),
+    "student": (
+        "tag2box.cli.student:student_command",
+        "Train a small detector without proposals on a label set, in minutes on a CPU.",
+    ),
     "detect": ("tag2box.cli.detect:detect_command", "Detect objects in photos with a trained run."),
     "label": (
         "tag2box.cli.label:label_command",

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, extend, io, recipes, runs, settings
+from tag2box import annotations, errors, extend, io, runs, settings
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import inputs, label_trust, options
 from tag2box.formats import detection_files, export as exports, voc_boxes
@@ -75,7 +74,7 @@ def detect(
         io.check_writable(place, is_folder=form.is_folder)
     if draw is not None:
         io.check_writable(draw, is_folder=True)
-    trained = with_inference(runs.load_run(run), overrides)
+    trained = with_inference(runs.open_run(run), overrides)
     known = None if trust is None else label_trust.read_trust(trust, detector_identity(trained))
     given = inputs.find_inputs(places, split, every, skipped)
     if given.videos and pool is not None:
@@ -144,18 +143,18 @@ def work_folder(out: Path | None, dist: DistContext) -> Iterator[Path | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def with_inference(trained: runs.TrainedRun, overrides: Sequence[str]) -> runs.TrainedRun:
+def with_inference(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRun:
     """The run with other inference settings."""
     other = next((o for o in overrides if not o.strip().startswith("inference.")), None)
     if other is not None:
         raise errors.UserError(
             f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE"
         )
-    return replace(trained, config=settings.load(recipes.Config, [], list(overrides), base=trained.config))
+    return runs.replace_inference(trained, runs.inference_of(trained, overrides))
 
 
 def detect_photos(
-    trained: runs.TrainedRun,
+    trained: runs.AnyRun,
     photos: Sequence[Photo],
     *,
     proposals: Path | None = None,
@@ -186,7 +185,7 @@ def detect_photos(
                     log.open(detector_identity(trained) | dict(selection or {}))
                 is_skipping = skipped is not None
                 how = {"skip_bad": is_skipping, "any_store": any_store or proposals is None}
-                store = runs.proposals_of(photos, trained.config, folder, progress, pool=pool, **how)
+                store = runs.boxes_of(trained, photos, folder, progress, pool=pool, **how)
         except errors.Interrupted:
             if proposals is not None or work is not None:
                 raise
@@ -219,7 +218,7 @@ def detect_photos(
 
 
 def _detect(
-    trained: runs.TrainedRun,
+    trained: runs.AnyRun,
     photos: Sequence[Photo],
     store: annotations.BoxSource,
     on_photo: predict.OnPhoto,
@@ -229,12 +228,14 @@ def _detect(
     dist: DistContext,
     progress: Progress,
 ) -> dict[str, Detections]:
+    if isinstance(trained, runs.StudentRun):
+        return trained.detect(photos, on_photo, select, pool=pool, dist=dist, progress=progress)
     if pool is not None:
         return detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
     return trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 
-def detector_identity(trained: runs.TrainedRun) -> dict[str, object]:
+def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
     """What detections depend on, apart from the photo and its proposals."""
     weights = weights_digest("detector", [trained.detector])
     config = hashlib.sha256(settings.dump(trained.config).encode()).hexdigest()

@@ -120,7 +120,7 @@ TRAIN_METRICS = ("corloc", "errors")
 
 def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, progress: Progress = silent) -> None:
     """Write ``detections.json`` (test) and ``metrics.json`` into a run; CorLoc is that of the training photos."""
-    trained = runs.load_run(run)
+    trained = runs.open_run(run)
     found, extents = _detect(trained, test, progress)
     report: dict[str, object] = {"test": {**test.evaluated(found, TEST_METRICS), "extents": extents}}
     if train is not None:
@@ -179,7 +179,7 @@ def _with_known_rows(
 
 
 def _detect(
-    trained: runs.TrainedRun, data: EvalSet, progress: Progress
+    trained: runs.AnyRun, data: EvalSet, progress: Progress
 ) -> tuple[dict[str, annotations.Detections], dict[str, float | None]]:
     """Detections in some photos, and what the scores of their proposals prefer."""
     if trained.classes != data.truth.classes:
@@ -187,6 +187,8 @@ def _detect(
         raise errors.UserError(
             f"{trained.folder}: the ground truth has {other!r}, which the model was not trained on; leave it out"
         )
+    if isinstance(trained, runs.StudentRun):
+        return trained.detect(data.photos, progress=progress), {}
     config = trained.config
     store = preselected(
         trained.detector.class_maps,

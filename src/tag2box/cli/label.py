@@ -94,7 +94,7 @@ def label(
         labels = tag2box.label(Path("runs/mine"), Path("tags.csv"), Path("labels"))
     """
     check_new(out)
-    trained = runs.load_run(run)
+    trained = runs.open_run(run)
     chosen = _settings(trained, overrides)
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
@@ -111,13 +111,13 @@ def label(
     return made
 
 
-def _settings(trained: runs.TrainedRun, overrides: Sequence[str]) -> LabelSettings:
+def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
     base = LabelSettings(inference=trained.config.inference)
     return settings.load(LabelSettings, [], list(overrides), base=base)
 
 
 def _read(
-    photos: Path | listing.DataSource, trained: runs.TrainedRun, skipped: list[str] | None
+    photos: Path | listing.DataSource, trained: runs.AnyRun, skipped: list[str] | None
 ) -> tuple[Path, TaggedPhotos]:
     """The root of the photos, and the photos with their tags as classes of the run."""
     source = photos if isinstance(photos, listing.DataSource) else listing.DataSource(path=photos)
@@ -147,7 +147,7 @@ def _reviewed(path: Path, tagged: TaggedPhotos, root: Path) -> dict[str, tuple[L
 class _Work:
     """A run and the photos that it labels."""
 
-    trained: runs.TrainedRun
+    trained: runs.AnyRun
     settings: LabelSettings
     root: Path
     photos: TaggedPhotos
@@ -183,9 +183,8 @@ class _Work:
         """The candidates of the tags of some photos, at every score."""
         tags, rule = self.tags(), self.settings.rule
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
-        config = replace(self.trained.config, inference=replace(inference, predict=predict))
         return detecting.detect_photos(
-            replace(self.trained, config=config),
+            runs.replace_inference(self.trained, replace(inference, predict=predict)),
             photos,
             proposals=self.proposals or work.parent / "proposals",
             any_store=self.proposals is None,
@@ -222,8 +221,7 @@ class _Work:
     def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
         folder = self.trained.folder
-        config = replace(self.trained.config, inference=self.settings.inference)
-        identity = detecting.detector_identity(replace(self.trained, config=config))
+        identity = detecting.detector_identity(runs.replace_inference(self.trained, self.settings.inference))
         recorded = folder / "run.json"
         digest = storage.file_digest(recorded) if recorded.exists() else None
         return {

@@ -229,18 +229,18 @@ def choose_relative(rule: LabelRule, photos: Sequence[TwoViews], classes: Sequen
 
 def agreement_of(rule: LabelRule, photos: Sequence[TwoViews], classes: Sequence[str]) -> float:
     """F1 of the labels of the first views against those of the second; 1 if there are none."""
-    matches = total = 0
+    found = total = 0
     for photo in photos:
         first, second = (
             [box for box in label_photo(rule, view, photo.tags, classes) if not box.is_doubtful]
             for view in (photo.first, photo.second)
         )
-        matches += _matches(first, second)
+        found += matches(first, second)
         total += len(first) + len(second)
-    return 2 * matches / total if total else 1.0
+    return 2 * found / total if total else 1.0
 
 
-def _matches(first: Sequence[LabelBox], second: Sequence[LabelBox]) -> int:
+def matches(first: Sequence[LabelBox], second: Sequence[LabelBox]) -> int:
     """Number of boxes matched one to one, greedily from the first's best, each with its nearest of the same class."""
     left = list(second)
     count = 0
@@ -253,3 +253,14 @@ def _matches(first: Sequence[LabelBox], second: Sequence[LabelBox]) -> int:
             left.pop(max(near)[1])
             count += 1
     return count
+
+
+def near_boxes(box: LabelBox, others: Sequence[LabelBox]) -> list[LabelBox]:
+    """Those of the same class with an IoU of at least 0.5."""
+    corners = torch.tensor([other.box for other in others], dtype=torch.float64).reshape(-1, 4)
+    overlaps = iou(torch.tensor([box.box], dtype=torch.float64), corners)[0].tolist()
+    return [
+        other
+        for other, overlap in zip(others, overlaps, strict=True)
+        if overlap >= _MATCH_IOU and other.name == box.name
+    ]

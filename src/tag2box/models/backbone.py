@@ -119,6 +119,22 @@ class Backbone(nn.Module):
         """The modules that ``trunk`` and ``photo_features`` run: those that adaptation trains."""
         return self.trunk_modules()
 
+    def pyramid(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N c h w"], ...]:
+        """Maps at the strides of ``pyramid_levels``, finest first; the sides of photos are multiples of the last one.
+
+        The default is the trunk's map alone.
+        """
+        return (self.trunk(images),)
+
+    @property
+    def pyramid_levels(self) -> tuple[tuple[int, int], ...]:
+        """Stride and channels of each map of ``pyramid``."""
+        return ((self.stride, self.channels),)
+
+    def pyramid_modules(self) -> tuple[nn.Module, ...]:
+        """The modules that ``pyramid`` runs, in order: the first ones are those to freeze."""
+        return self.trunk_modules()
+
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError

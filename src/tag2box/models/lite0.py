@@ -24,6 +24,7 @@ from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
 
 _TRUNK_BLOCKS = 11
+_PYRAMID_STAGES = (3, 5, 7)  # the last stages of strides 8, 16 and 32; the stem is 0
 _BATCH_NORM_EPS = 1e-3
 _CHUNK = 64  # proposals per pass through frozen tail blocks: their maps then stay in the CPU cache
 
@@ -120,6 +121,28 @@ class Lite0Backbone(Backbone):
     def photo_modules(self) -> tuple[nn.Module, ...]:
         """All of it."""
         return (self.stem, self.body, self.tail, self.head)
+
+    def pyramid(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N c h w"], ...]:
+        """The last maps at strides 8, 16 and 32."""
+        x, maps = self.preprocess(images).contiguous(memory_format=torch.channels_last), []
+        for number, stage in enumerate(self.pyramid_modules()):
+            x = stage(x)
+            if number in _PYRAMID_STAGES:
+                maps.append(x)
+        return tuple(maps)
+
+    @property
+    def pyramid_levels(self) -> tuple[tuple[int, int], ...]:
+        """40, 112 and 320 channels."""
+        widths = [state_dict.LITE0_STAGES[number - 1][2] for number in _PYRAMID_STAGES]
+        return tuple(zip((8, 16, 32), widths, strict=True))
+
+    def pyramid_modules(self) -> tuple[nn.Module, ...]:
+        """The stem, then stages 1 to 7."""
+        blocks, ends = [*self.body, *self.tail], [0]
+        for *_, count in state_dict.LITE0_STAGES:
+            ends.append(ends[-1] + count)
+        return (self.stem, *(nn.Sequential(*blocks[first:last]) for first, last in pairwise(ends)))
 
     def neck(self, maps: Float[Tensor, "R 320 s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R 1280"]:
         """Head convolution, ReLU6, mean over cells, dropout."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 from torch.optim import Optimizer
 
 from tag2box import errors, io, storage
@@ -154,13 +155,28 @@ def save(
 
     Raises if a number is not finite, or if the disk is full: the last checkpoint then stays as it is.
     """
-    files = {MODEL: _contiguous(detector.state_dict()), OPTIMIZER: optimizer_tensors(optimizer)}
+    files = {MODEL: contiguous(detector.state_dict()), OPTIMIZER: optimizer_tensors(optimizer)}
     if adversary is not None:
-        files[ADVERSARY] = _contiguous(adversary.net.state_dict())
+        files[ADVERSARY] = contiguous(adversary.net.state_dict())
         files[ADVERSARY_OPTIMIZER] = optimizer_tensors(adversary.optimizer)
+    preprocess = asdict(detector.backbone.preprocess)
+    save_files(run, files, iteration=iteration, classes=classes, preprocess=preprocess, seconds=seconds, keep=keep)
+
+
+def save_files(
+    run: Path,
+    files: Mapping[str, dict[str, torch.Tensor]],
+    *,
+    iteration: int,
+    classes: tuple[str, ...],
+    preprocess: dict[str, object],
+    seconds: float,
+    keep: int = KEEP,
+) -> None:
+    """``save`` for tensors by file name, of which ``MODEL`` is the network that detects."""
     _check_finite(run, files, iteration)
     folder = _new_folder(run, iteration)
-    state = State(iteration, folder.name, classes, asdict(detector.backbone.preprocess), seconds)
+    state = State(iteration, folder.name, classes, preprocess, seconds)
     with _writing(folder):
         with io.replacing_folder(folder) as temporary:
             for name, tensors in files.items():
@@ -248,9 +264,9 @@ def _remove(folder: Path) -> None:
 # ---------------------------------------------------------------- loading
 
 
-def load_model(run: Path, state: State, detector: Detector) -> None:
+def load_model(run: Path, state: State, detector: nn.Module, file: str = MODEL) -> None:
     """Load a checkpoint's weights into a detector of the same shape."""
-    path = run / state.folder / MODEL
+    path = run / state.folder / file
     load_into(detector, read_tensors(path), str(path))
 
 
@@ -290,7 +306,8 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def contiguous(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a module, as safetensors takes them."""
     return {name: value.contiguous() for name, value in state.items()}
 
 

@@ -102,13 +102,13 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
     adversary = optim.AdversaryOptimizer.of(step.adversary) if step.adversary else None
     optimizers = Optimizers(plan.optimizer.build(step.detector), adversary)
     first, seconds = _restore(run, step, optimizers)
-    if first >= plan.iterations and _has_ended(run):
+    if first >= plan.iterations and has_ended(run):
         return
     if first:
         log.write("resume", {"iteration": first})
     began, spikes = time.monotonic() - seconds, SpikeWatch()
     left = range(first, plan.iterations)
-    with _graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
+    with graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
             loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
             done, total = iteration + 1, loss.total.item()
@@ -132,7 +132,7 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
                 ) from (errors.Terminated() if stop() == signal.SIGTERM else None)
     seconds = time.monotonic() - began
-    log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()})
+    log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": peak_memory_mb()})
 
 
 @dataclass
@@ -234,7 +234,7 @@ def _restore(run: Path, step: Step, optimizers: Optimizers) -> tuple[int, float]
     return state.iteration, state.seconds
 
 
-def _has_ended(run: Path) -> bool:
+def has_ended(run: Path) -> bool:
     """Whether the last event is "end": a finished run that is resumed adds nothing."""
     return [event["event"] for event in events.read_events(run)][-1:] == ["end"]
 
@@ -256,7 +256,7 @@ def _save(
 
 
 @contextmanager
-def _graceful_stop() -> Iterator[Callable[[], int]]:
+def graceful_stop() -> Iterator[Callable[[], int]]:
     """The first Ctrl-C, or SIGTERM of a batch system, stops after the current iteration; the second stops at once.
 
     Yields a function that returns the number of the signal, or 0. torchrun forwards the signal that the terminal has
@@ -282,5 +282,6 @@ def _graceful_stop() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def _peak_memory_mb() -> float:
+def peak_memory_mb() -> float:
+    """Largest memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,1 @@
+"""The student: a small detector without proposals, trained on a label set."""
