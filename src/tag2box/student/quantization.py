@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING
 from tag2box import errors
 from tag2box.annotations import Photo
 from tag2box.progress import Progress, silent
-from tag2box.student.onnx_export import (
+from tag2box.student.onnx_export import Difference, save_onnx
+from tag2box.student.onnx_graph import (
     INPUT,
     Canvas,
-    Difference,
     ExportedStudent,
     Outputs,
     exported_program,
     need_onnx,
     onnx_model,
-    save_onnx,
 )
 from tag2box.student.student_detector import StudentDetector
 
 if TYPE_CHECKING:
-    import onnx
+    from onnx import ModelProto
 
 MOST_PHOTOS = 64
 """Photos that ranges of activations are read from; more change them little."""
@@ -60,8 +59,8 @@ def write_int8(
 
 
 def quantized(
-    model: "onnx.ModelProto", canvas: Canvas, photos: Sequence[Photo], *, is_unit: bool, progress: Progress = silent
-) -> "onnx.ModelProto":
+    model: "ModelProto", canvas: Canvas, photos: Sequence[Photo], *, is_unit: bool, progress: Progress = silent
+) -> "ModelProto":
     """A graph whose convolutions compute in eight bits, without NMS.
 
     What no convolution follows stays as it is: the last ones, and the boxes and scores behind them, which a byte would
@@ -104,10 +103,11 @@ def quantized(
             per_channel=True,
             reduce_range=True,  # seven bits of weights: sums of pairs fit 16 bits on processors without VNNI
         )
-        return onnx.load(after)
+        small: ModelProto = onnx.load(after)
+    return small
 
 
-def last_nodes(model: "onnx.ModelProto") -> set[str]:
+def last_nodes(model: "ModelProto") -> set[str]:
     """Names of the nodes whose outputs reach no convolution."""
     wanted: set[str] = set()  # tensors that a convolution needs
     last = set()
