@@ -2,16 +2,16 @@
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tag2box import annotations, errors, io, recipes, runs as run_folders
-from tag2box.cli import evaluate, options, train
+from tag2box.cli import evaluate, options, student, train
 from tag2box.formats import datasets, detection_files
-from tag2box.identity import RunIdentity
+from tag2box.identity import AnyConfig, RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.recall import measure_recall
 from tag2box.reporting import records, report_page
@@ -49,10 +49,10 @@ def report(
         raise errors.UserError("--train-truth needs --test-truth as well: a run is evaluated on both at once")
     for place in (out, *(run / evaluate.METRICS_FILE for run in runs if test_truth is not None)):
         io.check_writable(place)
-    config = run_folders.read_config(runs[0])
+    config = run_folders.read_any_config(runs[0])
     for run in runs:
         _check(run)
-    training, _ = train.with_proposals(config, _photos(runs[0], config), progress)
+    training = _photos(runs[0], config, progress)
     test_set = train_set = None
     if test_truth is not None:
         source = evaluate.truth_source(test_truth, photos=test_photos, split=split, classes=training.classes)
@@ -60,7 +60,7 @@ def report(
     if train_truth is not None:
         truth = datasets.read_truth(evaluate.truth_source(train_truth, split=train_split, classes=training.classes))
         ordered = evaluate.truth_in_order(truth, training.photos, train_truth)
-        train_set = evaluate.EvalSet(training.photos, ordered, run_folders.required(config.data.proposals))
+        train_set = evaluate.EvalSet(training.photos, ordered, _train_proposals(config, out))
     for run in runs:
         if test_set is not None:
             evaluate.measure_run(run, test=test_set, train=train_set, progress=progress)
@@ -73,7 +73,7 @@ def report(
         test_photos={photo.id: photo.path for photo in test_set.photos} if test_set else {},
         train_truth=train_set.truth if train_set else None,
         test_truth=test_set.truth if test_set else None,
-        proposal_recall={name: _recall(data, config, progress) for name, data in named.items() if data is not None},
+        proposal_recall=_recalls(named, config, progress),
     )
     report_page.write_report(inputs, out)
 
@@ -81,19 +81,24 @@ def report(
 def _check(run: Path) -> None:
     """Refuse a run whose files do not belong together; say what training warned of."""
     if (run / run_folders.CONFIG_FILE).exists() and checkpoint.has_checkpoint(run):
-        run_folders.check_run(run, run_folders.read_config(run))
+        run_folders.check_run(run, run_folders.read_any_config(run))
     log = events.read_events(run) if (run / events.EVENTS_FILE).exists() else ()
     for event in log:
         if event["event"] == "warning":
             warnings.warn(f"{run}: iteration {event.get('iteration')}: {event.get('problem')}", stacklevel=2)
 
 
-def _photos(run: Path, config: recipes.Config) -> annotations.TaggedPhotos:
-    """The photos of a run, if their classes are still those that it was trained with."""
-    photos, identity = train.read_training(config), RunIdentity.read(run)
+def _photos(run: Path, config: AnyConfig, progress: Progress) -> annotations.TaggedPhotos:
+    """The photos of a run, if their classes are still those that it was trained with; proposals are made if missing."""
+    identity = RunIdentity.read(run)
+    if isinstance(config, recipes.Config):
+        photos, place = train.read_training(config), config.data.tags
+    else:
+        labels = student.read_labels(config)
+        photos, place = labels.content.tagged(), config.labels
     if identity is not None:
-        identity.check_classes(photos.classes, config.data.tags)
-    return photos
+        identity.check_classes(photos.classes, place)
+    return train.with_proposals(config, photos, progress)[0] if isinstance(config, recipes.Config) else photos
 
 
 def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
@@ -102,6 +107,21 @@ def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
     return records.read_run(
         run, test_detections=detection_files.read_detections(run / evaluate.DETECTIONS_FILE, test.truth)
     )
+
+
+def _train_proposals(config: AnyConfig, out: Path) -> Path:
+    """The proposal store of the training photos; a student has none, other runs of the page may need one."""
+    own = config.data.proposals if isinstance(config, recipes.Config) else out.parent / "train-proposals"
+    return run_folders.required(own)
+
+
+def _recalls(
+    named: Mapping[str, evaluate.EvalSet | None], config: AnyConfig, progress: Progress
+) -> dict[str, records.ProposalRecall]:
+    """The recall of proposals on training and test photos; none if the first run is a student."""
+    if not isinstance(config, recipes.Config):
+        return {}
+    return {name: _recall(data, config, progress) for name, data in named.items() if data is not None}
 
 
 def _recall(data: evaluate.EvalSet, config: recipes.Config, progress: Progress) -> records.ProposalRecall:

@@ -113,6 +113,12 @@ class LabelledPhotos:
         """The photos without tags and boxes."""
         return tuple(Photo(photo.id, self.path(photo), photo.width, photo.height) for photo in self.photos)
 
+    def tagged(self) -> TaggedPhotos:
+        """The photos with their tags, without boxes."""
+        rows = [[[name in names for name in self.classes] for names in (p.tags, p.unsure)] for p in self.photos]
+        tags, unsure = torch.tensor(rows, dtype=torch.bool).reshape(-1, 2, len(self.classes)).unbind(1)
+        return TaggedPhotos(self.classes, self.files(), tags, (unsure & ~tags) if bool(unsure.any()) else None)
+
     def counts(self) -> dict[str, LabelCounts]:
         """Per class: photos, labels, ignore regions, and tags without a label."""
         found = {name: LabelCounts() for name in self.classes}

@@ -245,10 +245,9 @@ class _Training:
         plan, spikes = self.config.plan, loop.SpikeWatch()
         source = _batches(self.config, content, state.network)
         left = range(self.done, (number + 1) * plan.iterations)
-        title = "training" if self.config.rounds.count == 1 else f"training, round {number + 1}"
         with (
             loop.graceful_stop() as stop,
-            self.progress(title, left.stop, left.start) as bar,
+            self.progress("training", left.stop, left.start) as bar,
             ThreadPoolExecutor(1, thread_name_prefix="tag2box-pictures") as pool,
         ):
             for iteration, pictures in zip(left, self._pictures(source, pool, left), strict=True):
@@ -263,7 +262,7 @@ class _Training:
                 if (self.done % plan.checkpoint_every == 0 or is_last or stops) and self.dist.is_main:
                     spent = time.monotonic() - self.began
                     state.save(self.run, plan, iteration=self.done, classes=content.classes, seconds=spent)
-                if stops and not is_last:
+                if stops and self.done < self.config.rounds.count * plan.iterations:
                     raise errors.Interrupted(
                         f"{self.run}: stopped after {self.done} iterations and saved; continue with --resume"
                     )

@@ -1,0 +1,188 @@
+"""Student runs: trained, stopped and resumed to the bit, relabelled, and used by the other commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_student import SMALL, tiny_labels
+
+from tag2box import runs
+from tag2box.cli.detect import detect
+from tag2box.cli.label import label
+from tag2box.cli.student import resume_student, train_student
+from tag2box.errors import Interrupted, UserError
+from tag2box.formats.listing import DataSource
+from tag2box.images import read_photo
+from tag2box.labels.label_set import LabelSet
+from tag2box.student.student_training import StudentConfig
+from tag2box.training.events import read_events
+from tiny_world import call, same, stopping_at
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("student")
+    tiny_labels(folder)
+    train_student(folder / "labels", folder / "run", overrides=(*SMALL, "plan.iterations=6"))
+    return folder
+
+
+def all_tensors(run: Path) -> dict[str, torch.Tensor]:
+    folder = run / json.loads((run / "state.json").read_text())["folder"]
+    files = sorted(folder.glob("*.safetensors"))
+    return {f"{file.name} {name}": value for file in files for name, value in load_file(file).items()}
+
+
+def test_a_run_has_the_files_of_every_run(world: Path) -> None:
+    names = {path.name for path in (world / "run").iterdir()}
+    assert {"config.toml", "run.json", "photos.json", "events.jsonl", "state.json", "checkpoint-000006"} <= names
+    assert (world / "run" / "config.toml").read_text().count('kind = "student"') == 1
+    events = [event["event"] for event in read_events(world / "run")]
+    assert events == ["start", *["step"] * 6, "end"]
+
+
+def test_the_network_that_detects_is_the_moving_average(world: Path) -> None:
+    tensors = all_tensors(world / "run")
+    averaged = tensors["model.safetensors head.class_logits.weight"]
+    assert not torch.equal(averaged, tensors["training.safetensors head.class_logits.weight"])
+    trained = runs.open_run(world / "run")
+    assert torch.equal(trained.detector.state_dict()["head.class_logits.weight"], averaged)
+
+
+@pytest.mark.parametrize("stopped", [1, 4, 5, 6, 9])  # in either round, and between them
+def test_a_run_that_was_stopped_ends_with_the_same_bits(world: Path, tmp_path: Path, stopped: int) -> None:
+    how = (*SMALL, "plan.iterations=5", "rounds.count=2", "rounds.agreement=1.0")
+    if not (world / "two").exists():
+        train_student(world / "labels", world / "two", overrides=how)
+    with pytest.raises(Interrupted):
+        train_student(world / "labels", tmp_path / "run", overrides=how, progress=stopping_at(stopped))
+    resume_student(tmp_path / "run")
+    assert same(all_tensors(tmp_path / "run"), all_tensors(world / "two"))
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["iteration"] == 10
+    assert [event["event"] for event in read_events(tmp_path / "run")][-1] == "end"
+
+
+def test_a_second_round_learns_from_labels_that_are_kept_beside_it(world: Path, tmp_path: Path) -> None:
+    how = (*SMALL, "plan.iterations=2", "rounds.count=2")
+    train_student(world / "labels", tmp_path / "run", overrides=(*how, "rounds.agreement=1.0"))
+    made = LabelSet.open(tmp_path / "run" / "labels-round-2")
+    assert [photo.tags for photo in made.content.photos] == [
+        photo.tags for photo in LabelSet.open(world / "labels").content.photos
+    ]
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["iteration"] == 4
+    train_student(world / "labels", tmp_path / "same", overrides=(*how, "rounds.agreement=0.0"))
+    assert json.loads((tmp_path / "same" / "state.json").read_text())["iteration"] == 2
+
+
+def test_a_run_resumes_only_with_what_it_was_started_with(world: Path, tmp_path: Path) -> None:
+    labels = tiny_labels(tmp_path)
+    with pytest.raises(Interrupted):
+        train_student(labels, tmp_path / "run", overrides=(*SMALL, "plan.iterations=4"), progress=stopping_at(2))
+    other = LabelSet.open(labels)
+    photo, *rest = other.content.photos
+    moved = replace(photo, boxes=tuple(replace(box, box=(0.0, 0.0, 9.0, 9.0)) for box in photo.boxes))
+    changed = replace(other, content=replace(other.content, photos=(moved, *rest)))
+    labels.rename(tmp_path / "before")
+    changed.write(labels)
+    with pytest.raises(UserError, match="had other tags or boxes when the run was started"):
+        resume_student(tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.002"))
+    with pytest.raises(UserError, match=r"plan.lr was 0.001 when the run was started, is 0.002"):
+        resume_student(tmp_path / "run")
+
+
+def test_an_existing_run_is_not_overwritten(world: Path) -> None:
+    with pytest.raises(UserError, match="already holds a run"):
+        train_student(world / "labels", world / "run", overrides=SMALL)
+
+
+# ---------------------------------------------------------------- the other commands
+
+
+def test_detect_needs_no_proposals(world: Path, tmp_path: Path) -> None:
+    found = detect(world / "run", [world / "photos"], tmp_path / "boxes.json", min_score=0.0, draw=tmp_path / "drawn")
+    assert len(found) == 4 and all(len(own) for own in found.values())
+    assert len(list((tmp_path / "drawn").iterdir())) == 4
+    assert not list(tmp_path.rglob("proposals*"))
+
+
+def test_decoded_photos_give_the_detections_of_files(world: Path) -> None:
+    trained = runs.open_run(world / "run")
+    assert isinstance(trained, runs.StudentRun)
+    files = sorted((world / "photos").iterdir())
+    found = detect(world / "run", [world / "photos"], min_score=0.0)
+    for file, own in zip(files, trained.predict([read_photo(file) for file in files]), strict=True):
+        assert torch.equal(own.boxes, found[file.stem].boxes) and torch.equal(own.scores, found[file.stem].scores)
+
+
+def test_other_scales_and_flips_are_settings_of_detect(world: Path) -> None:
+    one, two = (
+        detect(world / "run", [world / "photos"], min_score=0.0, overrides=[f"inference.mirror={mirror}"])
+        for mirror in ("false", "true")
+    )
+    assert any(not torch.equal(one[name].boxes, two[name].boxes) for name in one)
+    with pytest.raises(UserError, match="a student has no proposals and no class maps"):
+        detect(world / "run", [world / "photos"], overrides=["inference.prior.evidence=1"])
+
+
+@pytest.mark.parametrize("rule", ["fixed", "auto"])
+def test_label_puts_a_box_on_every_tag(world: Path, tmp_path: Path, rule: str) -> None:
+    made = label(world / "run", DataSource(path=world / "labels"), tmp_path / "labels", rule=rule)  # type: ignore[arg-type]
+    assert made.content.photos and all(not photo.unboxed_tags for photo in made.content.photos)
+    assert {box.name for photo in made.content.photos for box in photo.boxes} <= set(made.classes)
+
+
+def test_report_shows_a_student_beside_truth(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["report", f"{world / 'run'}", "--out", f"{tmp_path / 'report.html'}"]
+    done = call([*argv, "--test-truth", f"{world / 'labels'}"], monkeypatch, capsys)
+    assert (done.code, done.complaints) == (0, [])
+    metrics = json.loads((world / "run" / "metrics.json").read_text())
+    assert 0 <= metrics["test"]["voc07"]["mAP"] <= 1
+    assert "student" in (tmp_path / "report.html").read_text()
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["student", "--out", "run"], "no label set given"),
+        (["student", "nowhere", "--out", "run"], "nowhere: no label set here"),
+        (["student", "labels", "--out", "run", "--set", "plan.iterationz=3"], "plan.iterationz"),
+        (
+            ["student", "labels", "--out", "run", "--set", "start=teacher"],
+            "start = teacher: the label set names no run",
+        ),
+        (["student", "labels", "--out", "run", "--set", "network.kind=anchor_fre"], "did you mean anchor_free"),
+        (["student", "--out", "run", "--resume", "labels"], "--resume takes its settings from the run"),
+        (["student", "--out", "run", "--resume"], "no run here"),
+        (["train", "--out", "WORLD/run", "--resume"], "a student run; expected one of `tag2box train`"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(world)
+    out = {"run": f"{tmp_path / 'run'}", "WORLD/run": f"{world / 'run'}"}
+    done = call([out.get(word, word) for word in words], monkeypatch, capsys)
+    assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_a_run_are_written_and_read(world: Path) -> None:
+    config = runs.read_any_config(world / "run")
+    assert isinstance(config, StudentConfig) and config.plan.iterations == 6
