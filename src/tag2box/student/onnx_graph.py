@@ -237,6 +237,9 @@ def with_nms(model: "ModelProto", predict: Predict, num_classes: int, cells: int
             labels = Where (is_found, class, no_class)
         }}""")
     merged: ModelProto = onnx.compose.merge_models(model, tail, io_map=[(name, name) for name in CELLS])
+    versions = {entry.domain: entry.version for entry in merged.opset_import}  # the parts name the same ones
+    del merged.opset_import[:]
+    merged.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in versions.items())
     return merged
 
 
