@@ -18,7 +18,7 @@ import yaml
 from hypothesis import given, strategies as st
 from onnx import TensorProto, helper
 from PIL import Image
-from tiny_student import SMALL, Tiny, tiny_labels
+from tiny_student import SMALL, TinyTrunk, tiny_labels
 
 from pages import ROOT
 from tag2box.annotations import Photo
@@ -28,6 +28,7 @@ from tag2box.cli.student import train_student
 from tag2box.errors import UserError
 from tag2box.images import find_photos
 from tag2box.inference.predict import Inference, Predict
+from tag2box.models.backbone import Preprocess
 from tag2box.ops.boxes import iou
 from tag2box.student import onnx_export, onnx_graph, quantization
 from tag2box.student.network import AnchorFree, decode
@@ -40,7 +41,7 @@ from tag2box.student.onnx_export import (
     suppress,
     write_program,
 )
-from tag2box.student.onnx_graph import CELLS, Canvas, ExportedStudent, canvas_of
+from tag2box.student.onnx_graph import CELLS, Canvas, ExportedStudent, canvas_of, count_cells
 from tag2box.student.quantization import last_nodes, write_int8
 from tag2box.student.student_detector import CANDIDATES, StudentDetector
 from tiny import tiny_photos
@@ -48,12 +49,25 @@ from tiny_world import call
 
 CLASSES = ("disc", "box: 'é\"\\", "- \u202ebar\n")
 SIZE = (64, 96)
-FIXED = Canvas(size=SIZE, short=64, long_max=96, multiple=32, colour=(128, 102, 76))
+FIXED = Canvas(size=SIZE, short=64, long_max=96, multiple=32, least_side=128, colour=(128, 102, 76))
+
+
+class BufferTrunk(TinyTrunk):
+    """A backbone that keeps its preprocessing among its weights, as VGG16 does."""
+
+    def __init__(self) -> None:
+        super().__init__(frozen=False)
+        numbers = Preprocess(order="bgr", scale=1 / 255, mean=(0.3, 0.4, 0.5), std=(0.5, 0.5, 0.4)).to_tensor()
+        self.register_buffer("pixels", numbers)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return Preprocess.from_tensor(self.pixels)
 
 
 def made_student(seed: int = 0) -> StudentDetector:
     """A student whose scores and boxes are of all sizes: its weights are random, and wide."""
-    network = AnchorFree(width=8, depth=1, frozen_stages=0).build(Tiny().build(), len(CLASSES)).eval()
+    network = AnchorFree(width=8, depth=1, frozen_stages=0).build(BufferTrunk(), len(CLASSES)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -200,7 +214,7 @@ def test_a_file_says_what_it_is(student: StudentDetector, fixed: Path, dynamic: 
     assert json.loads(known["classes"]) == list(CLASSES)
     assert (json.loads(known["size"]), known["opset"], known["outputs"]) == ([64, 96], "18", "detections")
     assert json.loads(known["strides"]) == [8, 16, 32] and json.loads(known["colour"]) == [128, 102, 76]
-    assert json.loads(known["preprocess"])["mean"] == [0.5, 0.4, 0.3]
+    assert json.loads(known["preprocess"])["mean"] == [0.3, 0.4, 0.5]
     assert (
         len(known["weights"]) == 64
         and known["weights"] != onnx_export.metadata(made_student(1), FIXED, "raw")["weights"]
@@ -271,6 +285,16 @@ def test_space_beside_a_photo_is_neutral(tmp_path: Path) -> None:
     assert placed.shape == (3, 64, 96)
     assert (placed[:, :, :32] == np.array([255, 0, 0]).reshape(3, 1, 1)).all()
     assert (placed[:, :, 32:] == np.array([128, 102, 76]).reshape(3, 1, 1)).all()
+
+
+@pytest.mark.parametrize(("strides", "least"), [((8, 16, 32), 128), ((32,), 480), ((4, 8), 56)])
+def test_inputs_of_any_size_have_the_cells_that_nms_takes(
+    student: StudentDetector, strides: tuple[int, ...], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(student.network), "strides", strides)
+    assert canvas_of(student, is_dynamic=True).least_side == least
+    below = least - strides[-1]
+    assert count_cells((below, below), strides) < CANDIDATES <= count_cells((least, least), strides)
 
 
 def test_the_usual_size_is_that_of_photos_as_the_student_sees_them(student: StudentDetector) -> None:

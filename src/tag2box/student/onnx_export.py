@@ -25,11 +25,11 @@ from tag2box.student.network import StudentModule
 from tag2box.student.onnx_graph import (
     CELLS,
     INPUT,
-    LEAST_SIDE,
     OPSET,
     Canvas,
     ExportedStudent,
     Outputs,
+    count_cells,
     exported_program,
     need_onnx,
     onnx_model,
@@ -62,7 +62,7 @@ def metadata(student: StudentDetector, canvas: Canvas, outputs: Outputs, *, prec
         "short": canvas.short,
         "long_max": canvas.long_max,
         "multiple": canvas.multiple,
-        "least_side": LEAST_SIDE,
+        "least_side": canvas.least_side,
         "colour": canvas.colour,
         "strides": network.strides,
         "preprocess": {"order": how.order, "scale": how.scale, "mean": how.mean, "std": how.std, "inside": True},
@@ -114,7 +114,8 @@ def compare_onnx(path: Path, module: ExportedStudent, canvas: Canvas, predict: P
         names = {output.name for output in model.graph.output}
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in CELLS if name not in names)
     session = onnx_session(model.SerializeToString())
-    shapes = [(1, *canvas.size)] if canvas.size else [(1, 160, 224), (3, 128, 192)]
+    least = canvas.least_side
+    shapes = [(1, *canvas.size)] if canvas.size else [(1, 2 * least, least), (3, least, 2 * least)]
     found = []
     for seed, shape in enumerate([*shapes, shapes[0]]):
         pixels = module.example(shape, seed)
@@ -190,14 +191,8 @@ def save_onnx(
     """Write a graph with its NMS and metadata. One of another ``precision`` may differ from torch."""
     onnx, outputs, predict = need_onnx(), module.outputs, student.inference.predict
     if outputs == "detections":
-        cells = (
-            None
-            if canvas.size is None
-            else sum(
-                (canvas.size[0] // stride) * (canvas.size[1] // stride)
-                for stride in module.network.strides  # type: ignore[union-attr]
-            )
-        )
+        assert isinstance(module.network, StudentModule)
+        cells = None if canvas.size is None else count_cells(canvas.size, module.network.strides)
         model = with_nms(model, predict, len(student.classes), cells)
     onnx.helper.set_model_props(model, metadata(student, canvas, outputs, precision=precision))
     model.producer_name, model.producer_version = "tag2box", version("tag2box")
@@ -223,7 +218,7 @@ def write_program(student: StudentDetector, out: Path, canvas: Canvas, outputs: 
         temporary.write_bytes(content.getvalue())
         with quiet():
             loaded = torch.export.load(BytesIO(temporary.read_bytes())).module()
-        shape = (1, *(canvas.size or (160, 224)))
+        shape = (1, *(canvas.size or (canvas.least_side, 2 * canvas.least_side)))
         pixels = module.example(shape)
         difference = Difference.of(run_torch(loaded, pixels), run_torch(module, pixels), max(shape[1:]))
         if not difference.is_small:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,8 +40,6 @@ OUTPUT_NAMES: Mapping[Outputs, tuple[str, ...]] = {
 }
 CELLS = ("cell_boxes", "cell_scores")
 """What NMS reads, where it is part of the graph."""
-LEAST_SIDE = 128
-"""Least side of an input that is not fixed: it has at least 336 cells, more than ``CANDIDATES``."""
 _MOST_SIDE, _MOST_PHOTOS = 4096, 1024
 _USUAL_ASPECT = 4 / 3
 
@@ -52,20 +51,22 @@ _USUAL_ASPECT = 4 / 3
 class Canvas:
     """How a photo is placed in the input: scaled, at the top left, with a neutral colour around it.
 
-    The input has a fixed ``size`` (height, width), into which the photo is fitted; or any multiple of ``multiple``, for
-    a photo whose short side is scaled to ``short``, and whose long one to at most ``long_max``.
+    The input has a fixed ``size`` (height, width), into which the photo is fitted; or sides of any multiple of
+    ``multiple`` from ``least_side`` on, for a photo whose short side is scaled to ``short``, and whose long one to at
+    most ``long_max``.
     """
 
     size: tuple[int, int] | None
     short: int
     long_max: int
     multiple: int
+    least_side: int
     colour: tuple[int, int, int]
 
     def fitted(self, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width to which a photo of a height and width is resized.
 
-        >>> how = {"short": 320, "long_max": 512, "multiple": 32, "colour": (0, 0, 0)}
+        >>> how = {"short": 320, "long_max": 512, "multiple": 32, "least_side": 128, "colour": (0, 0, 0)}
         >>> Canvas(size=(320, 320), **how).fitted((480, 640)), Canvas(size=None, **how).fitted((480, 640))
         ((240, 320), (320, 427))
         """
@@ -78,7 +79,7 @@ class Canvas:
         """Height and width of the input for a photo that is resized to a height and width."""
         if self.size is not None:
             return self.size
-        height, width = (max(LEAST_SIDE, -(-side // self.multiple) * self.multiple) for side in fitted)
+        height, width = (max(self.least_side, -(-side // self.multiple) * self.multiple) for side in fitted)
         return height, width
 
     def place(self, photo: Photo) -> UInt8[np.ndarray, "3 H W"]:
@@ -104,8 +105,28 @@ def canvas_of(student: StudentDetector, *, size: tuple[int, int] | None = None, 
         raise errors.UserError(
             f"--size {'x'.join(map(str, fixed))}: expected multiples of {multiple} up to {_MOST_SIDE}, such as {side}"
         )
-    colour = (neutral[0], neutral[1], neutral[2])
-    return Canvas(size=fixed, short=short, long_max=inference.long_max, multiple=multiple, colour=colour)
+    return Canvas(
+        size=fixed,
+        short=short,
+        long_max=inference.long_max,
+        multiple=multiple,
+        least_side=_least_side(network.strides),
+        colour=(neutral[0], neutral[1], neutral[2]),
+    )
+
+
+def count_cells(size: tuple[int, int], strides: Sequence[int]) -> int:
+    """The number of cells of all levels.
+
+    >>> count_cells((128, 128), (8, 16, 32))
+    336
+    """
+    return sum((size[0] // stride) * (size[1] // stride) for stride in strides)
+
+
+def _least_side(strides: Sequence[int]) -> int:
+    """The least side of a square with as many cells as NMS takes of each class."""
+    return next(side for side in count(strides[-1], strides[-1]) if count_cells((side, side), strides) >= CANDIDATES)
 
 
 def _usual_side(inference: Inference, short: int) -> int:
@@ -121,6 +142,10 @@ class ExportedStudent(nn.Module):
     def __init__(self, student: StudentDetector, outputs: Outputs) -> None:
         super().__init__()
         self.network = copy.deepcopy(student.network).cpu().float().eval().requires_grad_(False)
+        assert isinstance(self.network, StudentModule)
+        backbone, kind = self.network.backbone, type(self.network.backbone)
+        # constants of the graph, also where the network reads them from a buffer
+        backbone.__class__ = type(kind.__name__, (kind,), {"preprocess": backbone.preprocess})
         self.outputs = outputs
 
     def forward(self, images: Shaped[Tensor, "N 3 H W"]) -> tuple[Tensor, Tensor] | Tensor:
@@ -151,10 +176,10 @@ def exported_program(module: ExportedStudent, canvas: Canvas) -> torch.export.Ex
     if canvas.size is not None:
         with quiet():
             return torch.export.export(module, (module.example((1, *canvas.size)),))
-    dim, least, most = torch.export.Dim, LEAST_SIDE // canvas.multiple, _MOST_SIDE // canvas.multiple
+    dim, least, most = torch.export.Dim, canvas.least_side // canvas.multiple, _MOST_SIDE // canvas.multiple
     sides = {axis: canvas.multiple * dim(name, min=least, max=most) for axis, name in ((2, "h"), (3, "w"))}
     shapes = {INPUT: {0: dim("photos", min=1, max=_MOST_PHOTOS), **sides}}
-    example = module.example((2, 2 * LEAST_SIDE, 2 * LEAST_SIDE - canvas.multiple))
+    example = module.example((2, 2 * canvas.least_side, 3 * canvas.least_side))
     with quiet():
         return torch.export.export(module, (example,), dynamic_shapes=shapes)
 
