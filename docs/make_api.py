@@ -15,12 +15,14 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "export", "convert", "evaluate", "report", "demo", "diagnose", "load_run",
+        "label", "train_student", "resume_student", "export", "convert", "evaluate", "report", "demo", "diagnose",
+        "load_run",
     ),
-    "Settings": ("Config", "Data", "RECIPES"),
+    "Settings": ("Config", "Data", "RECIPES", "StudentConfig"),
     "Data": ("DataSource", "Photo", "TaggedPhotos", "Detections", "Truth", "ProposalStore"),
     "Label sets": ("LabelSet", "LabelledPhotos", "LabelledPhoto", "LabelBox", "LabelRule"),
-    "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod"),
+    "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod",
+                        "StudentSettings"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",
         "Outputs", "LabelerInput", "Labeling", "PseudoBoxes", "PseudoLabels", "Requirements",

@@ -10,6 +10,7 @@ from tag2box import settings
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.recipes import RECIPES, Config
 from tag2box.settings.schema import toml
+from tag2box.student.student_training import StudentConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """\
@@ -45,22 +46,28 @@ which names the place and the nearest valid key. Numbers are finite, and between
 named. Keys of version 0.1 are still read; a warning names the new ones. All settings of a run, with comments, are in
 its `config.toml`, which is a valid `--config` file. A run is not resumed if they were edited there.
 """
+STUDENT = """\
+## Settings of a student
+
+`tag2box student` ([student.md](student.md)) has settings of its own, `tag2box.StudentConfig`, from `--config` and
+`--set`. Those of a `backbone` and of `inference` are the same as above; a student has no `inference.prior`.
+"""
 
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, *_tables(), "## What the recipes change\n", _recipes()]
+    parts = [HEAD, *_tables(Config), "## What the recipes change\n", _recipes(), STUDENT, *_tables(StudentConfig, "#")]
     return "\n".join(parts)
 
 
-def _tables() -> Iterator[str]:
+def _tables(of: type, level: str = "") -> Iterator[str]:
     """A table for each group of keys; members of a choice have tables of their own."""
     groups: dict[tuple[str, str], list[settings.Setting]] = {}
-    for setting in settings.describe(Config):
+    for setting in settings.describe(of):
         groups.setdefault((setting.key.rpartition(".")[0], setting.kind), []).append(setting)
     for (prefix, kind), group in groups.items():
         title = f"`{prefix}`" if prefix else "The run itself"
-        yield f"## {title}" + (f', `kind = "{kind}"`' if kind else "") + "\n"
+        yield f"{level}## {title}" + (f', `kind = "{kind}"`' if kind else "") + "\n"
         yield "| key | type | default | meaning |\n|---|---|---|---|"
         for setting in group:
             cells = (f"`{setting.key}`", setting.type, _default(setting.default), setting.doc.replace("``", "`"))

@@ -22,11 +22,13 @@ from tag2box.cli import app
 from tag2box.cli.label import LabelSettings
 from tag2box.extend import load_part
 from tag2box.recipes import RECIPES, Config
+from tag2box.student.student_training import StudentConfig
 from tag2box.systems import SYSTEMS
 
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *DOCS.glob("*.py")])
 PROGRAM = typer.main.get_command(app)
 KEYS = {setting.key for setting in settings.describe(Config)}
+STUDENT_KEYS = {setting.key for setting in settings.describe(StudentConfig)}
 LABEL_KEYS = {setting.key for setting in settings.describe(LabelSettings)}
 TABLES = {key.rpartition(".")[0] for key in KEYS} | {"criterion"}
 PICTURES = {".png", ".jpg", ".svg"}
@@ -118,7 +120,7 @@ def test_every_command_line_is_understood_as_it_stands(page: Path) -> None:
         COMMANDS[name_].make_context(name_, list(rest))  # raises where an argument is missing, or a value is none
         keys = {override.partition("=")[0] for option, override in pairwise(words) if option == "--set"}
         known = {key.removeprefix("proposals.") for key in KEYS} if name_ == "propose" else KEYS | IMAGINED
-        known |= LABEL_KEYS if name_ == "label" else set()
+        known |= {"label": LABEL_KEYS, "student": STUDENT_KEYS}.get(name_, set())
         assert keys <= known, words
         assert {value for option, value in pairwise(words) if option == "--recipe"} <= set(RECIPES), words
         assert {value for option, value in pairwise(words) if option == "--system"} <= set(SYSTEMS), words
@@ -148,7 +150,7 @@ def test_settings_named_in_prose_exist(page: Path) -> None:
     named = {key for key in KEY.findall(prose(page)) if key.partition(".")[0] in tops}
     files = {key for key in named if (ROOT / "src" / "tag2box" / key).exists()}  # recipes.py is a file
     old = set(Config.RENAMED) if page.name == "CHANGELOG.md" else set()
-    assert named - files <= KEYS | TABLES | old
+    assert named - files <= KEYS | TABLES | old | (STUDENT_KEYS if page.name == "student.md" else set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -18,14 +18,16 @@ ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
     "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals", "label",
-    "prepare_training", "propose", "recall", "report", "resume", "stats", "train",
+    "prepare_training", "propose", "recall", "report", "resume", "resume_student", "stats",
+    "train", "train_student",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
     "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "Progress", "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes",
-    "PseudoLabels", "Requirements", "Step", "StepRng", "TaggedPhotos", "TerminalProgress", "Truth", "UserError",
+    "PseudoLabels", "Requirements", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos",
+    "TerminalProgress", "Truth", "UserError",
 )  # fmt: skip
 
 

@@ -43,6 +43,10 @@ SETTINGS = (
     "plan.checkpoint_every=1", "plan.gallery=2", "plan.schedule.warmup=1",
 )  # fmt: skip
 SET = tuple(word for setting in SETTINGS for word in ("--set", setting))
+STUDENT_SET = (
+    "--set", "plan.iterations=2", "--set", "plan.batch_size=2", "--set", "augmentation.sides=[32]", "--set",
+    "network.width=8", "--photos", "photos",
+)  # fmt: skip
 SLOW_SETTINGS = (
     "plan.iterations", "loader.batch_size", "loader.views_per_image", "loader.workers", "compute.", "data.", "name",
     "feature_cache",
@@ -281,6 +285,8 @@ def _labels() -> list[Scenario]:
     label = ("label", "run", "tags.csv", "--photos", "photos", "--out", "out", "--boxes-of-other-classes")
     targets = ("tags.csv", "photos/*", "run/*", "run/checkpoint*/*")
     found.append(Scenario("label", label, run, targets, {"out": "labels"}, 6))
+    student = ("student", "labels", "--out", "run", *STUDENT_SET)
+    found.append(Scenario("student", student, ("labels", "photos"), ("labels/*", "photos/*"), {"run": "run"}, 3))
     export = ("export", "labels", "--photos", "photos", "--format", "yolo", "--splits", "train=1,val=1", "--out", "out")
     found.append(Scenario("export", export, ("labels", "photos"), ("labels/*", "photos/*"), {"out": "folder"}, 6))
     return found
@@ -372,11 +378,11 @@ def _open_store(path: Path) -> None:
 
 def _open_run(path: Path) -> None:
     if (path / runs.CONFIG_FILE).exists():
-        runs.read_config(path)
+        runs.read_any_config(path)
     if (path / events.EVENTS_FILE).exists():
         list(events.read_events(path))
     if checkpoint.has_checkpoint(path):
-        runs.load_run(path)
+        runs.open_run(path)
 
 
 def _open_weights(path: Path) -> None:

@@ -31,11 +31,14 @@ _MODULES = {
     "propose": "tag2box.cli.propose",
     "report": "tag2box.cli.report",
     "resume": "tag2box.cli.train",
+    "resume_student": "tag2box.cli.student",
     "train": "tag2box.cli.train",
+    "train_student": "tag2box.cli.student",
     "load_run": "tag2box.runs",
     # settings
     "RECIPES": "tag2box.recipes",
     "Config": "tag2box.recipes",
+    "StudentConfig": "tag2box.student.student_training",
     "Data": "tag2box.recipes",
     "Interrupted": "tag2box.errors",
     "UserError": "tag2box.errors",
@@ -56,6 +59,7 @@ _MODULES = {
     # networks
     "Backbone": "tag2box.models.backbone",
     "BackboneSettings": "tag2box.models.backbone",
+    "StudentSettings": "tag2box.student.network",
     "Detector": "tag2box.models.detector",
     # training
     "Criterion": "tag2box.training.criterion",

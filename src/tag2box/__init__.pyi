@@ -11,6 +11,7 @@ from tag2box.cli.model_export import export_model as export_model
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
+from tag2box.cli.student import resume_student as resume_student, train_student as train_student
 from tag2box.cli.train import prepare_training as prepare_training, resume as resume, train as train
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
@@ -30,6 +31,8 @@ from tag2box.proposals.base import ProposalMethod as ProposalMethod
 from tag2box.proposals.store import ProposalStore as ProposalStore
 from tag2box.recipes import RECIPES as RECIPES, Config as Config, Data as Data
 from tag2box.runs import load_run as load_run
+from tag2box.student.network import StudentSettings as StudentSettings
+from tag2box.student.student_training import StudentConfig as StudentConfig
 from tag2box.training.criterion import (
     Criterion as Criterion,
     LossInputs as LossInputs,

@@ -185,7 +185,7 @@ def open_run(folder: Path) -> AnyRun:
     return StudentRun(folder, config, state.classes, network.to(config.torch_device()).eval())
 
 
-def with_inference(trained: AnyRun, inference: Inference) -> AnyRun:
+def replace_inference(trained: AnyRun, inference: Inference) -> AnyRun:
     """The run with other settings of inference."""
     if isinstance(trained, StudentRun):
         return replace(trained, config=replace(trained.config, inference=inference))

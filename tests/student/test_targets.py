@@ -13,7 +13,7 @@ from tag2box.labels.labelled import LabelBox, LabelledPhoto
 from tag2box.student.targets import (
     Noise,
     PhotoLabels,
-    assign,
+    assign_cells,
     giou,
     inside,
     label_weight,
@@ -160,7 +160,7 @@ def test_cells_belong_to_the_label_that_they_fit_best(boxes: list[list[float]], 
     reach = torch.rand(16, 4, generator=generator) * 16 + 2
     predicted = torch.cat([CELLS[:, :2] - reach[:, :2], CELLS[:, :2] + reach[:, 2:]], dim=1)
     own = made(boxes, labels)
-    found = assign(probs, predicted, CELLS, own, top=top)
+    found = assign_cells(probs, predicted, CELLS, own, top=top)
     owners, targets = slow_assign(probs, predicted, own, top)
     assert found.owners.tolist() == owners
     rows = [i for i, owner in enumerate(owners) if owner >= 0]
@@ -173,7 +173,7 @@ def test_cells_belong_to_the_label_that_they_fit_best(boxes: list[list[float]], 
 def test_a_region_has_no_weight_for_its_class_but_for_all_others() -> None:
     region = torch.tensor([[0.0, 0.0, 16.0, 16.0]])
     own = replace(made([], []), regions=region, region_labels=torch.tensor([1]))
-    found = assign(torch.rand(16, 3), torch.rand(16, 4), CELLS, own, top=3)
+    found = assign_cells(torch.rand(16, 3), torch.rand(16, 4), CELLS, own, top=3)
     within = inside(CELLS, own.regions)[:, 0]
     assert int(within.sum()) == 4
     assert (found.weights[:, 1] == (~within).float()).all()
@@ -183,7 +183,9 @@ def test_a_region_has_no_weight_for_its_class_but_for_all_others() -> None:
 
 def test_cells_of_a_doubtful_label_have_its_weight_for_its_class() -> None:
     own = made([[0.0, 0.0, 16.0, 16.0]], [1], [0.25])
-    found = assign(torch.rand(16, 3), CELLS[:, [0, 1, 0, 1]] + torch.tensor([-4.0, -4, 12, 12]), CELLS, own, top=1)
+    found = assign_cells(
+        torch.rand(16, 3), CELLS[:, [0, 1, 0, 1]] + torch.tensor([-4.0, -4, 12, 12]), CELLS, own, top=1
+    )
     within = inside(CELLS, own.boxes)[:, 0]
     assert (found.weights[within, 1] == 0.25).all() and (found.weights[~within, 1] == 1).all()
     assert found.fit.max().item() == pytest.approx(0.25 * found.classes.max().item())

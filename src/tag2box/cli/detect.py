@@ -135,7 +135,7 @@ def with_inference(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRu
         raise errors.UserError(
             f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE"
         )
-    return runs.with_inference(trained, runs.inference_of(trained, overrides))
+    return runs.replace_inference(trained, runs.inference_of(trained, overrides))
 
 
 def detect_photos(

@@ -156,7 +156,7 @@ class _Work:
         tags, rule = self.tags(), self.settings.rule
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
         return detecting.detect_photos(
-            runs.with_inference(self.trained, replace(inference, predict=predict)),
+            runs.replace_inference(self.trained, replace(inference, predict=predict)),
             photos,
             proposals=self.proposals or work.parent / "proposals",
             any_store=self.proposals is None,
@@ -187,7 +187,7 @@ class _Work:
     def _run(self) -> dict[str, object]:
         """Folder and identity of the run."""
         folder = self.trained.folder
-        identity = detecting.detector_identity(runs.with_inference(self.trained, self.settings.inference))
+        identity = detecting.detector_identity(runs.replace_inference(self.trained, self.settings.inference))
         recorded = folder / "run.json"
         digest = storage.file_digest(recorded) if recorded.exists() else None
         return {

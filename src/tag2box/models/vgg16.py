@@ -6,6 +6,7 @@ pool5. Modules keep torchvision's indices, so that its weight files load by name
 
 import warnings
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal, Self
 
 from jaxtyping import Float
@@ -91,6 +92,11 @@ class Vgg16Backbone(PreprocessBufferBackbone):
         """fc6 and fc7, each with ReLU and dropout."""
         fc6, fc7 = self.classifier[:3], self.classifier[3:]
         return dropout(fc7(dropout(fc6(maps.flatten(1)), self.dropout, row_rng)), self.dropout, row_rng)
+
+    def pyramid_modules(self) -> tuple[nn.Module, ...]:
+        """conv1 to conv5."""
+        ends = [0, *accumulate(2 * count + 1 for _, count in state_dict.VGG_BLOCKS)]
+        return tuple(self.features[first:last] for first, last in pairwise(ends))
 
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """The convolutions."""

@@ -5,7 +5,7 @@ the distances from the cell's centre to the four sides of a box (FCOS, Tian et a
 says how well the box fits (GFL, Li et al., NeurIPS 2020), so there is no further score. Convolutions are depthwise and
 pointwise, followed by GroupNorm, which does not depend on the batch.
 
-``forward`` and ``decode`` are tensor operations alone, without control flow on values: both can be exported.
+``forward`` and ``decode_levels`` are tensor operations alone, without control flow on values: both can be exported.
 """
 
 import math
@@ -181,7 +181,7 @@ def cell_centres(levels: Levels, strides: Sequence[int]) -> Float[Tensor, "A 3"]
     return torch.cat(parts)
 
 
-def decode(
+def decode_levels(
     levels: Levels, strides: Sequence[int]
 ) -> tuple[Float[Tensor, "N A C"], Float[Tensor, "N A 4"], Float[Tensor, "A 3"]]:
     """Class logits and boxes (xyxy, pixels of the network's input) of all cells, and the cells themselves."""

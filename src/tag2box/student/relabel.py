@@ -3,7 +3,7 @@
 A tag says that an object is there, so that the student's detections go through the label rule, as a teacher's do. Of
 both labellings of a tag, the more confident one stays; scores are compared relative to the best ones of a class,
 since those of different detectors have different scales. What both agree on gains weight, what only the other one says
-becomes an ignore region. No true box is used: ``agreement`` says whether another round would change anything.
+becomes an ignore region. No true box is used: ``round_agreement`` says whether another round would change anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def _confirmed(kept: Sequence[LabelBox], other: Sequence[LabelBox]) -> list[Labe
     return [*boxes, *(replace(box, is_doubtful=True, why="doubtful") for box in lone)]
 
 
-def agreement(before: LabelledPhotos, after: LabelledPhotos) -> float:
+def round_agreement(before: LabelledPhotos, after: LabelledPhotos) -> float:
     """F1 of the labels of two rounds: twice the boxes of a class that match, per label of either; 1 without labels."""
     pairs = [(old.labels, new.labels) for old, new in zip(before.photos, after.photos, strict=True)]
     total = sum(len(old) + len(new) for old, new in pairs)

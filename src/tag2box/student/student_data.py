@@ -56,7 +56,7 @@ class Augmentation:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class TrainingPicture:
     """A training picture: raw RGB pixels 0 .. 255 and the labels in it."""
 
     pixels: Float[Tensor, "3 S S"]
@@ -83,7 +83,7 @@ class StudentBatches:
         orders = {epoch: epoch_order(count, self.seed, epoch) for epoch in epochs}
         return [orders[place // count][place % count] for place in places]
 
-    def batch(self, iteration: int, part: range | None = None) -> list[Picture]:
+    def batch(self, iteration: int, part: range | None = None) -> list[TrainingPicture]:
         """The pictures of an iteration, or those of one rank."""
         order, how = self.order(iteration), self.augmentation
         side = how.sides[int(np.random.default_rng([self.seed, iteration]).integers(len(how.sides)))]
@@ -93,7 +93,7 @@ class StudentBatches:
             for place in (range(len(order)) if part is None else part)
         ]
 
-    def _picture(self, index: int, side: int, mosaic: float, seed: Sequence[int]) -> Picture:
+    def _picture(self, index: int, side: int, mosaic: float, seed: Sequence[int]) -> TrainingPicture:
         rng = np.random.default_rng([*seed, 1])
         if rng.random() >= mosaic:
             return coloured(self._placed(index, (side, side), rng), self.augmentation.colour, rng)
@@ -106,9 +106,9 @@ class StudentBatches:
             top, left = down * cut[0], across * cut[1]
             canvas[:, top : top + rows[down], left : left + columns[across]] = part.pixels
             parts.append(moved(part.labels, left, top))
-        return coloured(Picture(canvas, PhotoLabels.joined(parts)), self.augmentation.colour, rng)
+        return coloured(TrainingPicture(canvas, PhotoLabels.joined(parts)), self.augmentation.colour, rng)
 
-    def _placed(self, index: int, room: tuple[int, int], rng: np.random.Generator) -> Picture:
+    def _placed(self, index: int, room: tuple[int, int], rng: np.random.Generator) -> TrainingPicture:
         """A photo at a random scale, aspect ratio, place and orientation in a room of a height and width."""
         photo, how = self.photos[index], self.augmentation
         zoom, stretch = rng.uniform(*how.zoom), math.exp(rng.uniform(-1, 1) * math.log(how.stretch))
@@ -132,7 +132,7 @@ class StudentBatches:
         ]
         factors = (size[1] / photo.width, size[0] / photo.height)
         labels = scaled(self.labels[index], factors, size[1] if flip else None)
-        return Picture(canvas, cut_to(moved(labels, left, top), room, how.least_visible))
+        return TrainingPicture(canvas, cut_to(moved(labels, left, top), room, how.least_visible))
 
 
 # ---------------------------------------------------------------- labels in a picture
@@ -172,7 +172,7 @@ def cut_to(labels: PhotoLabels, room: tuple[int, int], least_visible: float) -> 
     )
 
 
-def coloured(picture: Picture, most: float, rng: np.random.Generator) -> Picture:
+def coloured(picture: TrainingPicture, most: float, rng: np.random.Generator) -> TrainingPicture:
     """A picture with a random change of brightness, contrast and saturation."""
     brightness, contrast, saturation = rng.uniform(1 - most, 1 + most, size=3).tolist()
     pixels = picture.pixels * brightness

@@ -14,7 +14,7 @@ from tag2box.inference.predict import Inference, OnPhoto, Select
 from tag2box.models.class_maps import NO_PRIOR
 from tag2box.ops.boxes import areas, class_nms, clip
 from tag2box.progress import Progress, silent
-from tag2box.student.network import StudentModule, decode
+from tag2box.student.network import StudentModule, decode_levels
 from tag2box.training import batches
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
@@ -24,7 +24,7 @@ CANDIDATES = 200
 
 @dataclass(frozen=True)
 class StudentDetector:
-    """A student's network, its classes and how it looks at photos.
+    """A student's network, its classes and its views of photos.
 
     Example:
         found = StudentDetector(network, classes, inference).predict([pixels])  # uint8 (3, H, W)
@@ -108,7 +108,7 @@ class StudentDetector:
         assert isinstance(self.network, StudentModule)
         device = self.network.backbone.device
         height, width = pixels.shape[1:]
-        logits, boxes, _ = decode(
+        logits, boxes, _ = decode_levels(
             self.network.forward(padded(pixels, self.network)[None].to(device)), self.network.strides
         )
         scores, rows = logits[0].sigmoid().topk(min(CANDIDATES, logits.shape[1]), dim=0)  # (k, C)

@@ -28,8 +28,8 @@ from tag2box.models import lite0
 from tag2box.models.backbone import BackboneSettings
 from tag2box.progress import Progress, silent
 from tag2box.student import relabel
-from tag2box.student.network import AnchorFree, StudentModule, StudentSettings, decode
-from tag2box.student.student_data import Augmentation, Picture, StudentBatches
+from tag2box.student.network import AnchorFree, StudentModule, StudentSettings, decode_levels
+from tag2box.student.student_data import Augmentation, StudentBatches, TrainingPicture
 from tag2box.student.student_detector import StudentDetector
 from tag2box.student.targets import Noise, StudentLoss, prepare_labels, student_loss, top_scores
 from tag2box.training import batches, checkpoint, events, loop, optim
@@ -221,7 +221,7 @@ def fit_student(
     for number in range(config.rounds.count):
         if number:
             made = training.next_labels(number, labels, state)
-            if relabel.agreement(own.content, made.content) >= config.rounds.agreement:
+            if relabel.round_agreement(own.content, made.content) >= config.rounds.agreement:
                 break
             own = made
             if training.done == number * config.plan.iterations:
@@ -267,11 +267,13 @@ class _Training:
                         f"{self.run}: stopped after {self.done} iterations and saved; continue with --resume"
                     )
 
-    def _pictures(self, source: StudentBatches, pool: ThreadPoolExecutor, left: range) -> Iterator[list[Picture]]:
+    def _pictures(
+        self, source: StudentBatches, pool: ThreadPoolExecutor, left: range
+    ) -> Iterator[list[TrainingPicture]]:
         shard = self.dist.shard(self.config.plan.batch_size)
         return batches.prefetch(pool, lambda iteration: source.batch(iteration, shard), left)
 
-    def _step(self, state: StudentState, pictures: Sequence[Picture], local: int) -> dict[str, float]:
+    def _step(self, state: StudentState, pictures: Sequence[TrainingPicture], local: int) -> dict[str, float]:
         """One iteration of a round: losses, gradients of all ranks, optimizer, moving average."""
         plan = self.config.plan
         loss = batch_loss(self.config, state.network, pictures)
@@ -318,7 +320,7 @@ class _Training:
                 f"{folder}: missing, though the run is beyond it; restore it, or train a new student"
             )
         made = self._relabelled(first, state)
-        f1 = relabel.agreement(first.content, made.content)
+        f1 = relabel.round_agreement(first.content, made.content)
         if self.dist.is_main:
             made.write(folder)
         self.log.write("round", {"iteration": begins, "round": number + 1, "agreement": f1})
@@ -338,7 +340,7 @@ class _Training:
         self.log.write("end", {"iteration": self.done, "seconds": seconds, "peak_memory_mb": loop.peak_memory_mb()})
 
 
-def batch_loss(config: StudentConfig, network: nn.Module, pictures: Sequence[Picture]) -> StudentLoss | None:
+def batch_loss(config: StudentConfig, network: nn.Module, pictures: Sequence[TrainingPicture]) -> StudentLoss | None:
     """The losses of some pictures; None without any, on a rank beyond the batch size."""
     if not pictures:
         return None
@@ -346,7 +348,7 @@ def batch_loss(config: StudentConfig, network: nn.Module, pictures: Sequence[Pic
     device = network.backbone.device
     with _autocast(device, config.precision):
         levels = network.forward(torch.stack([picture.pixels for picture in pictures]).to(device))
-    logits, boxes, cells = decode(levels, network.strides)
+    logits, boxes, cells = decode_levels(levels, network.strides)
     labels = [picture.labels.to(device) for picture in pictures]
     return student_loss(logits, boxes, cells, labels, top=config.plan.top)
 

@@ -164,7 +164,7 @@ def inside(cells: Float[Tensor, "A 3"], boxes: Float[Tensor, "G 4"]) -> Bool[Ten
     return (x > boxes[:, 0]) & (x < boxes[:, 2]) & (y > boxes[:, 1]) & (y < boxes[:, 3])
 
 
-def assign(
+def assign_cells(
     probs: Float[Tensor, "A C"],
     boxes: Float[Tensor, "A 4"],
     cells: Float[Tensor, "A 3"],
@@ -281,7 +281,7 @@ def student_loss(
     """Classification and box losses of a batch, as sums."""
     with torch.no_grad():
         probs = logits.sigmoid()
-        found = [assign(p, b, cells, own, top=top) for p, b, own in zip(probs, boxes, labels, strict=True)]
+        found = [assign_cells(p, b, cells, own, top=top) for p, b, own in zip(probs, boxes, labels, strict=True)]
     classes = quality_focal(
         logits, torch.stack([one.classes for one in found]), torch.stack([one.weights for one in found])
     )

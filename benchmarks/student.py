@@ -1,0 +1,169 @@
+"""What a student makes of a teacher's labels, and what each treatment of their noise adds.
+
+    tag2box label runs/teacher VOC --split train --out labels
+    python benchmarks/student.py labels --data VOC --split train --test-split test --work runs/student-rows \
+        --out docs/results/student.json
+
+Rows, each on the one before unless it says otherwise: one box per tag; all labels of the rule, doubtful boxes being
+background; weights by score; ignore regions; per-class thresholds and open tags; two rounds of half the iterations; and
+true boxes, the ceiling. All have the same number of iterations. A row and seed is a run folder and a JSON file in
+``--work``: what is interrupted resumes, what is there is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tag2box import runs, storage
+from tag2box.annotations import Truth
+from tag2box.cli.student import resume_student, train_student
+from tag2box.formats.datasets import read_photos, read_tagged, read_truth
+from tag2box.formats.listing import DataSource
+from tag2box.io import write_json
+from tag2box.labels.label_set import LabelSet, is_label_set
+from tag2box.labels.labelled import LabelledPhoto, from_truth
+from tag2box.metrics.evaluation import evaluate_detections
+from tag2box.progress import TerminalProgress
+from tag2box.student.relabel import Rounds
+from tag2box.student.student_training import StudentConfig
+from tag2box.student.targets import Noise
+from tag2box.training.events import read_events
+
+TRUSTING = Noise(weights="none", threshold=0.0, ignore=False, open_tags=False)
+WEIGHTED = replace(TRUSTING, weights="class")
+IGNORING = replace(WEIGHTED, ignore=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Labels, and how a student treats them."""
+
+    noise: Noise
+    labels: Callable[[Data], LabelSet] = lambda data: data.labels
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
+class Data:
+    """The labels of a teacher, the true boxes of the same photos, and the test photos."""
+
+    labels: LabelSet
+    train: DataSource
+    test: DataSource
+
+    def best_boxes(self) -> LabelSet:
+        """One box per tag."""
+        photos = tuple(_best_of_each_tag(photo) for photo in self.labels.content.photos)
+        return replace(self.labels, content=replace(self.labels.content, photos=photos))
+
+    def true_boxes(self) -> LabelSet:
+        """The true boxes of the same photos; difficult ones are ignore regions."""
+        content = self.labels.content
+        whole = from_truth(read_truth(self.train), read_tagged(self.train), content.root)
+        known = {photo.file: photo for photo in whole.photos}
+        photos = tuple(
+            replace(known[photo.file], id=photo.id, stamp=storage.FileStamp.of(content.path(photo)))
+            for photo in content.photos
+        )
+        return replace(self.labels, content=replace(whole, classes=content.classes, photos=photos))
+
+
+def _best_of_each_tag(photo: LabelledPhoto) -> LabelledPhoto:
+    best = {box.name: box for box in sorted(photo.labels, key=lambda own: own.score or 0.0)}
+    return replace(photo, boxes=tuple(best.values()))
+
+
+ROWS = {
+    "one box per tag": Row(TRUSTING, Data.best_boxes),
+    "label rule": Row(TRUSTING),
+    "weights": Row(WEIGHTED),
+    "ignore regions": Row(IGNORING),
+    "thresholds, open tags": Row(Noise()),
+    "second round": Row(Noise(), rounds=2),
+    "true boxes": Row(Noise(), Data.true_boxes),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("labels", type=Path, help="label set of the teacher")
+    parser.add_argument("--data", type=Path, required=True, help="dataset with the true boxes of its photos")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--test-split", default="test")
+    parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated, of: " + ", ".join(ROWS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--iterations", type=int, default=StudentConfig().plan.iterations)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=c")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    labels = LabelSet.open(args.labels)
+    train, test = (
+        DataSource(path=args.data, split=split, classes=labels.classes) for split in (args.split, args.test_split)
+    )
+    names = [name for name in ROWS if name in args.rows]
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    cells = measure(Data(labels, train, test), names, seeds, args.work, args.iterations, args.overrides)
+    page = {"iterations": args.iterations, "photos": len(labels.content), "machine": runs.machine(), "cells": cells}
+    print(json.dumps(page, indent=1))
+    if args.out:
+        write_json(args.out, page)
+
+
+def measure(
+    data: Data, names: Sequence[str], seeds: Sequence[int], work: Path, iterations: int, overrides: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """The figures of each row and seed; those that are in ``work`` are read."""
+    cells = []
+    for seed in seeds:
+        for name in names:
+            place = f"{storage.safe_file_name(name.replace(' ', '-'))}-{iterations}-{seed}"
+            file = work / f"{place}.json"
+            if not file.exists():
+                figures = _cell(data, ROWS[name], seed, work / place, iterations, overrides)
+                write_json(file, {"row": name, "seed": seed, **figures})
+            cells.append(json.loads(file.read_text()))
+    return cells
+
+
+def _cell(
+    data: Data, row: Row, seed: int, folder: Path, iterations: int, overrides: Sequence[str]
+) -> dict[str, object]:
+    labels = folder / "labels"
+    if not is_label_set(labels):
+        row.labels(data).write(labels)
+    how = [*overrides, f"plan.seed={seed}", f"plan.iterations={max(1, iterations // row.rounds)}"]
+    config = StudentConfig(noise=row.noise, rounds=Rounds(count=row.rounds, agreement=1.0))
+    if runs.has_run(folder / "run"):
+        resume_student(folder / "run", progress=TerminalProgress())
+    else:
+        train_student(labels, folder / "run", config=config, overrides=how, progress=TerminalProgress())
+    end = list(read_events(folder / "run"))[-1]
+    return {**evaluated(folder / "run", data.test, read_truth(data.test)), **_costs(end)}
+
+
+def _costs(end: dict[str, object]) -> dict[str, object]:
+    seconds, iteration = end["seconds"], end["iteration"]
+    assert isinstance(seconds, float) and isinstance(iteration, int)
+    return {"iterations": iteration, "seconds": round(seconds), "peak_memory_mb": end["peak_memory_mb"]}
+
+
+def evaluated(run: Path, test: DataSource, truth: Truth) -> dict[str, object]:
+    """mAP50 on the test photos, and photos per second of processor time."""
+    trained = runs.open_run(run)
+    assert isinstance(trained, runs.StudentRun)
+    photos = {photo.id: photo for photo in read_photos(test)}
+    start = time.process_time()
+    found = trained.detect([photos[name] for name in truth.ids])
+    seconds = time.process_time() - start
+    result = evaluate_detections(truth, found, ("voc07",)).to_json()
+    return {"voc07": result["voc07"], "photos_per_cpu_second": round(len(photos) / seconds, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The rows of benchmarks/student.py: trained once, kept, and read again."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_student import SMALL, tiny_labels
+
+from tag2box.formats.listing import DataSource
+from tag2box.labels.label_set import LabelSet
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("student")
+
+
+def test_rows_are_measured_once(bench: Any, tmp_path: Path) -> None:
+    labels = tiny_labels(tmp_path)
+    source = DataSource(path=labels)
+    data = bench.Data(LabelSet.open(labels), source, source)
+    names = ["one box per tag", "second round", "true boxes"]
+    cells = bench.measure(data, names, [0], tmp_path / "work", 2, SMALL)
+    assert [(cell["row"], cell["iterations"]) for cell in cells] == [(name, 2) for name in names]
+    assert all(0 <= cell["voc07"]["mAP"] <= 1 and cell["photos_per_cpu_second"] > 0 for cell in cells)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").iterdir()}
+    assert bench.measure(data, names, [0], tmp_path / "work", 2, SMALL) == cells
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").iterdir()} == before
+
+
+def test_one_box_per_tag_is_the_best_one(bench: Any, tmp_path: Path) -> None:
+    labels = LabelSet.open(tiny_labels(tmp_path))
+    data = bench.Data(labels, DataSource(path=tmp_path / "labels"), DataSource(path=tmp_path / "labels"))
+    made = data.best_boxes().content
+    for photo, own in zip(labels.content.photos, made.photos, strict=True):
+        assert sorted(box.name for box in own.boxes) == sorted(photo.tags)
+    assert [photo.boxes for photo in data.true_boxes().content.photos] != []
