@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from onnx import TensorProto, helper
 from PIL import Image
 from tiny_student import SMALL, TinyTrunk, tiny_labels
 
+from bench_figures import bench as load_bench
 from pages import ROOT
+from tag2box import runs
 from tag2box.annotations import Photo
 from tag2box.cli import model_export
 from tag2box.cli.model_export import export_model, parse_size, run_script, xanylabeling_config
@@ -31,7 +34,7 @@ from tag2box.inference.predict import Inference, Predict
 from tag2box.models.backbone import Preprocess
 from tag2box.ops.boxes import iou
 from tag2box.student import onnx_export, onnx_graph, quantization
-from tag2box.student.network import AnchorFree, decode
+from tag2box.student.network import AnchorFree, decode_levels
 from tag2box.student.onnx_export import (
     TOLERANCE,
     Difference,
@@ -154,7 +157,7 @@ def test_boxes_and_scores_are_those_of_torch_at_any_size_and_number(
     pixels = pixels_of(shape)
     *_, boxes, scores = onnx_session(with_cells(dynamic)).run(None, {"images": pixels.numpy()})
     with torch.no_grad():
-        logits, wanted, _ = decode(student.network(pixels.float()), student.network.strides)
+        logits, wanted, _ = decode_levels(student.network(pixels.float()), student.network.strides)
     limit = torch.tensor([shape[3], shape[2]] * 2)
     assert np.abs(scores - logits.sigmoid().numpy()).max() <= TOLERANCE
     assert np.abs(boxes - torch.minimum(wanted.clamp(min=0), limit).numpy()).max() <= TOLERANCE * max(shape[2:])
@@ -201,7 +204,7 @@ def test_readers_of_yolov8_get_centres_sizes_and_scores(student: StudentDetector
     pixels = pixels_of((1, 3, *SIZE)).float()
     (rows,) = onnx_session(str(yolo)).run(None, {"images": (pixels / 255).numpy()})
     with torch.no_grad():
-        logits, boxes, _ = decode(student.network(pixels), student.network.strides)
+        logits, boxes, _ = decode_levels(student.network(pixels), student.network.strides)
     assert rows.shape == (1, 4 + len(CLASSES), 8 * 12 + 4 * 6 + 2 * 3)
     x, y, width, height, *scores = rows[0]
     corners = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
@@ -460,7 +463,7 @@ def test_a_program_of_torch_export(
     pixels = pixels_of((1, 3, *SIZE))
     with torch.no_grad():
         boxes, scores = loaded(pixels)
-        logits, wanted, _ = decode(student.network(pixels.float()), student.network.strides)
+        logits, wanted, _ = decode_levels(student.network(pixels.float()), student.network.strides)
     assert torch.allclose(boxes, wanted, atol=1e-3) and torch.allclose(scores, logits.sigmoid(), atol=TOLERANCE)
     assert json.loads(json.loads(extra["tag2box.json"])["size"]) == list(SIZE)
 
@@ -540,3 +543,30 @@ def test_a_missing_extra_is_one_line(
     with pytest.raises(UserError, match=rf"^{missing} is not installed; run `pip install tag2box\[onnx\]`$"):
         export_model(student, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+def test_the_benchmark_measures_all_forms_alternately(
+    student: StudentDetector,
+    fixed: Path,
+    photos: tuple[Photo, Photo],
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = load_bench("student_speed")
+    monkeypatch.setattr(bench, "canvas_of", lambda _: FIXED)
+    monkeypatch.setattr(bench, "write_onnx", lambda _, out, *__: out.write_bytes(fixed.read_bytes()))
+    monkeypatch.setattr(bench, "write_int8", lambda _, out, *__: out.write_bytes(fixed.read_bytes()))
+    cores = os.sched_getaffinity(0)
+    rows = bench.measured(
+        runs.open_run(world / "run"), student, photos, photos, threads=[1], repeats=1, teacher_photos=1
+    )
+    assert os.sched_getaffinity(0) == cores
+    assert set(rows["1 threads"]) == {"teacher", "torch", "onnx", "int8", "times_faster_than_teacher"}
+    assert all(rows["1 threads"][name]["photos_per_second"]["median"] > 0 for name in ("teacher", "torch", "onnx"))
+    found = bench.OnnxStudent(onnx_session(str(fixed)), FIXED)(photos[:1])["same"]
+    wanted = student.detect(photos[:1])["same"]
+    assert found.labels.tolist() == wanted.labels.tolist()
+    assert torch.allclose(found.boxes, wanted.boxes, atol=1e-3) and torch.allclose(found.scores, wanted.scores)

@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate
 from tag2box import errors, images
 from tag2box.annotations import Photo
 from tag2box.inference.predict import Inference, Predict
-from tag2box.student.network import StudentModule, decode
+from tag2box.student.network import StudentModule, decode_levels
 from tag2box.student.student_detector import CANDIDATES, StudentDetector
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class ExportedStudent(nn.Module):
         """Boxes (xyxy, pixels of the input) and scores of all cells; for YOLOv8, rows of both from pixels 0 .. 1."""
         assert isinstance(self.network, StudentModule)
         pixels = images * 255.0 if self.outputs == "yolov8" else images.float()
-        logits, boxes, _ = decode(self.network(pixels), self.network.strides)
+        logits, boxes, _ = decode_levels(self.network(pixels), self.network.strides)
         scores = logits.sigmoid()
         if self.outputs == "raw":
             return boxes, scores
