@@ -44,7 +44,7 @@ from tag2box.metrics.evaluation import evaluate_detections
 from tag2box.recipes import photos as photos_recipe
 from tag2box.student.network import StudentModule
 from tag2box.student.onnx_export import onnx_session, write_onnx
-from tag2box.student.onnx_graph import INPUT, Canvas, canvas_of
+from tag2box.student.onnx_graph import INPUT, InputCanvas, canvas_of
 from tag2box.student.quantization import write_int8
 from tag2box.student.student_detector import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
@@ -59,7 +59,7 @@ class OnnxStudent:
     """An ONNX file of a student at work, as ``run_onnx.py`` does it, with the product's decoding of photos."""
 
     session: Any
-    canvas: Canvas
+    canvas: InputCanvas
 
     def __call__(self, photos: Sequence[Photo]) -> dict[str, Detections]:
         found = {}

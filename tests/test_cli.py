@@ -32,7 +32,10 @@ SURFACE = {
                "--set", "--skip-bad", "--on", "--address"],
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",
               "--boxes-of-other-classes", "--proposals", "--set", "--skip-bad", "--on", "--address"],
-    "export": ["labels", "--format", "--out", "--photos", "--splits", "--copy"],
+    "export": [
+        "source", "--format", "--out", "--photos", "--splits", "--copy", "--size", "--dynamic", "--outputs", "--int8",
+        "--calibrate",
+    ],
     "convert": ["source", "out", "--to", "--photos", "--split", "--classes", "--data-format", "--splits", "--copy",
                 "--skip-bad"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json",

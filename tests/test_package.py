@@ -17,8 +17,8 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals", "label",
-    "prepare_training", "propose", "recall", "report", "resume", "resume_student", "stats",
+    "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "export_model", "import_proposals",
+    "label", "prepare_training", "propose", "recall", "report", "resume", "resume_student", "stats",
     "train", "train_student",
 )  # fmt: skip
 CLASSES = (

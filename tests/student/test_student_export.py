@@ -44,7 +44,7 @@ from tag2box.student.onnx_export import (
     suppress,
     write_program,
 )
-from tag2box.student.onnx_graph import CELLS, Canvas, ExportedStudent, canvas_of, count_cells
+from tag2box.student.onnx_graph import CELLS, ExportedStudent, InputCanvas, canvas_of, count_cells
 from tag2box.student.quantization import last_nodes, write_int8
 from tag2box.student.student_detector import CANDIDATES, StudentDetector
 from tiny import tiny_photos
@@ -52,7 +52,7 @@ from tiny_world import call
 
 CLASSES = ("disc", "box: 'é\"\\", "- \u202ebar\n")
 SIZE = (64, 96)
-FIXED = Canvas(size=SIZE, short=64, long_max=96, multiple=32, least_side=128, colour=(128, 102, 76))
+FIXED = InputCanvas(size=SIZE, short=64, long_max=96, multiple=32, least_side=128, colour=(128, 102, 76))
 
 
 class BufferTrunk(TinyTrunk):
@@ -75,7 +75,9 @@ def made_student(seed: int = 0) -> StudentDetector:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
-    inference = Inference(scales=(64,), long_max=96, mirror=False, predict=Predict(nms_iou=0.5, max_detections=30))
+    inference = Inference(
+        scales=(64,), long_max=96, mirror=False, predict=Predict(nms_iou=0.5, score_threshold=1e-05, max_detections=30)
+    )
     return StudentDetector(network, CLASSES, inference)
 
 

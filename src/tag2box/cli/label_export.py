@@ -12,7 +12,7 @@ from tag2box.formats import export as exports, listing
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos
 from tag2box.progress import Progress, TerminalProgress, silent
-from tag2box.student.onnx_graph import Outputs
+from tag2box.student.onnx_graph import ExportOutputs
 
 SPLIT_HINT = "expected shares such as train=0.8,val=0.2"
 
@@ -136,7 +136,7 @@ def export_command(
     ] = None,
     is_dynamic: Annotated[bool, typer.Option("--dynamic", help="Input of any size, and any number of photos.")] = False,
     outputs: Annotated[
-        Outputs | None,
+        ExportOutputs | None,
         typer.Option(help="Boxes after NMS (default), boxes and scores of all cells, or those as YOLOv8 gives them."),
     ] = None,
     is_int8: Annotated[bool, typer.Option("--int8", help="Compute in eight bits; needs --calibrate.")] = False,
@@ -146,7 +146,7 @@ def export_command(
 ) -> None:
     """Write a label set in the format of another tool, or the network of a student run for other runtimes.
 
-    Examples: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`,
+    Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`, or of a student
     `tag2box export runs/student --format onnx --out model.onnx`
     """
     if _is_model(source, form):
@@ -192,7 +192,7 @@ def _export_run(
     out: Path | None,
     size: tuple[int, int] | None,
     is_dynamic: bool,
-    outputs: Outputs | None,
+    outputs: ExportOutputs | None,
     calibrate: Sequence[Path],
 ) -> None:
     place = out or Path(f"model{model_export.MODEL_SUFFIXES[form]}")

@@ -10,7 +10,7 @@ from tag2box import errors, images, io, runs
 from tag2box.errors import printable
 from tag2box.progress import Progress, silent
 from tag2box.student.onnx_export import Difference, write_onnx, write_program
-from tag2box.student.onnx_graph import Canvas, Outputs, canvas_of, need_onnx
+from tag2box.student.onnx_graph import ExportOutputs, InputCanvas, canvas_of, need_onnx
 from tag2box.student.quantization import write_int8
 from tag2box.student.student_detector import StudentDetector
 
@@ -37,7 +37,7 @@ def export_model(
     export: ModelFormat = "onnx",
     size: tuple[int, int] | None = None,
     is_dynamic: bool = False,
-    outputs: Outputs | None = None,
+    outputs: ExportOutputs | None = None,
     calibrate: Sequence[Path] = (),
     progress: Progress = silent,
 ) -> ExportedFiles:
@@ -58,7 +58,7 @@ def export_model(
     Example:
         tag2box.export_model(Path("runs/student"), Path("model.onnx"))
     """
-    shown: Outputs = outputs or ("raw" if export == "torch-export" else "detections")
+    shown: ExportOutputs = outputs or ("raw" if export == "torch-export" else "detections")
     _check(out, export, shown, size, is_dynamic=is_dynamic, is_int8=bool(calibrate))
     student = run if isinstance(run, StudentDetector) else load_student(run)
     canvas = canvas_of(student, size=size, is_dynamic=is_dynamic)
@@ -123,7 +123,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- files beside an ONNX file
 
 
-def _write_companions(student: StudentDetector, out: Path, canvas: Canvas, outputs: Outputs) -> list[Path]:
+def _write_companions(student: StudentDetector, out: Path, canvas: InputCanvas, outputs: ExportOutputs) -> list[Path]:
     script, config = out.with_name(SCRIPT), out.with_suffix(".yaml")
     if outputs == "detections" and not script.exists():  # it serves all files of a folder, and may have been changed
         io.write_text(script, run_script())

@@ -26,9 +26,9 @@ from tag2box.student.onnx_graph import (
     CELLS,
     INPUT,
     OPSET,
-    Canvas,
     ExportedStudent,
-    Outputs,
+    ExportOutputs,
+    InputCanvas,
     count_cells,
     exported_program,
     need_onnx,
@@ -50,7 +50,9 @@ _SAME_ROWS = 0.98  # of detections: rounding of an IoU at the threshold may let 
 # ---------------------------------------------------------------- what is written about it
 
 
-def metadata(student: StudentDetector, canvas: Canvas, outputs: Outputs, *, precision: str = "fp32") -> dict[str, str]:
+def metadata(
+    student: StudentDetector, canvas: InputCanvas, outputs: ExportOutputs, *, precision: str = "fp32"
+) -> dict[str, str]:
     """What a program needs to know to run an export: texts, JSON where they are more than a word."""
     network, predict = student.network, student.inference.predict
     assert isinstance(network, StudentModule)
@@ -106,7 +108,7 @@ class Difference:
         return cls(float(scores.max()), float(boxes.max()) / side, float(scores.mean()))
 
 
-def compare_onnx(path: Path, module: ExportedStudent, canvas: Canvas, predict: Predict) -> Difference:
+def compare_onnx(path: Path, module: ExportedStudent, canvas: InputCanvas, predict: Predict) -> Difference:
     """The largest difference of an ONNX file from torch on made-up photos; raises if its NMS is not torch's."""
     onnx = need_onnx()
     model = onnx.load(path)
@@ -172,7 +174,9 @@ def suppress(
 # ---------------------------------------------------------------- files
 
 
-def write_onnx(student: StudentDetector, out: Path, canvas: Canvas, outputs: Outputs = "detections") -> Difference:
+def write_onnx(
+    student: StudentDetector, out: Path, canvas: InputCanvas, outputs: ExportOutputs = "detections"
+) -> Difference:
     """Write a student as an ONNX file, unless what is written differs from torch; returns how much it does."""
     module = ExportedStudent(student, outputs)
     model = onnx_model(exported_program(module, canvas), outputs)
@@ -183,7 +187,7 @@ def save_onnx(
     model: "ModelProto",
     student: StudentDetector,
     out: Path,
-    canvas: Canvas,
+    canvas: InputCanvas,
     module: ExportedStudent,
     *,
     precision: str = "fp32",
@@ -205,7 +209,9 @@ def save_onnx(
     return difference
 
 
-def write_program(student: StudentDetector, out: Path, canvas: Canvas, outputs: Outputs = "raw") -> Difference:
+def write_program(
+    student: StudentDetector, out: Path, canvas: InputCanvas, outputs: ExportOutputs = "raw"
+) -> Difference:
     """Write a student as a program of ``torch.export``, unless what is written differs; there is no NMS in it."""
     module = ExportedStudent(student, outputs)
     program = exported_program(module, canvas)

@@ -1,7 +1,7 @@
 """The graph of an exported student, in ``torch.export`` and in ONNX, and the input that it expects.
 
 The preprocessing of the weights is part of the graph: pixels go in as they are, letterboxed by the caller
-(``Canvas``). ``detections`` also has class-wise NMS in it, as ``StudentDetector`` does it.
+(``InputCanvas``). ``detections`` also has class-wise NMS in it, as ``StudentDetector`` does it.
 """
 
 import copy
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
+from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 OPSET = 18
 """The oldest opset that torch's exporter writes without conversion, so that most runtimes read it."""
 INPUT = "images"
-Outputs = Literal["detections", "raw", "yolov8"]
-OUTPUT_NAMES: Mapping[Outputs, tuple[str, ...]] = {
+ExportOutputs = Literal["detections", "raw", "yolov8"]
+OUTPUT_NAMES: Mapping[ExportOutputs, tuple[str, ...]] = {
     "detections": ("boxes", "scores", "labels"),
     "raw": ("boxes", "scores"),
     "yolov8": ("output0",),
@@ -48,7 +49,7 @@ _USUAL_ASPECT = 4 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Canvas:
+class InputCanvas:
     """How a photo is placed in the input: scaled, at the top left, with a neutral colour around it.
 
     The input has a fixed ``size`` (height, width), into which the photo is fitted; or sides of any multiple of
@@ -67,7 +68,7 @@ class Canvas:
         """Height and width to which a photo of a height and width is resized.
 
         >>> how = {"short": 320, "long_max": 512, "multiple": 32, "least_side": 128, "colour": (0, 0, 0)}
-        >>> Canvas(size=(320, 320), **how).fitted((480, 640)), Canvas(size=None, **how).fitted((480, 640))
+        >>> InputCanvas(size=(320, 320), **how).fitted((480, 640)), InputCanvas(size=None, **how).fitted((480, 640))
         ((240, 320), (320, 427))
         """
         if self.size is None:
@@ -92,7 +93,9 @@ class Canvas:
         return room.numpy()
 
 
-def canvas_of(student: StudentDetector, *, size: tuple[int, int] | None = None, is_dynamic: bool = False) -> Canvas:
+def canvas_of(
+    student: StudentDetector, *, size: tuple[int, int] | None = None, is_dynamic: bool = False
+) -> InputCanvas:
     """The input of an export; without a size, a square for photos of 4:3 as the student sees them."""
     network = student.network
     assert isinstance(network, StudentModule)
@@ -105,7 +108,7 @@ def canvas_of(student: StudentDetector, *, size: tuple[int, int] | None = None, 
         raise errors.UserError(
             f"--size {'x'.join(map(str, fixed))}: expected multiples of {multiple} up to {_MOST_SIDE}, such as {side}"
         )
-    return Canvas(
+    return InputCanvas(
         size=fixed,
         short=short,
         long_max=inference.long_max,
@@ -139,7 +142,7 @@ def _usual_side(inference: Inference, short: int) -> int:
 class ExportedStudent(nn.Module):
     """A network from pixels to boxes: what is exported, without NMS."""
 
-    def __init__(self, student: StudentDetector, outputs: Outputs) -> None:
+    def __init__(self, student: StudentDetector, outputs: ExportOutputs) -> None:
         super().__init__()
         self.network = copy.deepcopy(student.network).cpu().float().eval().requires_grad_(False)
         assert isinstance(self.network, StudentModule)
@@ -171,7 +174,7 @@ class ExportedStudent(nn.Module):
         return pixels if self.outputs == "yolov8" else (pixels * 255).round().byte()
 
 
-def exported_program(module: ExportedStudent, canvas: Canvas) -> torch.export.ExportedProgram:
+def exported_program(module: ExportedStudent, canvas: InputCanvas) -> torch.export.ExportedProgram:
     """The graph of a network, for an input of a fixed size and one photo, or of any size and number."""
     if canvas.size is not None:
         with quiet():
@@ -184,7 +187,7 @@ def exported_program(module: ExportedStudent, canvas: Canvas) -> torch.export.Ex
         return torch.export.export(module, (example,), dynamic_shapes=shapes)
 
 
-def onnx_model(program: torch.export.ExportedProgram, outputs: Outputs) -> "ModelProto":
+def onnx_model(program: torch.export.ExportedProgram, outputs: ExportOutputs) -> "ModelProto":
     """The graph in ONNX, without NMS."""
     need_onnx()
     names = CELLS if outputs == "detections" else OUTPUT_NAMES[outputs]
@@ -204,6 +207,56 @@ def onnx_model(program: torch.export.ExportedProgram, outputs: Outputs) -> "Mode
     return model
 
 
+# class-wise NMS, written in ONNX's own text form: k candidates per class; NonMaxSuppression gives rows of (photo and
+# class, 0, candidate), whose scores are kept where they were, so that one TopK per photo ranks the boxes of all classes
+_NMS = Template("""
+<ir_version: $ir, opset_import: ["" : $opset]>
+nms (float[photos, cells, 4] cell_boxes, float[photos, cells, $classes] cell_scores)
+=> (float[photos, $rows, 4] boxes, float[photos, $rows] scores, int64[photos, $rows] labels) {
+    k = Constant <value_ints = [$k]> ()
+    best_cells = Transpose <perm = [0, 2, 1]> (cell_scores)
+    best, cell = TopK <axis = 2> (best_cells, k)
+    all_of_a_photo = Constant <value_ints = [0, $all, 1]> ()
+    flat_cell = Reshape (cell, all_of_a_photo)
+    candidates = GatherND <batch_dims = 1> (cell_boxes, flat_cell)
+    boxes_of_a_class = Constant <value_ints = [-1, $k, 4]> ()
+    scores_of_a_class = Constant <value_ints = [-1, 1, $k]> ()
+    class_boxes = Reshape (candidates, boxes_of_a_class)
+    class_scores = Reshape (best, scores_of_a_class)
+    iou = Constant <value_float = $iou> ()
+    least = Constant <value_float = $least> ()
+    chosen = NonMaxSuppression (class_boxes, class_scores, k, iou, least)
+    zero = Constant <value_ints = [0]> ()
+    one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> ()
+    three = Constant <value_ints = [3]> ()
+    photo_and_class = Slice (chosen, zero, one, one)
+    rank = Slice (chosen, two, three, one)
+    begins = Mul (photo_and_class, k)
+    places = Add (begins, rank)
+    all = Constant <value_ints = [-1]> ()
+    flat_best = Reshape (best, all)
+    kept_scores = GatherND (flat_best, places)
+    flat_shape = Shape (flat_best)
+    nothing = ConstantOfShape (flat_shape)
+    kept = ScatterND (nothing, places, kept_scores)
+    flat_photo = Constant <value_ints = [-1, $all]> ()
+    kept_of_a_photo = Reshape (kept, flat_photo)
+    rows = Constant <value_ints = [$rows]> ()
+    scores, row = TopK <axis = 1> (kept_of_a_photo, rows)
+    row_index = Unsqueeze (row, all)
+    found = GatherND <batch_dims = 1> (candidates, row_index)
+    none = Constant <value_float = 0.0> ()
+    is_found = Greater (scores, none)
+    is_box = Unsqueeze (is_found, all)
+    boxes = Where (is_box, found, none)
+    class = Div (row, k)
+    no_class = Constant <value_int = -1> ()
+    labels = Where (is_found, class, no_class)
+}
+""")
+
+
 def with_nms(model: "ModelProto", predict: Predict, num_classes: int, cells: int | None) -> "ModelProto":
     """The graph with class-wise NMS behind it: the best ``predict.max_detections`` boxes per photo, best first.
 
@@ -216,51 +269,10 @@ def with_nms(model: "ModelProto", predict: Predict, num_classes: int, cells: int
     onnx = need_onnx()
     k = CANDIDATES if cells is None else min(CANDIDATES, cells)
     rows = min(predict.max_detections, k * num_classes)
-    tail = onnx.parser.parse_model(f"""
-        <ir_version: {model.ir_version}, opset_import: ["" : {OPSET}]>
-        nms (float[photos, cells, 4] {CELLS[0]}, float[photos, cells, {num_classes}] {CELLS[1]})
-        => (float[photos, {rows}, 4] boxes, float[photos, {rows}] scores, int64[photos, {rows}] labels) {{
-            k = Constant <value_ints = [{k}]> ()
-            best_cells = Transpose <perm = [0, 2, 1]> ({CELLS[1]})
-            best, cell = TopK <axis = 2> (best_cells, k)
-            all_of_a_photo = Constant <value_ints = [0, {k * num_classes}, 1]> ()
-            flat_cell = Reshape (cell, all_of_a_photo)
-            candidates = GatherND <batch_dims = 1> ({CELLS[0]}, flat_cell)
-            boxes_of_a_class = Constant <value_ints = [-1, {k}, 4]> ()
-            scores_of_a_class = Constant <value_ints = [-1, 1, {k}]> ()
-            class_boxes = Reshape (candidates, boxes_of_a_class)
-            class_scores = Reshape (best, scores_of_a_class)
-            iou = Constant <value_float = {predict.nms_iou!r}> ()
-            least = Constant <value_float = {float(predict.score_threshold)!r}> ()
-            chosen = NonMaxSuppression (class_boxes, class_scores, k, iou, least)
-            zero = Constant <value_ints = [0]> ()
-            one = Constant <value_ints = [1]> ()
-            two = Constant <value_ints = [2]> ()
-            three = Constant <value_ints = [3]> ()
-            photo_and_class = Slice (chosen, zero, one, one)
-            rank = Slice (chosen, two, three, one)
-            begins = Mul (photo_and_class, k)
-            places = Add (begins, rank)
-            all = Constant <value_ints = [-1]> ()
-            flat_best = Reshape (best, all)
-            kept_scores = GatherND (flat_best, places)
-            flat_shape = Shape (flat_best)
-            nothing = ConstantOfShape (flat_shape)
-            kept = ScatterND (nothing, places, kept_scores)
-            flat_photo = Constant <value_ints = [-1, {k * num_classes}]> ()
-            kept_of_a_photo = Reshape (kept, flat_photo)
-            rows = Constant <value_ints = [{rows}]> ()
-            scores, row = TopK <axis = 1> (kept_of_a_photo, rows)
-            row_index = Unsqueeze (row, all)
-            found = GatherND <batch_dims = 1> (candidates, row_index)
-            none = Constant <value_float = 0.0> ()
-            is_found = Greater (scores, none)
-            is_box = Unsqueeze (is_found, all)
-            boxes = Where (is_box, found, none)
-            class = Div (row, k)
-            no_class = Constant <value_int = -1> ()
-            labels = Where (is_found, class, no_class)
-        }}""")
+    numbers = {"k": k, "all": k * num_classes, "rows": rows, "classes": num_classes, "opset": OPSET}
+    limits = {"iou": float(predict.nms_iou), "least": float(predict.score_threshold)}
+    tail = onnx.parser.parse_model(_NMS.substitute(numbers, **limits, ir=model.ir_version))
+    tail = onnx.compose.add_prefix(tail, "nms/", rename_inputs=False, rename_outputs=False)  # of names in the middle
     merged: ModelProto = onnx.compose.merge_models(model, tail, io_map=[(name, name) for name in CELLS])
     versions = {entry.domain: entry.version for entry in merged.opset_import}  # the parts name the same ones
     del merged.opset_import[:]
@@ -281,7 +293,7 @@ def need_onnx() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's remarks about itself, such as packages that it looks for, from the terminal."""
+    """Keep torch's remarks about itself, such as packages that it misses, from the terminal."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

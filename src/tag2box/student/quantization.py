@@ -18,9 +18,9 @@ from tag2box.progress import Progress, silent
 from tag2box.student.onnx_export import Difference, save_onnx
 from tag2box.student.onnx_graph import (
     INPUT,
-    Canvas,
     ExportedStudent,
-    Outputs,
+    ExportOutputs,
+    InputCanvas,
     exported_program,
     need_onnx,
     onnx_model,
@@ -38,9 +38,9 @@ _OPERATORS = ["Conv", "Clip", "Add", "Resize"]
 def write_int8(
     student: StudentDetector,
     out: Path,
-    canvas: Canvas,
+    canvas: InputCanvas,
     photos: Sequence[Photo],
-    outputs: Outputs = "detections",
+    outputs: ExportOutputs = "detections",
     *,
     progress: Progress = silent,
 ) -> Difference:
@@ -59,7 +59,7 @@ def write_int8(
 
 
 def quantized(
-    model: "ModelProto", canvas: Canvas, photos: Sequence[Photo], *, is_unit: bool, progress: Progress = silent
+    model: "ModelProto", canvas: InputCanvas, photos: Sequence[Photo], *, is_unit: bool, progress: Progress = silent
 ) -> "ModelProto":
     """A graph whose convolutions compute in eight bits, without NMS.
 
