@@ -3,11 +3,14 @@
     tag2box label runs/teacher VOC --split train --out labels
     python benchmarks/student.py labels --data VOC --split train --test-split test --work runs/student-rows \
         --out docs/results/student.json
+    python benchmarks/student.py VOC --data VOC --split train --rows "true boxes" --iterations 300 --seeds 0 \
+        --work runs/student-hold-out
 
 Rows, each on the one before unless it says otherwise: one box per tag; all labels of the rule, doubtful boxes being
 background; weights by score; ignore regions; per-class thresholds and open tags; two rounds of half the iterations; and
 true boxes, the ceiling. All have the same number of iterations. A row and seed is a run folder and a JSON file in
-``--work``: what is interrupted resumes, what is there is not computed again.
+``--work``: what is interrupted resumes, what is there is not computed again. Without ``--test-split``, every fourth
+training photo is held out and tested on: for decisions that must not see test photos.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from tag2box import runs, storage
 from tag2box.annotations import Truth
 from tag2box.cli.student import resume_student, train_student
 from tag2box.formats.datasets import read_photos, read_tagged, read_truth
-from tag2box.formats.listing import DataSource
+from tag2box.formats.export import read_labelled
+from tag2box.formats.listing import DataSource, refuse
 from tag2box.io import write_json
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhoto, from_truth
@@ -34,6 +38,8 @@ from tag2box.student.student_training import StudentConfig
 from tag2box.student.targets import Noise
 from tag2box.training.events import read_events
 
+HELD_OUT = 4
+"""Of so many training photos, one is tested on."""
 TRUSTING = Noise(weights="none", threshold=0.0, ignore=False, open_tags=False)
 WEIGHTED = replace(TRUSTING, weights="class")
 IGNORING = replace(WEIGHTED, ignore=True)
@@ -55,6 +61,20 @@ class Data:
     labels: LabelSet
     train: DataSource
     test: DataSource
+    tested: frozenset[str] | None = None  # of the test photos; None: all
+
+    @classmethod
+    def held_out(cls, labels: LabelSet, source: DataSource) -> Data:
+        """Every fourth photo is tested on, the others are trained on."""
+        photos = labels.content.photos
+        rest = tuple(photo for place, photo in enumerate(photos) if place % HELD_OUT)
+        kept = replace(labels, content=replace(labels.content, photos=rest))
+        return cls(kept, source, source, frozenset(photo.id for photo in photos[::HELD_OUT]))
+
+    def test_truth(self) -> Truth:
+        """The true boxes of the test photos."""
+        truth = read_truth(self.test)
+        return truth if self.tested is None else truth.part([name in self.tested for name in truth.ids])
 
     def best_boxes(self) -> LabelSet:
         """One box per tag."""
@@ -91,10 +111,11 @@ ROWS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("labels", type=Path, help="label set of the teacher")
+    parser.add_argument("labels", type=Path, help="label set of the teacher; for true boxes alone, the dataset itself")
     parser.add_argument("--data", type=Path, required=True, help="dataset with the true boxes of its photos")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--test-split", default="test")
+    parser.add_argument("--test-split")
+    parser.add_argument("--classes", type=Path, help="file of class names, if LABELS is no label set")
     parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated, of: " + ", ".join(ROWS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--iterations", type=int, default=StudentConfig().plan.iterations)
@@ -102,17 +123,27 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    labels = LabelSet.open(args.labels)
+    classes = tuple(args.classes.read_text().split()) if args.classes else None
+    labels = read_labels(args.labels, args.split, classes)
     train, test = (
-        DataSource(path=args.data, split=split, classes=labels.classes) for split in (args.split, args.test_split)
+        DataSource(path=args.data, split=split, classes=labels.classes)
+        for split in (args.split, args.test_split or args.split)
     )
+    data = Data(labels, train, test) if args.test_split else Data.held_out(labels, train)
     names = [name for name in ROWS if name in args.rows]
     seeds = [int(seed) for seed in args.seeds.split(",")]
-    cells = measure(Data(labels, train, test), names, seeds, args.work, args.iterations, args.overrides)
+    cells = measure(data, names, seeds, args.work, args.iterations, args.overrides)
     page = {"iterations": args.iterations, "photos": len(labels.content), "machine": runs.machine(), "cells": cells}
     print(json.dumps(page, indent=1))
     if args.out:
         write_json(args.out, page)
+
+
+def read_labels(place: Path, split: str, classes: tuple[str, ...] | None) -> LabelSet:
+    """A label set, or the boxes of another dataset as one."""
+    if is_label_set(place):
+        return LabelSet.open(place)
+    return LabelSet(read_labelled(DataSource(path=place, split=split, classes=classes), refuse))
 
 
 def measure(
@@ -144,7 +175,7 @@ def _cell(
     else:
         train_student(labels, folder / "run", config=config, overrides=how, progress=TerminalProgress())
     end = list(read_events(folder / "run"))[-1]
-    return {**evaluated(folder / "run", data.test, read_truth(data.test)), **_costs(end)}
+    return {**evaluated(folder / "run", data.test, data.test_truth()), **_costs(end)}
 
 
 def _costs(end: dict[str, object]) -> dict[str, object]:
@@ -162,7 +193,7 @@ def evaluated(run: Path, test: DataSource, truth: Truth) -> dict[str, object]:
     found = trained.detect([photos[name] for name in truth.ids])
     seconds = time.process_time() - start
     result = evaluate_detections(truth, found, ("voc07",)).to_json()
-    return {"voc07": result["voc07"], "photos_per_cpu_second": round(len(photos) / seconds, 1)}
+    return {"voc07": result["voc07"], "photos_per_cpu_second": round(len(truth) / seconds, 1)}
 
 
 if __name__ == "__main__":

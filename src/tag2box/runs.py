@@ -54,8 +54,8 @@ class StudentRun:
     classes: tuple[str, ...]
     detector: torch.nn.Module
 
-    def predict(self, photos: Sequence[torch.Tensor]) -> list[annotations.Detections]:
-        """Detections in decoded photos, uint8 (3, H, W), in their own pixels."""
+    def predict(self, photos: Sequence[annotations.Photo | torch.Tensor]) -> list[annotations.Detections]:
+        """Detections in photos, files or decoded ones (uint8, 3 x H x W), in their own pixels."""
         return StudentDetector(self.detector, self.classes, self.config.inference).predict(photos)
 
     def detect(

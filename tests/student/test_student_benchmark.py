@@ -41,3 +41,10 @@ def test_one_box_per_tag_is_the_best_one(bench: Any, tmp_path: Path) -> None:
     for photo, own in zip(labels.content.photos, made.photos, strict=True):
         assert sorted(box.name for box in own.boxes) == sorted(photo.tags)
     assert [photo.boxes for photo in data.true_boxes().content.photos] != []
+
+
+def test_held_out_photos_are_tested_on_and_not_trained_on(bench: Any, tmp_path: Path) -> None:
+    labels = tiny_labels(tmp_path, 5)
+    data = bench.Data.held_out(bench.read_labels(labels, "", None), DataSource(path=labels))
+    trained = [photo.id for photo in data.labels.content.photos]
+    assert (trained, list(data.test_truth().ids)) == (["photo1", "photo2", "photo3"], ["photo0", "photo4"])

@@ -17,7 +17,7 @@ from tag2box.cli.label import label
 from tag2box.cli.student import resume_student, train_student
 from tag2box.errors import Interrupted, UserError
 from tag2box.formats.listing import DataSource
-from tag2box.images import read_photo
+from tag2box.images import find_photos, read_photo
 from tag2box.labels.label_set import LabelSet
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
@@ -117,8 +117,10 @@ def test_decoded_photos_give_the_detections_of_files(world: Path) -> None:
     assert isinstance(trained, runs.StudentRun)
     files = sorted((world / "photos").iterdir())
     found = detect(world / "run", [world / "photos"], min_score=0.0)
-    for file, own in zip(files, trained.predict([read_photo(file) for file in files]), strict=True):
-        assert torch.equal(own.boxes, found[file.stem].boxes) and torch.equal(own.scores, found[file.stem].scores)
+    for photos in ([read_photo(file) for file in files], find_photos(files)):
+        for file, own in zip(files, trained.predict(photos), strict=True):
+            assert torch.equal(own.boxes, found[file.stem].boxes) and torch.equal(own.scores, found[file.stem].scores)
+    assert trained.predict([]) == []
 
 
 def test_other_scales_and_flips_are_settings_of_detect(world: Path) -> None:

@@ -236,3 +236,20 @@ def test_the_gradient_moves_boxes_towards_their_label() -> None:
     assert reach.grad is not None
     rows = reach.grad.abs().sum(dim=2)[0].nonzero().flatten()
     assert len(rows) == 1 and (reach.grad[0, rows] <= 0).all()
+
+
+def test_the_gradients_of_ranks_add_up_to_those_of_the_whole_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 16, 3, generator=generator)
+    reach = torch.rand(3, 16, 4, generator=generator) * 16 + 2
+    own = [made([[1.0, 1.0, 30.0, 30.0]], [1]), made([], []), made([[9.0, 9.0, 31.0, 31.0]], [2], [0.5])]
+
+    def gradients(parts: list[slice]) -> torch.Tensor:
+        found = [leaf.clone().requires_grad_() for leaf in (logits, reach)]
+        boxes = torch.cat([CELLS[:, :2] - found[1][..., :2], CELLS[:, :2] + found[1][..., 2:]], dim=2)
+        losses = [student_loss(found[0][part], boxes[part], CELLS, own[part]) for part in parts]
+        fit = sum(loss.fit.item() for loss in losses)
+        torch.stack([loss.total(fit, 2.0) for loss in losses]).sum().backward()
+        return torch.cat([leaf.grad for leaf in found if leaf.grad is not None], dim=2)
+
+    assert torch.allclose(gradients([slice(0, 3)]), gradients([slice(0, 1), slice(1, 3)]), atol=1e-6)

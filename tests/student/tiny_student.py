@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
-from tag2box.models.backbone import BackboneSettings
+from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.storage import FileStamp
+from tag2box.student.network import StudentSettings
 from tiny import TinyBackbone, tiny_photos
 
 SMALL = (
@@ -43,6 +44,41 @@ class TinyTrunk(TinyBackbone):
 
     def trunk_modules(self) -> tuple[nn.Module, ...]:
         return (self.conv,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNetwork(StudentSettings):
+    """A network of another package: one level, one convolution."""
+
+    kind: Literal["tiny_student:OwnNetwork"] = "tiny_student:OwnNetwork"
+
+    def build(self, backbone: Backbone, num_classes: int) -> OneLevel:
+        return OneLevel(backbone, num_classes)
+
+
+class OneLevel(nn.Module):
+    """Logits and distances from the map of stride 8."""
+
+    strides = (8,)
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone, self.num_classes = backbone, num_classes
+        self.out = nn.Conv2d(backbone.channels, num_classes + 4, 1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        out = self.out(self.backbone.trunk(images))
+        return (torch.cat([out[:, : self.num_classes], functional.softplus(out[:, self.num_classes :])], dim=1),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNetwork(StudentSettings):
+    """Builds something else."""
+
+    kind: Literal["tiny_student:NoNetwork"] = "tiny_student:NoNetwork"
+
+    def build(self, backbone: Backbone, num_classes: int) -> nn.Module:
+        return nn.Identity()
 
 
 def tiny_labels(folder: Path, count: int = 4) -> Path:

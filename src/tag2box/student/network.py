@@ -74,7 +74,7 @@ class AnchorFree(StudentSettings):
     frozen_stages: Annotated[int, Field(ge=0, le=100)] = 3
     """First stages of the backbone that stay as they are: of lite0's eight, the stem and the stages of stride 2 and 4.
 
-    Their maps are the largest, so that training them takes a third of the time.
+    Their maps are the largest: training them, too, takes a quarter more time.
     """
 
     def build(self, backbone: Backbone, num_classes: int) -> "StudentNetwork":

@@ -40,12 +40,17 @@ class StudentDetector:
                 "inference.prior: a student has no proposals and no class maps; leave evidence and area at 0"
             )
 
-    def predict(self, photos: Sequence[UInt8[Tensor, "3 H W"]]) -> list[Detections]:
-        """Detections in decoded photos, in their own pixels."""
+    def predict(self, photos: Sequence[Photo | UInt8[Tensor, "3 H W"]]) -> list[Detections]:
+        """Detections of any score in photos, files or decoded ones, in their own pixels."""
         found = []
-        for pixels in photos:
-            size, shown = (pixels.shape[1], pixels.shape[2]), pixels.float()
-            views = [(view, images.render_view(view, shown, size)) for view in self.inference.views()]
+        for photo in photos:
+            if isinstance(photo, Photo):
+                views, size = self._views(photo), (photo.height, photo.width)
+            else:
+                size, shown = (photo.shape[1], photo.shape[2]), photo.float()
+                views = [(view, images.render_view(view, shown, size)) for view in self.inference.views()]
+            if isinstance(views, errors.UserError):
+                raise views
             found.append(self._merged(views, size))
         return found
 
