@@ -33,6 +33,7 @@ from tag2box.images import find_photos
 from tag2box.inference.predict import Inference, Predict
 from tag2box.models.backbone import Preprocess
 from tag2box.ops.boxes import iou
+from tag2box.recipes import photos as photos_recipe
 from tag2box.student import onnx_export, onnx_graph, quantization
 from tag2box.student.network import AnchorFree, decode_levels
 from tag2box.student.onnx_export import (
@@ -47,7 +48,7 @@ from tag2box.student.onnx_export import (
 from tag2box.student.onnx_graph import CELLS, ExportedStudent, InputCanvas, canvas_of, count_cells
 from tag2box.student.quantization import last_nodes, write_int8
 from tag2box.student.student_detector import CANDIDATES, StudentDetector
-from tiny import tiny_photos
+from tiny import tiny_detector, tiny_photos
 from tiny_world import call
 
 CLASSES = ("disc", "box: 'é\"\\", "- \u202ebar\n")
@@ -529,6 +530,14 @@ def test_what_cannot_be_exported(
     done = call(["export", *words, *given], monkeypatch, capsys)
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1 and said in done.err
     assert {path.name for path in world.iterdir()} == before
+
+
+def test_a_run_with_proposals_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = runs.TrainedRun(tmp_path, photos_recipe(), CLASSES, tiny_detector(len(CLASSES)))
+    monkeypatch.setattr(runs, "open_run", lambda _: teacher)
+    with pytest.raises(UserError, match=r"needs proposals, .* train a student with `tag2box student`"):
+        export_model(tmp_path / "run", tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_exists_is_kept(world: Path, tmp_path: Path) -> None:
