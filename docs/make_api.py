@@ -15,8 +15,8 @@ PAGE = Path(__file__).parent / "api.md"
 SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
-        "label", "review_labels", "trust", "train_student", "resume_student", "export", "convert", "evaluate", "report",
-        "demo", "diagnose", "load_run",
+        "label", "review_labels", "trust", "train_student", "resume_student", "export", "export_model", "convert",
+        "evaluate", "report", "demo", "diagnose", "load_run",
     ),
     "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
     "Settings": ("Config", "Data", "RECIPES", "StudentConfig"),

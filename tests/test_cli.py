@@ -34,7 +34,10 @@ SURFACE = {
               "--boxes-of-other-classes", "--proposals", "--reviewed", "--trust", "--set", "--skip-bad", "--on",
               "--address"],
     "review": ["labels", "--photos", "--port", "--reviewer", "--order", "--seed", "--browser", "--no-browser"],
-    "export": ["labels", "--format", "--out", "--photos", "--splits", "--copy", "--only-reviewed"],
+    "export": [
+        "source", "--format", "--out", "--photos", "--splits", "--copy", "--only-reviewed", "--size", "--dynamic",
+        "--outputs", "--int8", "--calibrate",
+    ],
     "convert": ["source", "out", "--to", "--photos", "--split", "--classes", "--data-format", "--splits", "--copy",
                 "--skip-bad"],
     "trust": ["labels", "--reviewed", "--photos", "--split", "--data-format", "--precision", "--out", "--set"],

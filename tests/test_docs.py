@@ -36,7 +36,7 @@ TABLES = {key.rpartition(".")[0] for key in KEYS} | {"criterion"}
 PICTURES = {".png", ".jpg", ".svg"}
 IMAGINED = {  # files, modules and settings of the parts that guides add
     "criterion.labeler.background", "my_labelers.py", "my_metrics.py", "my_backbones.py", "my_proposals.py",
-    "my_format.py", "my_losses.py",
+    "my_format.py", "my_losses.py", "run_onnx.py",
 }  # fmt: skip
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

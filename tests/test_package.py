@@ -17,9 +17,9 @@ import tag2box
 ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
-    "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "import_proposals",
-    "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume", "resume_student",
-    "review_labels", "stats", "train", "train_student", "trust",
+    "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "export_model",
+    "import_proposals", "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume",
+    "resume_student", "review_labels", "stats", "train", "train_student", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",

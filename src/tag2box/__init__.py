@@ -24,6 +24,7 @@ _MODULES = {
     "diagnose": "tag2box.cli.doctor",
     "evaluate": "tag2box.cli.evaluate",
     "export": "tag2box.cli.label_export",
+    "export_model": "tag2box.cli.model_export",
     "import_proposals": "tag2box.cli.import_proposals",
     "label": "tag2box.cli.label",
     "read_reviews": "tag2box.labels.journal",

@@ -8,6 +8,7 @@ from tag2box.cli.import_proposals import import_proposals as import_proposals
 from tag2box.cli.label import label as label
 from tag2box.cli.label_export import convert as convert, export as export
 from tag2box.cli.label_trust import trust as trust
+from tag2box.cli.model_export import export_model as export_model
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report

@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "export": (
         "tag2box.cli.label_export:export_command",
-        "Write a label set in the format of another tool.",
+        "Write a label set in the format of another tool, or the network of a student run for other runtimes.",
     ),
     "convert": (
         "tag2box.cli.label_export:convert_dataset_command",

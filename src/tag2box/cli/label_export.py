@@ -1,20 +1,21 @@
-"""``tag2box export`` and ``tag2box convert``: label sets and datasets in the formats of other tools."""
+"""``tag2box export`` and ``tag2box convert``: label sets, networks and datasets in the formats of other tools."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from tag2box import errors, extend
-from tag2box.cli import options
+from tag2box import errors, extend, runs
+from tag2box.cli import model_export, options
 from tag2box.formats import export as exports, listing
 from tag2box.labels.journal import read_reviews
-from tag2box.labels.label_set import LabelSet
+from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos
 from tag2box.labels.review_actions import apply_reviews
 from tag2box.labels.reviews import Reviews
 from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.student.onnx_graph import ExportOutputs
 
 SPLIT_HINT = "expected shares such as train=0.8,val=0.2"
 
@@ -121,35 +122,119 @@ _CopyOption = Annotated[
 
 
 def export_command(
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label set of `tag2box label`.")],
-    form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FormatHelp)] = "coco",
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A label set of `tag2box label`, or a run of `tag2box student`.")
+    ],
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help=f"Of a label set: {_FormatHelp} Default: coco. Of a run: {', '.join(model_export.MODEL_SUFFIXES)}; "
+            "default: onnx.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File or folder to write; default: named after the format.")] = None,
     photos: options.PhotosOption = None,
     splits: _SplitsOption = None,
-    copy: _CopyOption = "link",
+    copy: Annotated[
+        exports.Placing | None,
+        typer.Option("--copy", help="Photos in a folder format: link to them (default), copy them, or none."),
+    ] = None,
     only_reviewed: Annotated[
         bool, typer.Option("--only-reviewed", help="Leave out photos whose review is not finished.")
     ] = False,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="PIXELS", help="Input of a network: 384, or height x width as 384x640; default: its own."),
+    ] = None,
+    is_dynamic: Annotated[bool, typer.Option("--dynamic", help="Input of any size, and any number of photos.")] = False,
+    outputs: Annotated[
+        ExportOutputs | None,
+        typer.Option(help="Boxes after NMS (default), boxes and scores of all cells, or those as YOLOv8 gives them."),
+    ] = None,
+    is_int8: Annotated[bool, typer.Option("--int8", help="Compute in eight bits; needs --calibrate.")] = False,
+    calibrate: Annotated[
+        list[Path], typer.Option(metavar="PHOTOS", help="Photos, or a folder, to find the ranges for --int8.")
+    ] = [],  # noqa: B006
 ) -> None:
-    """Write a label set in the format of another tool.
+    """Write a label set in the format of another tool, or the network of a student run for other runtimes.
 
     Reviewed photos have the boxes of their review.
 
-    Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`
+    Example: `tag2box export labels --format yolo --splits train=0.8,val=0.2 --out yolo`, or of a student
+    `tag2box export runs/student --format onnx --out model.onnx`
     """
-    place = out or Path(form if exports.export_format(form).is_folder else f"{form}{_suffix(form)}")
+    if _is_model(source, form):
+        _refuse(
+            source, "a run", {"--photos": photos, "--splits": splits, "--copy": copy, "--only-reviewed": only_reviewed}
+        )
+        if is_int8 != bool(calibrate):
+            raise errors.UserError("--int8 and --calibrate PHOTOS belong together; give both, or neither")
+        _export_run(source, form or "onnx", out, model_export.parse_size(size), is_dynamic, outputs, calibrate)
+        return
+    chosen = {"--size": size, "--dynamic": is_dynamic, "--outputs": outputs, "--int8": is_int8}
+    _refuse(source, "a label set", {**chosen, "--calibrate": calibrate})
+    name = form or "coco"
+    place = out or Path(name if exports.export_format(name).is_folder else f"{name}{_suffix(name)}")
     shares = parse_splits(splits)
     content = export(
-        labels,
+        source,
         place,
-        export=form,
+        export=name,
         photos=photos,
         splits=shares,
-        placing=copy,
+        placing=copy or "link",
         only_reviewed=only_reviewed,
         progress=TerminalProgress(),
     )
     _say(content, place)
+
+
+def _is_model(source: Path, form: str | None) -> bool:
+    """Whether a network is meant: by what is there, and by the format where that is neither."""
+    is_run, is_model_format = runs.has_run(source) and not is_label_set(source), form in model_export.MODEL_SUFFIXES
+    if is_run and form is not None and not is_model_format:
+        raise errors.UserError(
+            f"{source}: a run, --format {form} is for label sets; expected {' or '.join(model_export.MODEL_SUFFIXES)}, "
+            "or name a folder of `tag2box label`"
+        )
+    if is_model_format and is_label_set(source):
+        raise errors.UserError(f"{source}: a label set, --format {form} is for runs of `tag2box student`; name one")
+    return is_run or is_model_format
+
+
+def _refuse(source: Path, what: str, given: Mapping[str, object]) -> None:
+    """Raise if an option is given that does nothing here."""
+    for name, value in given.items():
+        if value:
+            raise errors.UserError(f"{name}: has no effect, {source} is {what}; leave it out")
+
+
+def _export_run(
+    run: Path,
+    form: str,
+    out: Path | None,
+    size: tuple[int, int] | None,
+    is_dynamic: bool,
+    outputs: ExportOutputs | None,
+    calibrate: Sequence[Path],
+) -> None:
+    place = out or Path(f"model{model_export.MODEL_SUFFIXES[form]}")
+    made = model_export.export_model(
+        run,
+        place,
+        export=cast(model_export.ModelFormat, form),
+        size=size,
+        is_dynamic=is_dynamic,
+        outputs=outputs,
+        calibrate=calibrate,
+        progress=TerminalProgress(),
+    )
+    scores, boxes = made.difference.scores, made.difference.boxes
+    options.say(f"{place}: scores differ from torch by at most {scores:.1g}, boxes by {boxes:.1g} of the side")
+    for other in made.files[1:]:
+        options.say(f"beside it: {other.name}")
 
 
 def convert_dataset_command(
