@@ -31,8 +31,8 @@ SURFACE = {
     "detect": ["run", "photos", "--out", "--split", "--every", "--proposals", "--draw", "--voc", "--format",
                "--min-score", "--trust", "--set", "--skip-bad", "--on", "--address"],
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",
-              "--boxes-of-other-classes", "--proposals", "--reviewed", "--trust", "--set", "--skip-bad", "--on",
-              "--address"],
+              "--boxes-of-other-classes", "--proposals", "--reviewed", "--trust", "--snap", "--set", "--skip-bad",
+              "--on", "--address"],
     "review": ["labels", "--photos", "--port", "--reviewer", "--order", "--seed", "--browser", "--no-browser"],
     "export": [
         "source", "--format", "--out", "--photos", "--splits", "--copy", "--only-reviewed", "--size", "--dynamic",

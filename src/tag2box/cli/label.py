@@ -18,6 +18,7 @@ from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, listing
 from tag2box.inference.predict import Inference
+from tag2box.inference.snap import Snap, SnapPhotos
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
 from tag2box.labels.labelled import LabelBox, LabelCounts, LabelledPhoto, LabelledPhotos, tagged_entries
 from tag2box.labels.rule import (
@@ -32,6 +33,7 @@ from tag2box.labels.rule import (
 from tag2box.labels.trust import Trust
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
+from tag2box.proposals import sam_boxes
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 
 _CHOICE_PHOTOS = 200  # photos on which `--rule auto` compares two views
@@ -45,6 +47,7 @@ class LabelSettings:
 
     rule: LabelRule = LabelRule()
     inference: Inference = Inference()
+    snap: Snap = Snap()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ def label(
     proposals: Path | None = None,
     reviewed: Path | None = None,
     trust: Path | None = None,
+    snap: bool = False,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
     pool: Pool | None = None,
@@ -85,7 +89,9 @@ def label(
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         reviewed: a label set or file with boxes; its reviewed photos keep these as they are, and are not detected in.
         trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
-        overrides: of ``rule`` and ``inference``, as ``--set`` takes them: ``rule.relative=0.6``.
+        snap: replace boxes by those of MobileSAM's masks where these fit the class maps better (``inference.snap``);
+            the labels then do not come from tags alone.
+        overrides: of ``rule``, ``inference`` and ``snap``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
         dist: ranks that share the photos; rank 0 writes.
@@ -99,6 +105,8 @@ def label(
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
     work = _Work(trained, chosen, root, tagged, kept, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    if snap:
+        work = replace(work, snap=_snapper(trained, chosen))
     if trust is not None:
         work = replace(work, trust=read_trust(trust, work.run()))
     with detecting.work_folder(out, dist) as folder:
@@ -114,6 +122,18 @@ def label(
 def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
     base = LabelSettings(inference=trained.config.inference)
     return settings.load(LabelSettings, [], list(overrides), base=base)
+
+
+def _snapper(trained: runs.AnyRun, chosen: LabelSettings) -> SnapPhotos:
+    """Snapping with the class maps of a run; raises if it has none, or if MobileSAM's weights are not stored."""
+    class_maps = trained.detector.class_maps if isinstance(trained, runs.TrainedRun) else None
+    if class_maps is None:
+        raise errors.UserError(
+            f"--snap: {trained.folder} has no class maps; label with a run of `tag2box train` with adaptation.epochs "
+            "above 0, such as one of the recipe photos"
+        )
+    sam_boxes.mobile_sam_network()
+    return SnapPhotos(chosen.snap, class_maps, chosen.rule.nms_iou)
 
 
 def _read(
@@ -157,6 +177,7 @@ class _Work:
     dist: DistContext
     progress: Progress
     trust: Trust | None = None
+    snap: SnapPhotos | None = None
 
     def open_photos(self) -> list[Photo]:
         """The photos that are to be labelled: those that are not reviewed."""
@@ -181,7 +202,13 @@ class _Work:
         self, inference: Inference, photos: Sequence[Photo], work: Path, skipped: list[str] | None
     ) -> dict[str, Detections]:
         """The candidates of the tags of some photos, at every score."""
-        tags, rule = self.tags(), self.settings.rule
+        tags, rule, snap = self.tags(), self.settings.rule, self.snap
+
+        def select(photo: Photo, found: Detections) -> Detections:
+            candidates = candidates_of_tags(rule, found, tags[photo.id])
+            return candidates if snap is None else snap(photo, candidates)
+
+        snapped = {} if snap is None else {"snap": asdict(snap.settings), "nms_iou": snap.nms_iou}
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
         return detecting.detect_photos(
             runs.replace_inference(self.trained, replace(inference, predict=predict)),
@@ -193,8 +220,8 @@ class _Work:
             pool=self.pool,
             dist=self.dist,
             progress=self.progress,
-            select=lambda photo, found: candidates_of_tags(rule, found, tags[photo.id]),
-            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score]},
+            select=select,
+            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score], **snapped},
         )
 
     def label(self, work: Path, skipped: list[str] | None) -> LabelSet:
@@ -216,7 +243,8 @@ class _Work:
             raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
         applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
-        return LabelSet(content, self.run() | applied, asdict(rule), runs.versions())
+        snapped = {} if self.snap is None else {"uses": sam_boxes.SA_1B, "snap": asdict(self.snap.settings)}
+        return LabelSet(content, self.run() | applied | snapped, asdict(rule), runs.versions())
 
     def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
@@ -295,9 +323,12 @@ def label_command(
         typer.Option(help="Label set or file with boxes: its reviewed photos keep them, only the others are labelled."),
     ] = None,
     trust: TrustOption = None,
+    snap: Annotated[
+        bool, typer.Option("--snap", help="Fit boxes to MobileSAM's masks (`tag2box weights get mobile-sam`).")
+    ] = False,
     override: Annotated[
         list[str],
-        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule or inference: rule.relative=0.6"),
+        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule, inference or snap: rule.relative=0.6"),
     ] = [],  # noqa: B006
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")
@@ -323,6 +354,7 @@ def label_command(
             proposals=proposals,
             reviewed=reviewed,
             trust=trust,
+            snap=snap,
             overrides=overrides,
             skipped=skipped,
             pool=options.pool_of(on, address, chunk=1),
