@@ -20,7 +20,8 @@ from tag2box.models.lite0 import Lite0Backbone
 from tag2box.models.rng import StepRng
 from tag2box.progress import TerminalProgress
 from tag2box.recipes import Config
-from tag2box.runs import build_detector, cached_features, load_run, read_config
+from tag2box.run_inputs import cached_features
+from tag2box.runs import build_detector, load_run, read_config
 from tag2box.training.batches import BatchSource, FeatureBatches, ImageBatches
 from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.training.step import Step

@@ -26,8 +26,9 @@ from tiny_world import call
 
 SURFACE = {
     "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
-    "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--config",
-              "--recipe", "--system", "--resume", "--tags", "--set"],
+    "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--boxes",
+              "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--set"],
+    "student": ["--out", "labels", "--photos", "--config", "--resume", "--set"],
     "detect": ["run", "photos", "--out", "--split", "--every", "--proposals", "--draw", "--voc", "--format",
                "--min-score", "--trust", "--set", "--skip-bad", "--on", "--address"],
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",

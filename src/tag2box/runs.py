@@ -1,4 +1,4 @@
-"""Run folders: start, read and load them, and make the proposals and feature caches that their settings describe.
+"""Run folders: start, read and load them.
 
 What a run is trained on is recorded (``tag2box.identity``), compared and, if it has changed, refused.
 """
@@ -16,28 +16,22 @@ from pathlib import Path
 
 import torch
 
-from tag2box import annotations, errors, extend, images, io, recipes, settings
+from tag2box import annotations, errors, io, recipes, settings
 from tag2box.identity import AnyConfig, RunIdentity, flat_settings
 from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
-from tag2box.proposals import base, build
-from tag2box.proposals.importers.proposal_files import Imported
-from tag2box.proposals.store import ProposalStore
 from tag2box.student.student_detector import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
 CONFIG_FILE = "config.toml"
-_IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
 _ARCHITECTURE = ("backbone.", "heads.", "adaptation.side")
 _NOT_ARCHITECTURE = {"backbone.weights", "backbone.dropout"}
-_AS_THEY_ARE = (_IMPORTED, base.SNAPPED)  # kinds of stores to which no photos are added
 
 
 @dataclass(frozen=True)
@@ -363,118 +357,6 @@ def required(path: Path | None) -> Path:
     if path is None:
         raise errors.UserError(f"{CONFIG_FILE}: data.proposals or feature_cache is empty; restore it, or train again")
     return path
-
-
-# ---------------------------------------------------------------- proposals
-
-
-def proposals_of(
-    photos: Sequence[annotations.Photo],
-    config: recipes.Config,
-    folder: Path,
-    progress: Progress,
-    *,
-    skip_bad: bool = False,
-    any_store: bool = False,
-    pool: Pool | None = None,
-) -> ProposalStore:
-    """The proposal store of some photos: built if it is missing, used as it is if it was imported or snapped.
-
-    Photos are added to an existing store only if it has some of them already, else it is that of another dataset.
-
-    Args:
-        skip_bad: record photos that cannot be read in ``store.failed`` instead of raising.
-        any_store: add photos to any store.
-        pool: where photos are processed; default: processes of this machine.
-    """
-    store = ProposalStore.open(folder) if ProposalStore.exists(folder) else None
-    if store is None or store.source.get("kind") not in _AS_THEY_ARE:
-        method = config.proposals
-        store = build.build_proposals(
-            photos,
-            method,
-            folder,
-            read=images.read_photo,
-            pool=pool,
-            skip_bad=skip_bad,
-            any_store=any_store,
-            progress=progress,
-        )
-    store.check(photo for photo in photos if not (skip_bad and photo.id in store.failed))
-    return store
-
-
-def boxes_of(
-    trained: AnyRun,
-    photos: Sequence[annotations.Photo],
-    folder: Path,
-    progress: Progress,
-    *,
-    skip_bad: bool = False,
-    any_store: bool = False,
-    pool: Pool | None = None,
-) -> ProposalStore | NoProposals:
-    """The proposals of some photos for a run, made if they are missing; a student needs none."""
-    if isinstance(trained, StudentRun):
-        return NoProposals()
-    return proposals_of(photos, trained.config, folder, progress, skip_bad=skip_bad, any_store=any_store, pool=pool)
-
-
-def match_store_method(config: recipes.Config, folder: Path) -> recipes.Config:
-    """The settings with the proposal method that a store was made with, so that ``detect`` uses the same one.
-
-    An imported store names no method: ``detect`` then needs a store too, or uses the method of ``config``. A snapped
-    store names that of the proposals to which boxes were added.
-    """
-    if not ProposalStore.exists(folder):
-        return config
-    source = ProposalStore.open(folder).source
-    inner = source.get("proposals")
-    source = inner if source.get("kind") == base.SNAPPED and isinstance(inner, dict) else source
-    kind = str(source.get("kind"))
-    is_method = kind != _IMPORTED and (kind in extend.PROPOSAL_METHODS or ":" in kind)
-    if source == config.proposals.source() or not is_method:
-        return config
-    if isinstance(config.proposals, Imported):
-        wanted = config.proposals.method.upper()
-        raise errors.UserError(
-            f"{folder}: holds {kind} boxes, but the settings expect {wanted} boxes; import those, or "
-            f"--set proposals.kind={kind}"
-        )
-    try:
-        return replace(config, proposals=base.method_from_source(source))
-    except errors.UserError as error:
-        raise errors.UserError(f"{folder}: {error}") from None
-
-
-# ---------------------------------------------------------------- feature cache
-
-
-def cached_features(
-    features: feature_cache.Features, config: recipes.Config, views: Sequence[images.View], progress: Progress
-) -> feature_cache.FeatureCache | feature_cache.Features:
-    """Features cached on disk if they are frozen and all views fit ``feature_cache_gb``, else computed per batch."""
-    return feature_cache.cached_if_possible(
-        features, required(config.feature_cache), views=views, max_gb=config.feature_cache_gb, progress=progress
-    )
-
-
-def cached_roi_maps(
-    maps: feature_cache.RoiMaps, config: recipes.Config, views: Sequence[images.View], progress: Progress
-) -> feature_cache.FeatureCache | JoinedMaps | feature_cache.RoiMaps:
-    """RoI maps of training photos, cached like ``cached_features``; those of reviewed boxes in files of their own.
-
-    So a run with other reviewed boxes computes the maps of the reviewed photos alone.
-    """
-    store, is_cached = maps.store, maps.is_frozen and maps.cache_bytes(views) <= config.feature_cache_gb * 1e9
-    if not isinstance(store, ReviewedSource) or not is_cached:
-        return cached_features(maps, config, views, progress)
-    numbers = [number for number, photo in enumerate(maps.photos) if photo.id in store.reviewed.photos]
-    boxed = [maps.photos[number] for number in numbers]
-    own = cached_features(replace(maps, store=store.store), config, views, progress)
-    added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress)
-    assert isinstance(own, feature_cache.FeatureCache) and isinstance(added, feature_cache.FeatureCache)
-    return JoinedMaps(own, added, {number: place for place, number in enumerate(numbers)})
 
 
 # ---------------------------------------------------------------- environment

@@ -24,11 +24,11 @@ from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
+from tag2box.run_inputs import match_store_method
 from tag2box.runs import (
     build_detector,
     load_run,
     machine,
-    match_store_method,
     read_config,
     start_run,
     versions,

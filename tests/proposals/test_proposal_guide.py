@@ -17,7 +17,8 @@ from tag2box.extend import load_part
 from tag2box.progress import Bar, Progress
 from tag2box.proposals.base import method_from_source
 from tag2box.proposals.store import ProposalStore
-from tag2box.runs import match_store_method, read_config
+from tag2box.run_inputs import match_store_method
+from tag2box.runs import read_config
 from tiny_world import Finished, call, same, small_config, small_data, small_network, weights
 
 GUIDE = DOCS / "adding-a-proposal-method.md"

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, extend, io, runs, settings
+from tag2box import annotations, errors, extend, io, run_inputs, runs, settings
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import inputs, label_trust, options
 from tag2box.formats import detection_files, export as exports, voc_boxes
@@ -185,7 +185,7 @@ def detect_photos(
                     log.open(detector_identity(trained) | dict(selection or {}))
                 is_skipping = skipped is not None
                 how = {"skip_bad": is_skipping, "any_store": any_store or proposals is None}
-                store = runs.boxes_of(trained, photos, folder, progress, pool=pool, **how)
+                store = run_inputs.boxes_of(trained, photos, folder, progress, pool=pool, **how)
         except errors.Interrupted:
             if proposals is not None or work is not None:
                 raise

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tag2box import annotations, errors, extend, io, runs
+from tag2box import annotations, errors, extend, io, run_inputs, runs
 from tag2box.cli import options
 from tag2box.formats import coco_boxes, datasets, detection_files, listing
 from tag2box.inference.predict import Scored, run_detector
@@ -193,10 +193,10 @@ def _detect(
     store = preselected(
         trained.detector.class_maps,
         data.photos,
-        runs.proposals_of(data.photos, config, data.proposals, progress),
+        run_inputs.proposals_of(data.photos, config, data.proposals, progress),
         config.adaptation.keep_boxes,
     )
-    maps = runs.cached_features(
+    maps = run_inputs.cached_features(
         RoiMaps(trained.detector.backbone, data.photos, store), config, config.inference.views(), progress
     )
     objects = dict(zip(data.truth.ids, data.truth.objects, strict=True))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tag2box import annotations, errors, io, recipes, runs as run_folders
+from tag2box import annotations, errors, io, recipes, run_inputs, runs as run_folders
 from tag2box.cli import detect, evaluate, inputs, options, student, training_data
 from tag2box.formats import datasets, detection_files
 from tag2box.identity import AnyConfig, RunIdentity
@@ -157,7 +157,7 @@ def _recalls(
 
 
 def _recall(data: evaluate.EvalSet, config: recipes.Config, progress: Progress) -> records.ProposalRecall:
-    store = run_folders.proposals_of(data.photos, config, data.proposals, progress)
+    store = run_inputs.proposals_of(data.photos, config, data.proposals, progress)
     got = measure_recall([store.boxes(name) for name in data.truth.ids], data.truth)
     return records.ProposalRecall(
         {str(t): r for t, r in zip(got.thresholds, got.recall, strict=True)},

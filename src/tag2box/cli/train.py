@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, recipes, runs, settings, systems
+from tag2box import annotations, errors, recipes, run_inputs, runs, settings, systems
 from tag2box.cli import options
 from tag2box.cli.requirements import new_store_line, training_summary
 from tag2box.cli.training_data import TrainingData, load_side_info, read_taught, with_proposals
@@ -247,11 +247,11 @@ def _batches(
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
     backbone, views = detector.backbone, config.loader.resize.views()
-    maps = runs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    maps = run_inputs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
     if not isinstance(maps, feature_cache.RoiMaps):
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
     if detector.backbone.frozen_trunk:
-        trunks = runs.cached_features(
+        trunks = run_inputs.cached_features(
             feature_cache.TrunkMaps(detector.backbone, photos.photos), config, views, progress
         )
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, trunks)
@@ -315,7 +315,7 @@ def train_command(
             if warm_start is not None:
                 settled = replace(settled, warm_start=warm_start)
             if proposals is not None:
-                settled = runs.match_store_method(settled, proposals)
+                settled = run_inputs.match_store_method(settled, proposals)
                 if dist.is_main and not proposals.exists():
                     options.say(new_store_line(proposals))
             train(settled, out, progress=progress, dist=dist, announce=options.say)

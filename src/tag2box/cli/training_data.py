@@ -1,6 +1,6 @@
 """The data of a training run: photos, tags, reviewed boxes, proposals and what the criterion reads beyond them."""
 
-from tag2box import annotations, errors, recipes, runs, types
+from tag2box import annotations, errors, recipes, run_inputs, runs, types
 from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.data.box_counts import counts_from_boxes
 from tag2box.data.reviewed_boxes import read_reviewed
@@ -49,7 +49,7 @@ def with_proposals(config: recipes.Config, photos: annotations.TaggedPhotos, pro
     """The photos of a run, without those to be skipped, and their proposals."""
     check_requirements(config, photos)  # before proposals are computed, which may take hours
     folder, skip_bad = runs.required(config.data.proposals), config.data.skip_bad
-    store = runs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad)
+    store = run_inputs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad)
     kept = photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos
     if not any(len(store.boxes(photo.id)) for photo in kept.photos):
         raise errors.UserError(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tag2box import recipes, runs
+from tag2box import recipes, run_inputs
 from tag2box.experiments import experiment, paper_tables
 from tag2box.progress import silent
 from tag2box.proposals import edge_boxes, recall, selective_search
@@ -153,7 +153,7 @@ def analyze_proposals(results: experiment.StudyResults, base: recipes.Config) ->
             continue
         config = row.config(base, 0)
         for split, own in {"train": data.train_set(config), "test": data.test_set(config)}.items():
-            store = runs.proposals_of(own.photos, config, own.proposals, silent)
+            store = run_inputs.proposals_of(own.photos, config, own.proposals, silent)
             got = recall.measure_recall([store.boxes(name) for name in own.truth.ids], own.truth)
             shares = dict(
                 zip((*map(str, recall.THRESHOLDS), "best_overlap"), (*got.recall, got.mean_best_overlap), strict=True)

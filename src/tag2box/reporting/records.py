@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -297,8 +298,7 @@ def read_run(folder: Path, *, test_detections: Mapping[str, annotations.Detectio
 
 
 def _read_metrics(path: Path) -> Metrics:
-    found = _with_whole_characters(io.read_json(path, "the figures of an evaluation"))
-    return _parse(Metrics, found, str(path))
+    return _parse(Metrics, _with_whole_characters(io.read_json(path, "the figures of an evaluation")), str(path))
 
 
 def parse_errors(numbers: Mapping[str, object]) -> ErrorRecord:
@@ -386,15 +386,13 @@ def _by_iteration(found: Mapping[int, Record]) -> tuple[Record, ...]:
     return tuple(found[k] for k in sorted(found))
 
 
-_validators: dict[type, TypeAdapter[Any]] = {}  # to create one takes longer than to read an event
+_validator = cache(TypeAdapter)  # to create one takes longer than to read an event
 
 
 def _parse(kind: type[Record], value: object, where: str) -> Record:
-    validator: TypeAdapter[Record] | None = _validators.get(kind)
-    if validator is None:
-        validator = _validators[kind] = TypeAdapter(kind)
     try:
-        return validator.validate_python(value)
+        parsed: Record = _validator(kind).validate_python(value)
+        return parsed
     except ValidationError as error:
         first = error.errors()[0]
         name = printable(".".join(str(part) for part in first["loc"]) or kind.__name__)
