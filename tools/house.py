@@ -20,7 +20,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tag2box"
 BARS: dict[str, float] = {
-    "files": 210,
+    "files": 222,  # 60 of them are the rooms of labels, review, student and MobileSAM, which 0.1.0 did not have
     "import statements, % of non-blank lines": 6.5,
     "module names used twice": 0,
     "public names defined twice": 15,
@@ -30,7 +30,7 @@ BARS: dict[str, float] = {
     "one batch: functions": 150,  # 193
     "one batch, step alone: files": 18,  # 32
     "one batch, step alone: functions": 112,  # 155
-    "one photo of detect: files": 25,
+    "one photo of detect: files": 27,  # two are the search for proposals, which OpenCV did before
 }
 """Upper limits. A measure without a bar is only reported."""
 SHOWN = 20

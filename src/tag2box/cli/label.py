@@ -89,7 +89,7 @@ def label(
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         reviewed: a label set or file with boxes; its reviewed photos keep these as they are, and are not detected in.
         trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
-        snap: replace boxes by those of MobileSAM's masks where these fit the class maps better (``inference.snap``);
+        snap: replace boxes by those of MobileSAM's masks where these fit the class maps better;
             the labels then do not come from tags alone.
         overrides: of ``rule``, ``inference`` and ``snap``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -386,12 +385,14 @@ def _by_iteration(found: Mapping[int, Record]) -> tuple[Record, ...]:
     return tuple(found[k] for k in sorted(found))
 
 
-_validator = cache(TypeAdapter)  # to create one takes longer than to read an event
+_validators: dict[type, TypeAdapter[Any]] = {}  # to create one takes longer than to read an event
 
 
 def _parse(kind: type[Record], value: object, where: str) -> Record:
+    if kind not in _validators:
+        _validators[kind] = TypeAdapter(kind)
     try:
-        parsed: Record = _validator(kind).validate_python(value)
+        parsed: Record = _validators[kind].validate_python(value)
         return parsed
     except ValidationError as error:
         first = error.errors()[0]
