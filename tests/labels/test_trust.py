@@ -143,6 +143,8 @@ def test_more_reviews_are_asked_for_only_if_there_are_labels() -> None:
     labels, true = world(12)
     own = measure_trust(labels, compared_reviews(labels.content, labels.digest, true)).classes["dog"]
     assert own.verdict == "review more" and own.more is None, "twelve labels cannot decide"
+    found = measure_trust(labels, compared_reviews(labels.content, labels.digest, true))
+    assert "dog: no sample decides: correct all of its 12 labels" in advice(found), "and there is no threshold to name"
     wide, part = world(400)[0], world(400)[1]
     sample = replace(part, photos=part.photos[:30])
     own = measure_trust(wide, compared_reviews(wide.content, wide.digest, sample)).classes["dog"]

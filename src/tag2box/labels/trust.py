@@ -214,7 +214,8 @@ def _next_step(own: ClassTrust, rule: TrustRule) -> str:
     if own.verdict == "use":
         return "" if own.threshold is not None else f"use; {wanted} are not reached at any score, lower --precision"
     if own.more is None:
-        return f"no sample decides: correct all of its {own.labels} labels, or use those above the threshold"
+        above = "" if own.threshold is None else f", or use those from a score of {own.threshold:.3f} on"
+        return f"no sample decides: correct all of its {own.labels} labels{above}"
     share = own.precision.share
     if share is not None and rule.refuse_below <= share < rule.use_from and own.precision.count >= rule.least:
         if not own.more:
