@@ -31,6 +31,7 @@ from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 CONFIG_FILE = "config.toml"
+_CONFIG_START = 4096  # characters, in which the kind of a run is found
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
 _AS_THEY_ARE = (_IMPORTED, base.SNAPPED)  # kinds of stores to which no photos are added
 
@@ -160,9 +161,16 @@ def read_any_config(folder: Path) -> AnyConfig:
         raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
         )
-    first = next((line for line in path.read_text(errors="replace").splitlines() if line and line[0] != "#"), "")
-    is_student = first.replace(" ", "") == 'kind="student"'
-    return settings.load(StudentConfig, [path]) if is_student else settings.load(recipes.Config, [path])
+    return settings.load(StudentConfig, [path]) if _is_student(path) else settings.load(recipes.Config, [path])
+
+
+def _is_student(path: Path) -> bool:
+    """Whether a settings file begins with the kind of a student; reading the rest of it reports its faults."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(_CONFIG_START).splitlines()
+        first = next((line for line in start if line.strip() and not line.startswith("#")), "")
+        return first.replace(" ", "") == 'kind="student"'
+    return False
 
 
 def load_run(folder: Path) -> TrainedRun:
