@@ -30,6 +30,7 @@ from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 CONFIG_FILE = "config.toml"
+_CONFIG_START = 4096  # characters, in which the kind of a run is found
 _ARCHITECTURE = ("backbone.", "heads.", "adaptation.side")
 _NOT_ARCHITECTURE = {"backbone.weights", "backbone.dropout"}
 
@@ -188,14 +189,22 @@ def read_any_config(folder: Path) -> AnyConfig:
         raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"
         )
-    first = next((line for line in path.read_text(errors="replace").splitlines() if line and line[0] != "#"), "")
-    if first.replace(" ", "") == 'kind="student"':
+    if _is_student(path):
         return settings.load(StudentConfig, [path])
     config = settings.load(recipes.Config, [path])
     # The file of a run has every setting: one that is missing is younger than the run.
     written = tomllib.loads(path.read_text(encoding="utf-8")).get("proposals", {})
     older = {name: value for name, value in config.proposals.unrecorded.items() if name not in written}
     return replace(config, proposals=replace(config.proposals, **older)) if older else config  # type: ignore[arg-type]
+
+
+def _is_student(path: Path) -> bool:
+    """Whether a settings file begins with the kind of a student; reading the rest of it reports its faults."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(_CONFIG_START).splitlines()
+        first = next((line for line in start if line.strip() and not line.startswith("#")), "")
+        return first.replace(" ", "") == 'kind="student"'
+    return False
 
 
 def load_run(folder: Path) -> TrainedRun:

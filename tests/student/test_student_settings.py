@@ -123,6 +123,11 @@ def test_the_average_follows_quickly_at_first(iteration: int, decay: float) -> N
     assert StudentPlan().average_decay(iteration) == pytest.approx(decay)
 
 
+@pytest.mark.parametrize(("iteration", "factor"), [(0, 0.1), (9, 0.98054), (50, 0.51), (100, 0.02)])
+def test_the_learning_rate_rises_quickly_and_falls_with_a_cosine(iteration: int, factor: float) -> None:
+    assert StudentPlan(iterations=100, warmup=10).lr_factor(iteration) == pytest.approx(factor, abs=1e-5)
+
+
 def test_state_names_the_classes_and_the_preprocessing(world: Path) -> None:
     outcome(world, "base-0")
     state = checkpoint.read_state(world / "base-0")

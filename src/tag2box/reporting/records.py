@@ -310,8 +310,7 @@ def _with_whole_characters(value: object) -> Any:
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def _text(path: Path, what: str) -> str:
-    """A text file of a run; a killed process may have left half a character at its end."""
+def _text(path: Path, what: str) -> str:  # a killed process may have left half a character at its end
     return io.read_bytes(path, what, io.TEXT_LIMIT).decode("utf-8", errors="replace")
 
 

@@ -75,7 +75,7 @@ class StudentPlan:
         """The factor of the learning rate at an iteration of a round.
 
         >>> [round(StudentPlan(iterations=100, warmup=10).lr_factor(i), 3) for i in (0, 9, 50, 99)]
-        [0.1, 0.98, 0.51, 0.02]
+        [0.1, 0.981, 0.51, 0.02]
         """
         cosine = 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
         return min(1.0, (iteration + 1) / max(1, self.warmup)) * (_LAST_LR + (1 - _LAST_LR) * cosine)
