@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -469,6 +470,9 @@ def test_a_program_of_torch_export(
         logits, wanted, _ = decode_levels(student.network(pixels.float()), student.network.strides)
     assert torch.allclose(boxes, wanted, atol=1e-3) and torch.allclose(scores, logits.sigmoid(), atol=TOLERANCE)
     assert json.loads(json.loads(extra["tag2box.json"])["size"]) == list(SIZE)
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        inside = b"".join(archive.read(name) for name in archive.namelist())
+    assert b"site-packages" not in inside and str(ROOT).encode() not in inside
 
 
 def test_a_program_that_differs_is_refused(program: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,8 @@ def write_program(
     """Write a student as a program of ``torch.export``, unless what is written differs; there is no NMS in it."""
     module = ExportedStudent(student, outputs)
     program = exported_program(module, canvas)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the folders of this machine
     content = BytesIO()
     with quiet():
         torch.export.save(
