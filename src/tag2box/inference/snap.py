@@ -7,7 +7,7 @@ inside the box; of the box and its masks' boxes, the one with the best fit remai
     fit(b) = quality(b)^q x evidence_c(b)^e x (share of the photo's area)^a
 
 where ``quality`` is the mask's estimated IoU times its stability, and a constant for the box itself. Scores and classes
-stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are kept apart from those of tags alone.
+stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are highest apart from those of tags alone.
 """
 
 from dataclasses import dataclass
@@ -85,23 +85,23 @@ class SnapPhotos:
 
     def __call__(self, photo: Photo, found: Detections) -> Detections:
         """The highest detections of each class, snapped, in the order of their scores."""
-        kept = found[highest_per_class(found, self.nms_iou, self.settings.max_boxes)]
-        if not len(kept):
-            return kept
+        highest = found[highest_per_class(found, self.nms_iou, self.settings.max_boxes)]
+        if not len(highest):
+            return highest
         maps, size = photo_maps(self.class_maps, photo), (photo.width, photo.height)
-        candidates, quality = self._candidates(photo, kept, maps)
+        candidates, quality = self._candidates(photo, highest, maps)
         evidence = torch.stack(
             [
                 box_evidence(maps[label][None], boxes, size)[:, 0]
-                for label, boxes in zip(kept.labels.tolist(), candidates, strict=True)
+                for label, boxes in zip(highest.labels.tolist(), candidates, strict=True)
             ]
         )
         shares = areas(candidates.flatten(0, 1)).view(quality.shape) / max(1, photo.width * photo.height)
         chosen = self.settings.choose(candidates, quality, evidence, shares)
-        return Detections(candidates[torch.arange(len(chosen)), chosen], kept.scores, kept.labels)
+        return Detections(candidates[torch.arange(len(chosen)), chosen], highest.scores, highest.labels)
 
     def _candidates(
-        self, photo: Photo, kept: Detections, maps: Float[Tensor, "C h w"]
+        self, photo: Photo, highest: Detections, maps: Float[Tensor, "C h w"]
     ) -> tuple[Float[Tensor, "K M 4"], Float[Tensor, "K M"]]:
         """Each box, the boxes of its masks, and those of the masks at the peak of its class map; and their quality."""
         width, height = sam_boxes.long_side_size((photo.width, photo.height), self.settings.long_side)
@@ -109,8 +109,8 @@ class SnapPhotos:
         pixels = images.load_view(photo, images.View(min(width, height), long_max=max(width, height)))
         image = sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), pixels.round().clamp(0, 255).byte())
         scale = scale * torch.tensor([image.width / width, image.height / height] * 2)
-        points = peaks(maps[kept.labels], kept.boxes, (photo.width, photo.height))
-        of_boxes, of_points = image.at_boxes(kept.boxes * scale), image.at_points(points * scale[:2])
+        points = peaks(maps[highest.labels], highest.boxes, (photo.width, photo.height))
+        of_boxes, of_points = image.at_boxes(highest.boxes * scale), image.at_points(points * scale[:2])
 
         def in_photo(masks: sam_boxes.SnapBoxes, count: int) -> tuple[Tensor, Tensor]:
             boxes = clip(masks.boxes / scale, photo.width, photo.height)
@@ -118,8 +118,8 @@ class SnapPhotos:
 
         boxes, quality = in_photo(of_boxes, _MASKS_OF_BOX)
         more, quality_more = in_photo(of_points, _MASKS_OF_POINT)
-        own = torch.full((len(kept), 1), self.settings.own_quality)
-        return torch.cat([kept.boxes[:, None], boxes, more], dim=1), torch.cat([own, quality, quality_more], dim=1)
+        own = torch.full((len(highest), 1), self.settings.own_quality)
+        return torch.cat([highest.boxes[:, None], boxes, more], dim=1), torch.cat([own, quality, quality_more], dim=1)
 
 
 def highest_per_class(found: Detections, nms_iou: float, most: int) -> Int[Tensor, " K"]:
