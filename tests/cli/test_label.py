@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_sam import use_fake_sam
 from tag2box.cli.detect import detect
 from tag2box.cli.label import label
 from tag2box.cli.label_export import convert
@@ -166,3 +167,29 @@ def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkey
     assert done.code == 0, done
     assert all(text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative="))
     assert LabelSet.open(out).rule["other_classes"] is True
+
+
+# ---------------------------------------------------------------- snapping
+
+
+def test_snapped_labels_have_other_boxes_and_say_what_they_use(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    small_network(monkeypatch)
+    use_fake_sam(monkeypatch)
+    train(small_config(trained, "plan.iterations=1", "adaptation.epochs=1", "adaptation.side=32"), tmp_path / "run")
+    plain = label(tmp_path / "run", source(trained), tmp_path / "plain")
+    how = {"snap": True, "overrides": ["snap.own_quality=0"]}
+    snapped = label(tmp_path / "run", source(trained), tmp_path / "snapped", **how)
+    assert "uses" not in plain.run and LabelSet.open(tmp_path / "snapped").run["uses"] == "SA-1B masks"
+    pairs = zip(plain.content.photos, snapped.content.photos, strict=True)
+    assert any(a.labels[0].box != b.labels[0].box for a, b in pairs)
+    assert not any(photo.unboxed_tags for photo in snapped.content.photos)
+    seen: list[str] = []
+    with pytest.raises(Interrupted):
+        label(tmp_path / "run", source(trained), tmp_path / "again", **how, progress=stopping("detecting", 3, seen))
+    assert label(tmp_path / "run", source(trained), tmp_path / "again", **how).content == snapped.content
+
+
+def test_snapping_needs_class_maps(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--snap: .* has no class maps; label with a run"):
+        label(world / "run", source(world), tmp_path / "labels", snap=True)
+    assert not (tmp_path / "labels").exists()
