@@ -120,7 +120,8 @@ def label(
 
 
 def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
-    base = LabelSettings(inference=trained.config.inference)
+    inference = trained.config.inference
+    base = LabelSettings(rule=LabelRule().rescaled(inference.prior.power), inference=inference)
     return settings.load(LabelSettings, [], list(overrides), base=base)
 
 

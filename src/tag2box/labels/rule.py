@@ -48,6 +48,14 @@ class LabelRule:
     other_min_score: _Share = 0.5
     """Least score of a box of such a class."""
 
+    def rescaled(self, power: float) -> LabelRule:
+        """The rule for scores raised to a power: shares of the best score are, too, so that it chooses the same boxes.
+
+        >>> LabelRule(relative=0.25, doubtful=0.09).rescaled(0.5).relative
+        0.5
+        """
+        return replace(self, relative=self.relative**power, doubtful=self.doubtful**power)
+
 
 @dataclass(frozen=True, slots=True)
 class PhotoTags:

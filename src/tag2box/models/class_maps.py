@@ -159,7 +159,12 @@ class Prior:
         if self == NO_PRIOR:
             return scores
         product = scores * self.factors(shares, evidence, scores.shape[1])
-        return product.pow(1 / (1 + self.evidence + max(self.area, 0.0)))
+        return product.pow(self.power)
+
+    @property
+    def power(self) -> float:
+        """The power that turns the product of score and factors into their mean."""
+        return 1 / (1 + self.evidence + max(self.area, 0.0))
 
     def factors(
         self, shares: Float[Tensor, " P"], evidence: Float[Tensor, "P C"] | None, num_classes: int
