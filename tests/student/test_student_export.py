@@ -27,10 +27,10 @@ from pages import ROOT
 from tag2box import runs
 from tag2box.annotations import Photo
 from tag2box.cli import model_export
+from tag2box.cli.inputs import find_photos
 from tag2box.cli.model_export import export_model, parse_size, run_script, xanylabeling_config
 from tag2box.cli.student import train_student
 from tag2box.errors import UserError
-from tag2box.images import find_photos
 from tag2box.inference.predict import Inference, Predict
 from tag2box.models.backbone import Preprocess
 from tag2box.ops.boxes import iou

@@ -13,12 +13,15 @@ from tiny_student import SMALL, tiny_labels
 
 from tag2box import runs
 from tag2box.cli.detect import detect
+from tag2box.cli.inputs import find_photos
 from tag2box.cli.label import label
-from tag2box.cli.student import resume_student, train_student
+from tag2box.cli.student import read_labels, resume_student, train_student
 from tag2box.errors import Interrupted, UserError
 from tag2box.formats.listing import DataSource
-from tag2box.images import find_photos, read_photo
+from tag2box.images import read_photo
+from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.review_actions import Action, BoxState
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
 from tiny_world import call, same, stopping_at
@@ -188,3 +191,21 @@ def test_a_mistake_is_one_line(
 def test_settings_of_a_run_are_written_and_read(world: Path) -> None:
     config = runs.read_any_config(world / "run")
     assert isinstance(config, StudentConfig) and config.plan.iterations == 6
+
+
+def test_reviewed_photos_teach_with_the_boxes_of_their_review(world: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "reviewed"
+    tiny_labels(folder)
+    labels = LabelSet.open(folder / "labels")
+    photo = next(photo for photo in labels.content.photos if photo.labels)
+    place = photo.boxes.index(photo.labels[0])
+    moved = BoxState((1.0, 2.0, 9.0, 11.0), photo.labels[0].name)
+    with Journal(folder / "labels", labels) as journal:
+        journal.append(photo.id, Action("move", {place: moved}), based_on=0, key="1")
+        journal.append(photo.id, Action("done"), based_on=1, key="2")
+    config = StudentConfig(labels=folder / "labels")
+    read = {own.id: own.boxes for own in read_labels(config).content.photos}
+    assert (1.0, 2.0, 9.0, 11.0) in [box.box for box in read[photo.id]]
+    assert all(box.source == "review" for box in read[photo.id])
+    others = [own for own in labels.content.photos if own.id != photo.id]
+    assert all(read[own.id] == own.boxes for own in others) and others

@@ -11,7 +11,9 @@ from torch import nn
 from tag2box import errors, runs, settings
 from tag2box.cli import options
 from tag2box.identity import RunIdentity
+from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.review_actions import apply_reviews
 from tag2box.models.context import ContextBackbone
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.student.network import StudentModule
@@ -102,11 +104,12 @@ def _prepare(config: StudentConfig, out: Path, *, is_new: bool) -> tuple[LabelSe
 
 
 def read_labels(config: StudentConfig) -> LabelSet:
-    """The label set of a run, whose photos are verified."""
+    """The label set of a run, with the boxes of reviews where there are any; its photos are verified."""
     if config.labels is None:
         raise errors.UserError("labels: not set; name a label set after `tag2box student`")
     labels = LabelSet.open(config.labels, config.photos)
     labels.verify()
+    labels = replace(labels, content=apply_reviews(labels, read_reviews(config.labels, labels)))
     if not any(photo.labels for photo in labels.content.photos):
         raise errors.UserError(f"{config.labels}: no photo has a label; at least one is needed to learn")
     return labels
@@ -143,6 +146,7 @@ def _start(config: StudentConfig, out: Path, labels: LabelSet, identity: RunIden
             "train_photos": len(labels.content),
             "iterations": config.plan.iterations * config.rounds.count,
             "seed": config.plan.seed,
+            "uses": str(labels.run.get("uses", "")),
             "machine": runs.machine(),
             "versions": runs.versions(),
         },
