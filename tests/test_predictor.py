@@ -318,10 +318,8 @@ class OneBox:
         return [Detections(BOXES[:1], torch.tensor([mean]), torch.tensor([0])) for mean in means]
 
 
-def test_load_takes_another_kind_of_folder(tmp_path, monkeypatch):
-    loaders = ((lambda folder: (folder / "one.box").exists(), lambda folder: OneBox()), *predictor._LOADERS)
-    monkeypatch.setattr(predictor, "_LOADERS", loaders)
-    (tmp_path / "one.box").touch()
+def test_load_takes_another_kind_of_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor.runs, "open_run", lambda folder: OneBox())
     model = tag2box.load(tmp_path)
     white, black = model([np.full((20, 20), 255, np.uint8), np.zeros((20, 20), np.uint8)], min_score=0.5)
     assert (white.names, black.names) == (["thing"], [])

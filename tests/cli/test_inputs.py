@@ -186,7 +186,7 @@ def test_a_video_gives_rows_and_pictures_of_its_frames(small, monkeypatch, capsy
     done = call([*argv, "--every", "10"], monkeypatch, capsys)
     assert (done.code, done.complaints) == (0, [])
     frames = ["clip.avi#000000", "clip.avi#000010", "clip.avi#000020"]
-    assert names(small / "a.json") == ["photo0.jpg", *frames]
+    assert names(small / "a.json") == ["photos/photo0.jpg", *frames]
     assert {path.name for path in (small / "drawn").iterdir()} == {f"{name}.jpg" for name in ("photo0", *frames)}
     assert len(json.loads((small / "a.json").read_text())["annotations"]) > 0
 
@@ -259,7 +259,7 @@ def test_a_broken_video_is_skipped_on_request(small, monkeypatch, capfd):
     done = call(argv, monkeypatch, capfd)
     assert done.code == 1
     assert done.complaints[0].startswith("skipped: bad.mp4: not readable as a video")
-    assert names(small / "a.json") == ["photo0.jpg"]
+    assert names(small / "a.json") == ["photos/photo0.jpg"]
 
 
 def test_of_a_video_that_was_cut_short_the_rest_is_used_with_a_warning(small, monkeypatch, capfd):

@@ -210,8 +210,8 @@ import os, signal, sys, time
 sys.path[:0] = sys.argv[1:]
 from test_loader import tiny_batch
 from tag2box.training.loader import worker_batches
-from tag2box.training.loop import _graceful_stop
-with _graceful_stop() as stop, worker_batches(tiny_batch, range(10**6), 2) as batches:
+from tag2box.training.loop import graceful_stop
+with graceful_stop() as stop, worker_batches(tiny_batch, range(10**6), 2) as batches:
     for iteration, batch in enumerate(batches):
         if iteration == 10:
             print("ready", flush=True)

@@ -13,7 +13,7 @@ from tag2box.images import Resize
 from tag2box.training.batches import FeatureBatches, ImageBatches, Loader
 from tag2box.training.dist import DistContext
 from tag2box.training.feature_cache import RoiMaps, TrunkMaps
-from tag2box.types import NO_SIDE_INFO, BatchMeta, SideInfo, SideInfoLoader
+from tag2box.types import NO_SIDE_INFO, TAGS_ONLY, BatchMeta, SideInfo, SideInfoLoader
 from tiny import tiny_detector, tiny_photos, tiny_store
 
 LOADER = Loader(batch_size=3, resize=Resize(scales=(32, 40)), max_proposals=4, workers=0)
@@ -38,6 +38,7 @@ def source_of(kind: str, folder: Path, loader: Loader = LOADER) -> ImageBatches 
         evidence=left_edges,
         objectness=lambda name: left_edges(name) / 2,
         class_evidence=of_classes,
+        reviewed=lambda name: torch.full((len(store.boxes(name)),), TAGS_ONLY),
     )
     backbone = tiny_detector(3).backbone
     if kind == "pixels":

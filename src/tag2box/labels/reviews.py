@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-
 from tag2box.labels.labelled import Box, LabelBox, LabelledPhoto, LabelledPhotos
-from tag2box.ops.boxes import iou
 
 RIGHT_IOU = 0.5
 """A corrected box whose IoU with the original is at least this counts as right, as in CorLoc and AP50."""
@@ -81,6 +78,10 @@ def compared_reviews(labels: LabelledPhotos, digest: str, corrected: LabelledPho
 
 def _match(photo: LabelledPhoto, boxes: Sequence[LabelBox]) -> tuple[Verdict, ...]:
     own = photo.labels
+    import torch  # not above: the review page starts without it
+
+    from tag2box.ops.boxes import iou
+
     corners = [torch.tensor([box.box for box in side], dtype=torch.float64).reshape(-1, 4) for side in (own, boxes)]
     overlaps = iou(corners[0], corners[1]).tolist()
     free, verdicts = set(range(len(boxes))), {}
