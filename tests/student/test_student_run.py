@@ -147,9 +147,7 @@ def test_report_shows_a_student_beside_truth(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["report", f"{world / 'run'}", "--out", f"{tmp_path / 'report.html'}"]
-    done = call(
-        [*argv, "--test-truth", f"{world / 'labels'}", "--photos", f"{world / 'photos'}"], monkeypatch, capsys
-    )
+    done = call([*argv, "--test-truth", f"{world / 'labels'}", "--photos", f"{world / 'photos'}"], monkeypatch, capsys)
     assert (done.code, done.complaints) == (0, [])
     assert f"tag2box student {world / 'labels'} --config" in (tmp_path / "report.html").read_text()
     metrics = json.loads((world / "run" / "metrics.json").read_text())

@@ -52,7 +52,7 @@ def trust(
     reviews = read_reviews(labels, opened) if reviewed is None else _compared(opened, reviewed)
     if not len(reviews):
         raise errors.UserError(
-            f"{labels}: no photo is reviewed; review some (`tag2box review {labels}`), or name corrected boxes (--reviewed)"
+            f"{labels}: no photo is reviewed; review some with `tag2box review`, or name corrected boxes (--reviewed)"
         )
     found = measure_trust(opened, reviews, rule)
     if page is not None:
