@@ -15,10 +15,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from review_world import scene_labels
 from tag2box.cli import doctor
 from tag2box.cli.doctor import Check, checks_table, diagnose, doctor_exit_code, verify_files
+from tag2box.cli.label_trust import trust
 from tag2box.cli.train import train
 from tag2box.errors import UserError
+from tag2box.labels.journal import Journal
+from tag2box.labels.review_actions import Action
 from tag2box.models.weights import state_dict, weight_cache
 from tag2box.models.weights.weight_cache import Origin
 from tag2box.ops.superpixels import Superpixels
@@ -299,3 +303,18 @@ def test_older_files_without_digests_are_a_note(stored: Path, tmp_path: Path) ->
         ("feature cache", False, False),
     ]
     assert doctor_exit_code(checks) == 0
+
+
+def test_label_sets_reviews_and_trust_are_verified(tmp_path: Path) -> None:
+    labels, folder = scene_labels(tmp_path, 2), tmp_path / "labels"
+    with Journal(folder, labels) as journal:
+        journal.append(labels.content.photos[0].id, Action("done"), based_on=0, key="1", is_sampled=True)
+    trust(folder)
+    found = verify_files([folder])
+    assert [(check.name, check.ok) for check in found] == [("label set", True), ("reviews", True), ("trust", True)]
+    text = (folder / "labels.json").read_text()
+    (folder / "labels.json").write_text(text.replace('"score"', '"scare"'))
+    assert {check.name for check in verify_files([folder]) if not check.ok} == {"label set", "reviews", "trust"}
+    (folder / "labels.json").write_text(text)
+    (folder / "trust.json").write_text((folder / "trust.json").read_text().replace("use_from", "use_form"))
+    assert [check.name for check in verify_files([folder]) if not check.ok] == ["trust"]

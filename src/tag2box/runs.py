@@ -19,6 +19,7 @@ import torch
 from tag2box import annotations, errors, io, recipes, settings
 from tag2box.identity import AnyConfig, RunIdentity, flat_settings
 from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector
+from tag2box.labels.label_set import is_label_set
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
@@ -185,6 +186,8 @@ def read_config(folder: Path) -> recipes.Config:
 def read_any_config(folder: Path) -> AnyConfig:
     """The settings that a run, of `tag2box train` or a student, was started with."""
     path = folder / CONFIG_FILE
+    if not path.exists() and is_label_set(folder):
+        raise errors.UserError(f"{folder}: a label set; expected a run of `tag2box train` or `tag2box student`")
     if not path.exists():
         raise errors.UserError(
             f"{folder}: no run here ({CONFIG_FILE} is missing); train one with `tag2box train --out {folder}`"

@@ -145,6 +145,9 @@ def test_more_reviews_are_asked_for_only_if_there_are_labels() -> None:
     assert own.verdict == "review more" and own.more is None, "twelve labels cannot decide"
     found = measure_trust(labels, compared_reviews(labels.content, labels.digest, true))
     assert "dog: no sample decides: correct all of its 12 labels" in advice(found), "and there is no threshold to name"
+    few = replace(true, photos=true.photos[:4])
+    found = measure_trust(labels, compared_reviews(labels.content, labels.digest, few))
+    assert "dog: review 6 more labels, then ask again" in advice(found), "four are no reason to give up on a class"
     wide, part = world(400)[0], world(400)[1]
     sample = replace(part, photos=part.photos[:30])
     own = measure_trust(wide, compared_reviews(wide.content, wide.digest, sample)).classes["dog"]

@@ -147,8 +147,9 @@ def test_report_shows_a_student_beside_truth(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["report", f"{world / 'run'}", "--out", f"{tmp_path / 'report.html'}"]
-    done = call([*argv, "--test-truth", f"{world / 'labels'}"], monkeypatch, capsys)
+    done = call([*argv, "--test-truth", f"{world / 'labels'}", "--photos", f"{world / 'photos'}"], monkeypatch, capsys)
     assert (done.code, done.complaints) == (0, [])
+    assert f"tag2box student {world / 'labels'} --config" in (tmp_path / "report.html").read_text()
     metrics = json.loads((world / "run" / "metrics.json").read_text())
     assert 0 <= metrics["test"]["voc07"]["mAP"] <= 1
     assert "student" in (tmp_path / "report.html").read_text()
@@ -170,6 +171,10 @@ def test_report_shows_a_student_beside_truth(
         (["student", "labels", "--out", "run", "--set", "network.kind=anchor_fre"], "did you mean anchor_free"),
         (["student", "--out", "run", "--resume", "labels"], "--resume takes its settings from the run"),
         (["student", "--out", "run", "--resume"], "no run here"),
+        (["student", "--out", "labels", "--resume"], "labels: a label set; expected a run"),
+        (["detect", "labels", "photos"], "labels: a label set; expected a run"),
+        (["report", "labels"], "labels: a label set; expected a run"),
+        (["trust", "labels"], "labels: no photo is reviewed"),
         (["train", "--out", "WORLD/run", "--resume"], "a student run; expected one of `tag2box train`"),
     ],
 )

@@ -81,7 +81,8 @@ def doctor_command(
         list[Path],
         typer.Argument(
             metavar="[PATH]...",
-            help="Runs, proposal stores, feature caches or weights to verify, and folders of them; default: none.",
+            help="Runs, label sets, proposal stores, feature caches or weights to verify, and folders of them; "
+            "default: none.",
         ),
     ] = [],  # noqa: B006
 ) -> None:
@@ -107,9 +108,9 @@ def verify_files(paths: Sequence[Path]) -> list[Check]:
     kinds, checks = _stored_files(), []
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path}: no such file or folder; name a run, a store, a feature cache or weights")
+            raise UserError(f"{path}: no such file or folder; name a run, a label set, a store, a cache or weights")
         found = [_verify(file, kind) for file in _files_in(path) if (kind := _kind_of(file, kinds, path)) is not None]
-        none = Check("files", False, f"{path}: none of tag2box", "name a run, a store, a cache or weights")
+        none = Check("files", False, f"{path}: none of tag2box", "name a run, a label set, a store, a cache or weights")
         checks += found or [none]
     return checks
 
@@ -142,11 +143,12 @@ def _verify(file: Path, kind: StoredFile) -> Check:
 
 
 def _stored_files() -> list[StoredFile]:
-    return [*_files_of_runs(), *_files_beside_runs()]
+    return [*_files_of_runs(), *_files_of_labels(), *_files_beside_runs()]
 
 
 def _files_of_runs() -> list[StoredFile]:
     from tag2box import identity, runs, storage  # here: slow to import, and what they need may be missing
+    from tag2box.labels.label_set import is_label_set
     from tag2box.training import checkpoint, events
 
     restore = "restore it from a copy"
@@ -154,6 +156,9 @@ def _files_of_runs() -> list[StoredFile]:
 
     def is_in_run(path: Path) -> bool:
         return (path.parent / runs.CONFIG_FILE).exists()
+
+    def is_checkpoint(path: Path) -> bool:
+        return path.name == storage.MANIFEST and not is_label_set(path.parent)
 
     def verify_manifest(path: Path) -> bool:
         storage.verify_folder(path.parent, restore)
@@ -164,13 +169,39 @@ def _files_of_runs() -> list[StoredFile]:
         return "format" in storage.read_checked_json(path, "a file of a run", restore, since=since)
 
     return [
-        ("checkpoint", lambda path: path.name == storage.MANIFEST, verify_manifest),
+        ("checkpoint", is_checkpoint, verify_manifest),
         ("state of a run", lambda path: path.name in state_files and is_in_run(path), verify_json),
         (
             "events of a run",
             lambda path: path.name == events.EVENTS_FILE and is_in_run(path),
             lambda path: events.verify_events(path.parent),
         ),
+    ]
+
+
+def _files_of_labels() -> list[StoredFile]:
+    from tag2box import storage
+    from tag2box.labels import journal, label_set, trust
+
+    def is_named(name: str) -> Callable[[Path], bool]:
+        return lambda path: path.name == name and label_set.is_label_set(path.parent)
+
+    def verify_labels(path: Path) -> bool:
+        return bool(label_set.LabelSet.open(path.parent).digest)
+
+    def verify_reviews(path: Path) -> bool:
+        journal.read_history(path.parent, label_set.LabelSet.open(path.parent))
+        return True
+
+    def verify_trust(path: Path) -> bool:
+        if trust.Trust.read(path).labels_digest != label_set.LabelSet.open(path.parent).digest:
+            raise UserError(f"{path}: belongs to other labels than those beside it; run `tag2box trust` again")
+        return True
+
+    return [
+        ("label set", is_named(storage.MANIFEST), verify_labels),
+        ("reviews", is_named(journal.JOURNAL_FILE), verify_reviews),
+        ("trust", is_named(trust.TRUST_FILE), verify_trust),
     ]
 
 

@@ -50,6 +50,10 @@ def trust(
     if page is not None:
         io.check_writable(page)
     reviews = read_reviews(labels, opened) if reviewed is None else _compared(opened, reviewed)
+    if not len(reviews):
+        raise errors.UserError(
+            f"{labels}: no photo is reviewed; review some with `tag2box review`, or name corrected boxes (--reviewed)"
+        )
     found = measure_trust(opened, reviews, rule)
     if page is not None:
         from tag2box.reporting.trust_page import write_trust_page  # imports everything that pages need

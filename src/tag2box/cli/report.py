@@ -86,10 +86,12 @@ def report(
 
 def training_commands(runs: Sequence[Path]) -> list[str]:
     """The command lines that train runs again, from the settings that they recorded."""
-    return [
-        shlex.join(["tag2box", "train", "--config", str(run / run_folders.CONFIG_FILE), "--out", f"{run}-again"])
-        for run in runs
-    ]
+    lines = []
+    for run in runs:
+        config = run_folders.read_any_config(run)
+        words = ["train"] if isinstance(config, recipes.Config) else ["student", f"{config.labels}"]
+        lines.append(["tag2box", *words, "--config", f"{run / run_folders.CONFIG_FILE}", "--out", f"{run}-again"])
+    return [shlex.join(words) for words in lines]
 
 
 def _own_photos(folder: Path | None) -> tuple[annotations.Photo, ...]:
@@ -107,7 +109,7 @@ def _detections(
 ) -> Mapping[str, annotations.Detections] | None:
     if not photos:
         return None
-    return detect.detect_photos(run_folders.load_run(run), photos, skipped=[], progress=progress)
+    return detect.detect_photos(run_folders.open_run(run), photos, skipped=[], progress=progress)
 
 
 def _check(run: Path) -> None:

@@ -213,6 +213,8 @@ def _next_step(own: ClassTrust, rule: TrustRule) -> str:
         return f"do not use: at most {100 * high:.0f} % of its labels are right; train longer, or label it by hand"
     if own.verdict == "use":
         return "" if own.threshold is not None else f"use; {wanted} are not reached at any score, lower --precision"
+    if own.more is None and own.precision.count < rule.least <= own.labels:
+        return f"review {rule.least - own.precision.count} more labels, then ask again"
     if own.more is None:
         above = "" if own.threshold is None else f", or use those from a score of {own.threshold:.3f} on"
         return f"no sample decides: correct all of its {own.labels} labels{above}"
