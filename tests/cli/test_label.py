@@ -165,7 +165,7 @@ def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkey
             "--rule", "auto", "--boxes-of-other-classes"]  # fmt: skip
     done = call(argv, monkeypatch, capsys)
     assert done.code == 0, done
-    assert all(text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative="))
+    assert all(text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative=", "next: tag2box review"))
     assert LabelSet.open(out).rule["other_classes"] is True
 
 
