@@ -17,7 +17,9 @@ from tag2box.cli.train import train
 from tag2box.errors import Interrupted, UserError
 from tag2box.formats.csv_tags import write_tags
 from tag2box.formats.listing import DataSource
+from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.review_actions import Action, BoxState
 from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress
@@ -159,13 +161,30 @@ def test_trust_from_reviews_changes_labels_and_detections(world: Path, tmp_path:
         label(world / "run", source(world), tmp_path / "third", trust=tmp_path / "again" / TRUST_FILE)
 
 
+def test_trust_that_leaves_no_label_says_why(world: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    made, folder = label(world / "run", source(world), tmp_path / "labels"), tmp_path / "labels"
+    with Journal(folder, LabelSet.open(folder)) as journal:
+        for photo in made.content.photos:
+            gone = {number: BoxState(box.box, box.name, "rejected") for number, box in enumerate(photo.boxes)}
+            journal.append(photo.id, Action("reject", gone), based_on=0, key=f"{photo.id} 1")
+            journal.append(photo.id, Action("done"), based_on=1, key=f"{photo.id} 2", is_sampled=True)
+    trust(folder)
+    argv = ["label", f"{world / 'run'}", f"{world / 'tags.csv'}", "--photos", f"{world / 'photos'}"]
+    argv += ["--out", f"{tmp_path / 'again'}", "--trust", f"{folder / TRUST_FILE}"]
+    done = call(argv, monkeypatch, capsys)
+    assert done.code == 0 and "0 boxes in 6 photos" in done.out
+    assert "no class reaches the wanted precision; review more" in done.err
+
+
 def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "labels"
     argv = ["label", f"{world / 'run'}", f"{world / 'tags.csv'}", "--photos", f"{world / 'photos'}", "--out", f"{out}",
             "--rule", "auto", "--boxes-of-other-classes"]  # fmt: skip
     done = call(argv, monkeypatch, capsys)
     assert done.code == 0, done
-    assert all(text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative="))
+    assert all(
+        text in done.out for text in ("tags without box", "boxes in 6 photos", "rule.relative=", "next: tag2box review")
+    )
     assert LabelSet.open(out).rule["other_classes"] is True
 
 

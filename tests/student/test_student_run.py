@@ -115,6 +115,16 @@ def test_detect_needs_no_proposals(world: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("proposals*"))
 
 
+def test_detect_without_any_box_says_what_to_try(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["detect", f"{world / 'run'}", f"{world / 'photos'}", "--out", f"{tmp_path / 'boxes.json'}", "--min-score"]
+    done = call([*argv, "1"], monkeypatch, capsys)
+    assert done.code == 0 and "0 boxes in 4 photos" in done.out and "try a lower --min-score" in done.out
+    done = call([*argv, "0"], monkeypatch, capsys)
+    assert done.code == 0 and "--min-score" not in done.out
+
+
 def test_decoded_photos_give_the_detections_of_files(world: Path) -> None:
     trained = runs.open_run(world / "run")
     assert isinstance(trained, runs.StudentRun)

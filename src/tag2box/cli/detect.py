@@ -367,7 +367,9 @@ def detect_command(
             progress=TerminalProgress() if dist.is_main else silent,
         )
         if dist.is_main:
-            options.say(f"{sum(map(len, found.values()))} boxes in {len(found)} photos: {out}")
+            boxes = sum(map(len, found.values()))
+            hint = "" if boxes else "; no score is high enough, try a lower --min-score"
+            options.say(f"{boxes} boxes in {len(found)} photos: {out}{hint}")
             if draw is not None:
                 options.say(f"pictures: {draw}")
             if voc is not None:

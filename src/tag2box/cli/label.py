@@ -382,6 +382,13 @@ def _show(made: LabelSet, out: Path, rule: str) -> None:
         options.say(f"no box: {len(bare) - _SHOWN_PHOTOS} more photos", err=True)
     boxes = sum(len(photo.labels) for photo in made.content.photos)
     options.say(f"{boxes} boxes in {len(made.content)} photos: {out}")
+    if not boxes and "trust" in made.run:
+        options.say(
+            "all boxes are doubtful: no class reaches the wanted precision; review more, or run `tag2box trust` with a "
+            "lower --precision",
+            err=True,
+        )
+    options.say(f"next: tag2box review {out}, or tag2box student {out} --out runs/student")
 
 
 def counts_table(counts: Mapping[str, LabelCounts]) -> Table:
