@@ -383,11 +383,8 @@ def _show(made: LabelSet, out: Path, rule: str) -> None:
     boxes = sum(len(photo.labels) for photo in made.content.photos)
     options.say(f"{boxes} boxes in {len(made.content)} photos: {out}")
     if not boxes and "trust" in made.run:
-        options.say(
-            "all boxes are doubtful: no class reaches the wanted precision; review more, or run `tag2box trust` with a "
-            "lower --precision",
-            err=True,
-        )
+        advice = "review more, or run `tag2box trust` with a lower --precision"
+        options.say(f"all boxes are doubtful: no class reaches the wanted precision; {advice}", err=True)
     options.say(f"next: tag2box review {out}, or tag2box student {out} --out runs/student")
 
 
