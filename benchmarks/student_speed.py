@@ -160,6 +160,7 @@ def measured(
     data: DataSource | None = None,
 ) -> Row:
     """The speed of all ways at each number of threads, and the accuracy of the student's if there is a dataset."""
+    before = torch.get_num_threads()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
@@ -174,6 +175,7 @@ def measured(
                 rows[f"{number} threads"] = alternate(ways, photos, repeats, teacher_photos)
         finally:
             bind(len(cores), cores)
+            torch.set_num_threads(before)
         if data is not None:
             rows["mAP50"] = accuracy(ways_of(teacher, student, files, len(cores)), data, student.classes)
     return rows

@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # whatever the test before has set: a forked process waits for ever for threads it lacks
 
 
 @pytest.fixture(scope="session")
