@@ -190,6 +190,7 @@ def report_command(
     Example: `tag2box report runs/demo/oicr-plus runs/demo/od-wscl --out report.html --test-photos test/photos
     --test-truth test/truth.json`
     """
+    io.check_writable(out)  # before any run is read
     report(
         runs,
         out,
