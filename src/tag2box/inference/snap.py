@@ -105,10 +105,9 @@ class SnapPhotos:
     ) -> tuple[Float[Tensor, "K M 4"], Float[Tensor, "K M"]]:
         """Each box, the boxes of its masks, and those of the masks at the peak of its class map; and their quality."""
         width, height = sam_boxes.long_side_size((photo.width, photo.height), self.settings.long_side)
-        scale = torch.tensor([width / photo.width, height / photo.height] * 2)
         pixels = images.load_view(photo, images.View(min(width, height), long_max=max(width, height)))
         image = sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), pixels.round().clamp(0, 255).byte())
-        scale = scale * torch.tensor([image.width / width, image.height / height] * 2)
+        scale = torch.tensor([image.width / photo.width, image.height / photo.height] * 2)
         points = peaks(maps[highest.labels], highest.boxes, (photo.width, photo.height))
         of_boxes, of_points = image.at_boxes(highest.boxes * scale), image.at_points(points * scale[:2])
 
