@@ -24,7 +24,8 @@ _BLOCK = 250  # resamples computed at a time: bounds the memory
 
 FigurePath = tuple[str, ...]
 """Place of a figure in the JSON of an evaluation: ("voc07", "mAP"), ("breakdown", "by_count", "1 object", "ap")."""
-Resampled = dict[FigurePath, Float[np.ndarray, " S"]]
+FloatArray = Float[np.ndarray, " S"]
+Resampled = dict[FigurePath, FloatArray]
 """A figure of the photos as they are, followed by that of each resample; NaN where it is undefined."""
 
 RESAMPLED_METRICS = ("voc07", "voc12", "corloc", "breakdown")
