@@ -125,7 +125,7 @@ def test_a_detector_is_not_different_from_itself_and_differences_change_sign(wor
     weights = bootstrap.photo_weights(len(truth), resamples=40)
     first, second = (bootstrap.resampled_figures(truth, own, ["voc12", "corloc"], weights) for own in (found, other))
     for own in bootstrap.differences(first, first).values():
-        assert own == bootstrap.Difference(0, 0, 0, 0.5) and not own.is_significant
+        assert own == bootstrap.FigureDifference(0, 0, 0, 0.5) and not own.is_significant
     back = bootstrap.differences(second, first)
     for path, own in bootstrap.differences(first, second).items():
         assert own.low <= own.high and 0 <= own.share_above <= 1

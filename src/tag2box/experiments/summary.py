@@ -157,12 +157,6 @@ def errors_json(results: StudyResults) -> dict[str, object]:
 
 # ---------------------------------------------------------------- intervals, sizes and counts
 
-GROUPS = {
-    **{name: ("by_size", name) for name, _ in error_analysis.SIZE_BINS},
-    **{name: ("by_count", name) for name, _ in error_analysis.COUNT_BINS},
-}
-
-
 ResampledRows = Mapping[str, Mapping[str, bootstrap.FloatArray | None]]
 """Figures under bootstrap over photos, by figure and row."""
 
@@ -176,7 +170,7 @@ def intervals_section(
         names = list(rows)
         against = names.index(results.experiment.against) if results.experiment.against in rows else 0
         if any(own is not None for own in rows.values()):
-            tables.append(interval_figures.figures_table(figure, names, list(rows.values()), against=against))
+            tables.append(interval_figures.resampled_table(figure, names, list(rows.values()), against=against))
     tables += _group_table(results)
     text = (
         "Photos are drawn 1,000 times with replacement. 95 % of the figures, means over the seeds, are within the "
@@ -219,7 +213,9 @@ def _resampled(
 
 def _group_table(results: StudyResults) -> list[fmt.Table]:
     """AP50 on test photos by size and number of objects, of all rows and of trivial boxes."""
-    columns = [StudyColumn(name, ("test", "breakdown", *path, "ap")) for name, path in GROUPS.items()]
+    groups = [("by_size", name) for name, _ in error_analysis.SIZE_BINS]
+    groups += [("by_count", name) for name, _ in error_analysis.COUNT_BINS]
+    columns = [StudyColumn(path[1], ("test", "breakdown", *path, "ap")) for path in groups]
     rows = {label: [column.over_seeds(own) for column in columns] for label, own in results.results.items()}
     trivial = {
         f"{box}, {BEST_SCORES}": [_trivial_figures(c, f"{box}, {baselines.SAME_SCORES}", results) for c in columns]

@@ -10,6 +10,7 @@ the figure on average. An interval is therefore the spread of the resamples arou
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -169,7 +170,7 @@ def _of_groups(
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class FigureInterval:
     """Ends of the interval that contains ``LEVEL`` of the resampled figures."""
 
     low: float
@@ -181,7 +182,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FigureDifference:
     """A figure of one detector minus that of another, on the same photos."""
 
     value: float
@@ -201,53 +202,54 @@ class Difference:
 
 def centred(values: Float[np.ndarray, " S"]) -> Float[np.ndarray, " K"]:
     """The defined resamples of a figure, moved so that their mean is the figure itself, which is the first value."""
-    drawn = values[1:][~np.isnan(values[1:])]
-    return drawn if np.isnan(values[0]) or not len(drawn) else drawn - drawn.mean() + values[0]
+    drawn: FloatArray = values[1:][~np.isnan(values[1:])]
+    shift: float = values[0] - drawn.mean() if len(drawn) else 0.0
+    return drawn + shift
 
 
-def interval(values: Float[np.ndarray, " S"]) -> Interval | None:
+def interval(values: Float[np.ndarray, " S"]) -> FigureInterval | None:
     """Interval of a figure from its resamples; None if it is undefined, or without resamples."""
     drawn = centred(values)
     if np.isnan(values[0]) or not len(drawn):
         return None
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+    return FigureInterval(float(low), float(high))
 
 
-def intervals(resampled: Resampled) -> dict[FigurePath, Interval]:
+def intervals(resampled: Resampled) -> dict[FigurePath, FigureInterval]:
     """The intervals of all figures that are defined, within 0 and 1."""
     found = {path: interval(values) for path, values in resampled.items()}
-    return {path: Interval(max(own.low, 0.0), min(own.high, 1.0)) for path, own in found.items() if own is not None}
+    return {
+        path: FigureInterval(max(own.low, 0.0), min(own.high, 1.0)) for path, own in found.items() if own is not None
+    }
 
 
-def difference(first: Float[np.ndarray, " S"], second: Float[np.ndarray, " S"]) -> Difference | None:
+def difference(first: Float[np.ndarray, " S"], second: Float[np.ndarray, " S"]) -> FigureDifference | None:
     """Two detectors' figures compared resample by resample, under the same weights; None if undefined."""
     gaps = first - second
     ends, drawn = interval(gaps), centred(gaps)
     if ends is None:
         return None
     above = float(np.mean(drawn > 0) + np.mean(drawn == 0) / 2)
-    return Difference(float(gaps[0]), ends.low, ends.high, above)
+    return FigureDifference(float(gaps[0]), ends.low, ends.high, above)
 
 
-def differences(first: Resampled, second: Resampled) -> dict[FigurePath, Difference]:
+def differences(first: Resampled, second: Resampled) -> dict[FigurePath, FigureDifference]:
     """The differences of all figures that both have and that are defined."""
     found = {path: difference(own, second[path]) for path, own in first.items() if path in second}
     return {path: own for path, own in found.items() if own is not None}
 
 
-def nested(values: Mapping[FigurePath, object]) -> dict[str, object]:
+def nested(values: Mapping[FigurePath, object]) -> voc_ap.JsonNumbers:
     """Values by path as nested dicts, as the numbers of an evaluation are.
 
     >>> nested({("voc07", "mAP"): 1, ("voc07", "per_class", "cat"): 2})
     {'voc07': {'mAP': 1, 'per_class': {'cat': 2}}}
     """
-    out: dict[str, object] = {}
+    out: dict[str, Any] = {}
     for path, value in values.items():
         place = out
         for key in path[:-1]:
-            below = place.setdefault(key, {})
-            if isinstance(below, dict):
-                place = below
+            place = place.setdefault(key, {})
         place[path[-1]] = value
     return out

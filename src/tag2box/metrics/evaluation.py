@@ -51,8 +51,8 @@ class EvaluationResult:
     scores: dict[str, MetricScores]
     baselines: Mapping[str, "EvaluationResult"] = field(default_factory=dict)
     knows_tags: bool = False
-    intervals: Mapping[bootstrap.FigurePath, bootstrap.Interval] = field(default_factory=dict)
-    differences: Mapping[bootstrap.FigurePath, bootstrap.Difference] = field(default_factory=dict)
+    intervals: Mapping[bootstrap.FigurePath, bootstrap.FigureInterval] = field(default_factory=dict)
+    differences: Mapping[bootstrap.FigurePath, bootstrap.FigureDifference] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, voc_ap.JsonNumbers]:
         """All numbers as fractions in full precision; None if undefined, never NaN.
@@ -69,10 +69,9 @@ class EvaluationResult:
         return {**numbers, "baselines": rows, "verdicts": judged}
 
     def _bootstrap_json(self) -> dict[str, voc_ap.JsonNumbers]:
-        ends = {path: [own.low, own.high] for path, own in self.intervals.items()}
-        gaps = {path: own.to_json() for path, own in self.differences.items()}
-        parts = {"intervals": bootstrap.nested(ends), "differences": bootstrap.nested(gaps)}
-        return {name: part for name, part in parts.items() if part}
+        ends = bootstrap.nested({path: [own.low, own.high] for path, own in self.intervals.items()})
+        gaps = bootstrap.nested({path: own.to_json() for path, own in self.differences.items()})
+        return {name: part for name, part in (("intervals", ends), ("differences", gaps)) if part}
 
     def figures(self) -> Iterator[tuple[str, str, float | None]]:
         """The figures that are compared with baselines: metric, name, value."""

@@ -25,14 +25,14 @@ def interval_tables(runs: Sequence[run_figures.NamedRun], inputs: records.Report
                 None if own is None else bootstrap.resampled_figures(truth, own, [metric], weights)[path]
                 for own in found
             ]
-            tables.append(figures_table(f"{name}, {words}, in per cent", [run.name for run in runs], drawn))
+            tables.append(resampled_table(f"{name}, {words}, in per cent", [run.name for run in runs], drawn))
     last = runs[-1].record.test_detections
     if inputs.test_truth is not None and last is not None:
         tables.append(group_table(f"{runs[-1].name}, test photos", inputs.test_truth, last))
     return tuple(tables)
 
 
-def figures_table(
+def resampled_table(
     caption: str, names: Sequence[str], drawn: Sequence[bootstrap.FloatArray | None], *, against: int = 0
 ) -> fmt.Table:
     """A figure of each row with its interval, and its difference from that of one row, resample by resample."""
@@ -48,7 +48,7 @@ def figures_table(
     return fmt.Table(caption, heads, tuple(rows))
 
 
-def difference_cells(gap: bootstrap.Difference | None) -> tuple[str, str, str]:
+def difference_cells(gap: bootstrap.FigureDifference | None) -> tuple[str, str, str]:
     """Difference, interval and share above, in per cent; an interval that contains 0 says so."""
     if gap is None:
         return (fmt.UNKNOWN,) * 3
