@@ -13,9 +13,10 @@ from tag2box.cli import options
 from tag2box.formats import coco_boxes, datasets, detection_files, listing
 from tag2box.inference.predict import Scored, run_detector
 from tag2box.metrics import bootstrap, challenges, error_analysis, evaluation, voc_ap
-from tag2box.metrics.baselines import Baseline, best_verdict, trivial_baselines
+from tag2box.metrics.baselines import Baseline, best_verdict, scored_baselines, trivial_baselines
+from tag2box.models.class_maps import ClassMaps, peak_boxes, pooled_logits
 from tag2box.progress import Progress, silent
-from tag2box.training.class_evidence import preselected
+from tag2box.training.class_evidence import photo_maps, preselected
 from tag2box.training.feature_cache import RoiMaps
 
 METRICS_FILE = "metrics.json"
@@ -143,14 +144,36 @@ TRAIN_METRICS = ("corloc", "errors")
 """Of a run: CorLoc is that of the training photos."""
 
 
+def class_map_rows(class_maps: ClassMaps, data: EvalSet) -> tuple[Baseline, ...]:
+    """Trivial rows of a classifier that was trained on tags alone: its scores in both boxes, and in its maps' boxes.
+
+    The last row has, per class, the component of the class map around its peak.
+    """
+    scores, components = {}, {}
+    for photo in data.photos:
+        maps = photo_maps(class_maps, photo)
+        scores[photo.id] = pooled_logits(maps.logit(eps=1e-6)[None])[0].sigmoid()
+        boxes = peak_boxes(maps, (photo.width, photo.height))
+        components[photo.id] = annotations.Detections(boxes, scores[photo.id], torch.arange(len(boxes)))
+    return (*scored_baselines(data.truth, scores, "probe"), Baseline("component of the class map", components))
+
+
+def _with_class_maps(trained: runs.AnyRun, data: EvalSet) -> EvalSet:
+    """Photos with the rows of a run's class maps, if it has any."""
+    maps = None if isinstance(trained, runs.StudentRun) else trained.detector.class_maps
+    return data if maps is None else replace(data, baselines=(*data.baselines, *class_map_rows(maps, data)))
+
+
 def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, progress: Progress = silent) -> None:
     """Write ``detections.json`` (test) and ``metrics.json`` into a run; CorLoc is that of the training photos."""
     trained = runs.open_run(run)
     found, extents = _detect(trained, test, progress)
-    report: dict[str, object] = {"test": {**test.evaluated(found, TEST_METRICS), "extents": extents}}
+    rows = _with_class_maps(trained, test)
+    report: dict[str, object] = {"test": {**rows.evaluated(found, TEST_METRICS), "extents": extents}}
     if train is not None:
         located, extents = _detect(trained, train, progress)
-        report["train"] = {**train.evaluated(located, TRAIN_METRICS), "extents": extents}
+        rows = _with_class_maps(trained, train)
+        report["train"] = {**rows.evaluated(located, TRAIN_METRICS), "extents": extents}
         report["truth_boxes_per_class"] = boxes_per_class(train.truth)
         tops, files = top_detections(train.truth, located), {photo.id: photo.path.name for photo in train.photos}
         coco_boxes.write_coco_results(run / TOP_BOXES_FILE, tops, trained.classes, file_names=files)
