@@ -92,6 +92,7 @@ METRICS = {
     "coco": "tag2box.metrics.coco_ap:coco_scores",
     "challenges": "tag2box.metrics.challenges:challenges",
     "errors": "tag2box.metrics.error_analysis:errors",
+    "breakdown": "tag2box.metrics.error_analysis:breakdown",
 }
 PROPOSAL_FILE_FORMATS = {
     "selective-search": "tag2box.proposals.importers.matlab:SELECTIVE_SEARCH_MAT",

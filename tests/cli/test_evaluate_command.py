@@ -44,7 +44,7 @@ def test_without_baselines_there_are_none(files, tmp_path, monkeypatch, capsys):
     done = call(argv, monkeypatch, capsys)
     assert done.code == 0
     assert "centred" not in done.out
-    assert set(json.loads((tmp_path / "n.json").read_text())) == {"voc07"}
+    assert set(json.loads((tmp_path / "n.json").read_text())) == {"voc07", "intervals"}
 
 
 def test_an_own_metric_has_rows_of_trivial_boxes_in_json_and_no_verdict(files, tmp_path, monkeypatch, capsys):
@@ -56,3 +56,76 @@ def test_an_own_metric_has_rows_of_trivial_boxes_in_json_and_no_verdict(files, t
     numbers = json.loads((tmp_path / "n.json").read_text())
     assert numbers["baselines"]["whole photo, tags known"] == {"worlds:boxes_per_photo": {"boxes": 2}}
     assert numbers["verdicts"] == {}
+
+
+def test_any_iou_and_the_intervals(files, tmp_path, monkeypatch, capsys):
+    """The part in photo a has an IoU of 0.07 with its cat, that in photo b one below 0.01."""
+    monkeypatch.setenv("COLUMNS", "200")
+    argv = [
+        "evaluate",
+        *files,
+        "--metrics",
+        "corloc,voc12,coco",
+        "--iou",
+        "0.05, 0.5",
+        "--json",
+        f"{tmp_path / 'n.json'}",
+    ]
+    done = call(argv, monkeypatch, capsys)
+    assert (done.code, done.err) == (0, "")
+    assert "95 % interval" in done.out
+    numbers = json.loads((tmp_path / "n.json").read_text())
+    assert list(numbers)[:5] == ["corloc@0.05", "corloc", "voc12@0.05", "voc12", "coco"]
+    assert (numbers["corloc@0.05"]["mean"], numbers["corloc"]["mean"]) == (0.5, 0)
+    low, high = numbers["intervals"]["corloc@0.05"]["mean"]
+    assert (low, high) == pytest.approx((0, 1), abs=0.1)  # with replacement: none, one or both photos are a
+    assert numbers["intervals"]["corloc"]["mean"] == [0, 0]
+    assert numbers["verdicts"]["corloc@0.05"]["is_above"] is False
+    assert "corloc@0.05: 50.0 is not above a centred box (100.0)" in done.out
+    assert "50.0*" in done.out
+
+
+def test_detections_against_others(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    better = tmp_path / "better.json"
+    found = {name: detections([(*MIDDLE, 0.9, 0)]) for name in ("a", "b")}
+    write_coco_results(better, found, ("cat",), file_names={name: f"{name}.jpg" for name in found})
+    argv = [
+        "evaluate",
+        *files,
+        "--metrics",
+        "voc12,corloc",
+        "--against",
+        f"{better}",
+        "--json",
+        f"{tmp_path / 'n.json'}",
+    ]
+    done = call(argv, monkeypatch, capsys)
+    assert (done.code, done.err) == (0, "")
+    assert "difference" in done.out and "-100.0 to -100.0" in done.out
+    gap = json.loads((tmp_path / "n.json").read_text())["differences"]["voc12"]["mAP"]
+    assert gap == {"value": -1, "low": -1, "high": -1, "share_above": 0, "is_significant": True}
+    same = call([*argv[:-4], "--against", files[3], *argv[-2:]], monkeypatch, capsys)
+    gap = json.loads((tmp_path / "n.json").read_text())["differences"]["corloc"]["mean"]
+    assert same.code == 0
+    assert gap == {"value": 0, "low": 0, "high": 0, "share_above": 0.5, "is_significant": False}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--iou", "1"], "IoU '1'"),
+        (["--iou", ""], "IoU ''"),
+        (["--iou", "0.3,half"], "IoU 'half'"),
+        (["--metrics", "coco@0.3"], "coco has no IoU to set"),
+        (["--metrics", "voc07@2"], "IoU '2'"),
+        (["--resamples", "-1"], "--resamples"),
+        (["--resamples", "0", "--against", "x.json"], "--against needs at least 1"),
+        (["--against", "missing.json"], "missing.json"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(files, tmp_path, monkeypatch, capsys, more, words):
+    done = call(["evaluate", *files, *more, "--json", f"{tmp_path / 'n.json'}"], monkeypatch, capsys)
+    assert done.code == 2
+    assert words in done.err and done.err.count("\n") == 1
+    assert not (tmp_path / "n.json").exists()

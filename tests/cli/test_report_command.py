@@ -66,7 +66,7 @@ def test_metrics_of_an_older_version_gain_baselines_and_errors_and_keep_the_rest
     place = small / "one" / "metrics.json"
     new = json.loads(place.read_text())
     assert {"voc07", "errors", "baselines", "verdicts", "extents"} <= set(new["test"])
-    assert set(new["train"]) == {"corloc", "errors", "baselines", "verdicts", "extents"}
+    assert set(new["train"]) == {"corloc", "errors", "intervals", "baselines", "verdicts", "extents"}
     old = {
         split: {k: new[split][k] for k in ("voc07", "challenges", "corloc") if k in new[split]}
         for split in ("test", "train")

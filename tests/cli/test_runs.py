@@ -12,12 +12,22 @@ import torch
 from tag2box import settings
 from tag2box.annotations import Objects, Truth
 from tag2box.cli.detect import detect, detect_photos
-from tag2box.cli.evaluate import EvalSet, boxes_per_class, evaluate_run, truth_source
+from tag2box.cli.evaluate import (
+    EvalSet,
+    boxes_per_class,
+    class_map_rows,
+    evaluate_run,
+    top_detections,
+    truth_source,
+)
 from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import resume, train
 from tag2box.cli.training_data import prepare_data, read_training
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_truth
+from tag2box.metrics.voc_ap import corloc
+from tag2box.models.class_maps import ClassMaps
+from tag2box.models.lite0 import Lite0
 from tag2box.progress import silent
 from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.importers.proposal_files import Imported
@@ -35,6 +45,7 @@ from tag2box.runs import (
     with_paths,
 )
 from tiny_world import same, small_config, small_data, small_network, story, weights
+from worlds import random_world
 
 
 @pytest.fixture
@@ -207,8 +218,40 @@ def test_assessing_leaves_figures_and_detections(small):
     evaluate_run(small / "run", test=data, train=data)
     metrics = json.loads((small / "run" / "metrics.json").read_text())
     assert list(metrics) == ["test", "train", "truth_boxes_per_class"]
+    assert set(metrics["train"]["intervals"]) == {"corloc"} and {"voc12", "breakdown"} <= set(
+        metrics["test"]["intervals"]
+    )
+    tops = json.loads((small / "run" / "train-top-boxes.json").read_text())
+    assert {row["category_id"] for row in tops} <= {1} and len(tops) <= 4  # every photo has one tag
     rows = json.loads((small / "run" / "detections.json").read_text())
     assert {row["file_name"] for row in rows} == {f"photo{i}.jpg" for i in range(4)}
+
+
+def test_the_rows_of_class_maps_have_their_scores_and_boxes(small):
+    data, maps = eval_set_of(small, ("bar", "box", "disc")), ClassMaps(Lite0().build(), 3, side=64)
+    centre, whole, component = class_map_rows(maps, data)
+    assert [row.name for row in (centre, whole, component)] == [
+        "centred box, probe", "whole photo, probe", "component of the class map",
+    ]  # fmt: skip
+    for photo in data.photos:
+        own = component.detections[photo.id]
+        assert own.labels.tolist() == [0, 1, 2]
+        assert torch.equal(own.scores, centre.detections[photo.id].scores)
+        assert ((own.scores > 0) & (own.scores < 1)).all()
+        assert whole.detections[photo.id].boxes[0].tolist() == [0, 0, photo.width, photo.height]
+        assert (
+            (own.boxes >= 0).all()
+            and (own.boxes[:, 2] <= photo.width).all()
+            and (own.boxes[:, 2:] > own.boxes[:, :2]).all()
+        )
+
+
+def test_the_top_boxes_have_the_same_corloc():
+    truth, found = random_world(5)
+    kept = top_detections(truth, found)
+    assert corloc(truth, kept) == corloc(truth, found)
+    for photo, objects in zip(truth.ids, truth.objects, strict=True):
+        assert len(kept[photo]) <= len(objects.labels.unique())
 
 
 @pytest.mark.parametrize("classes", [("bar", "box", "mug"), ("disc", "box", "bar")])

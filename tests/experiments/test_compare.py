@@ -102,6 +102,28 @@ def test_trivial_boxes_have_rows_and_a_figure_that_is_not_above_them_is_called_s
         assert (f"{row['row']} (" in corloc) == (mean <= bar)
 
 
+def test_systems_have_intervals_and_paired_differences_and_figures_are_marked(out: Path) -> None:
+    written = run_compare(out, "oicr", "od-wscl", seeds=(0, 1))
+    found, page = numbers(out)["datasets"][0], written.page.read_text()
+    for figure in ("mAP50", "CorLoc"):
+        first, second = found["intervals"][figure]["OICR"], found["intervals"][figure]["OD-WSCL"]
+        assert "difference" not in first
+        assert second["difference"]["value"] == pytest.approx(second["value"] - first["value"])
+        for row in found["rows"]:
+            own = found["intervals"][figure][row["row"]]
+            assert own["value"] == pytest.approx(sum(row["figures"][figure].values()) / 200)
+            assert own["interval"][0] <= own["value"] <= own["interval"][1]
+    section = page.split('<section id="0-intervals">')[1].split("</section>")[0]
+    assert "AP50 by size and number of objects" in section and "objects" in section.split("<thead>")[-1]
+    assert "centred box, best class scores" in section
+    bars = {row["row"]: row["figures"]["mAP50 in a trivial box"] for row in found["rows"]}
+    for row in found["rows"]:
+        mean, bar = (sum(values.values()) for values in (row["figures"]["mAP50"], bars[row["row"]]))
+        assert ("mAP50" in row["not_above_trivial"]) == (mean <= bar)
+        line = next(line for line in written.table.splitlines() if line.startswith(f"| {row['row']} |"))
+        assert ("*" in line.split("|")[2]) == (mean <= bar)
+
+
 def test_the_top_boxes_of_all_systems_are_in_one_table(out: Path) -> None:
     page = run_compare(out, "oicr", "od-wscl").page.read_text()
     errors = numbers(out)["datasets"][0]["errors"]
@@ -118,7 +140,7 @@ def test_metrics_of_an_older_version_are_completed_without_training(out: Path) -
     (row,) = numbers(out)["datasets"][0]["rows"]
     place = out / row["runs"]["0"] / "metrics.json"
     new = json.loads(place.read_text())
-    added = ("baselines", "verdicts", "errors", "extents")
+    added = ("baselines", "verdicts", "errors", "extents", "breakdown", "intervals")
     old = {
         k: {n: v for n, v in part.items() if n not in added} if isinstance(part, dict) else part
         for k, part in new.items()
@@ -129,6 +151,8 @@ def test_metrics_of_an_older_version_are_completed_without_training(out: Path) -
     assert trained(watch) == []
     completed = json.loads(place.read_text())
     assert completed["test"]["verdicts"].keys() == new["test"]["verdicts"].keys()
+    assert completed["test"]["intervals"] == new["test"]["intervals"]
+    assert completed["test"]["breakdown"] == new["test"]["breakdown"]
     assert completed["train"]["verdicts"]["corloc"]["best"] == new["train"]["verdicts"]["corloc"]["best"]
     place.write_text(json.dumps(new))
 

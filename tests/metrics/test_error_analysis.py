@@ -195,7 +195,7 @@ def test_the_size_bin_of(size, name):
 
 
 @pytest.mark.parametrize(
-    ("count", "name"), [(1, "1 object"), (2, "2 objects"), (3, "3 objects or more"), (9, "3 objects or more")]
+    ("count", "name"), [(1, "1 object"), (2, "2 or 3 objects"), (3, "2 or 3 objects"), (4, "4 objects or more")]
 )
 def test_the_count_bin_of(count, name):
     assert count_bin(count) == name
@@ -210,7 +210,9 @@ def test_breakdowns_are_in_order_and_leave_out_what_is_not_there():
     ]
     assert list(numbers["by_count"]) == [name for name, _ in COUNT_BINS][:2]
     assert (
-        numbers["by_count"]["2 objects"]["correct"] == 1 == numbers["by_size"]["10 to 30 % of the photo"]["correct"] * 2
+        numbers["by_count"]["2 or 3 objects"]["correct"]
+        == 1
+        == numbers["by_size"]["10 to 30 % of the photo"]["correct"] * 2
     )
     json.dumps(numbers, allow_nan=False)
     assert errors(truth_of([]), {})["by_class"] == {}

@@ -25,7 +25,7 @@ def printed(result: EvaluationResult) -> list[str]:
 def test_every_metric_has_its_json():
     truth, found = random_world(3)
     content = evaluate_detections(truth, found, list(METRICS)).to_json()
-    assert list(content) == ["voc07", "voc12", "corloc", "coco", "challenges", "errors"]
+    assert list(content) == ["voc07", "voc12", "corloc", "coco", "challenges", "errors", "breakdown"]
     assert set(content["voc07"]) == set(content["voc12"]) == {"mAP", "per_class"}
     assert set(content["corloc"]) == {"mean", "per_class"}
     assert list(content["corloc"]["per_class"]) == list(truth.classes)

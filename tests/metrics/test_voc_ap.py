@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.metrics.voc_ap import (
@@ -27,8 +27,8 @@ BOX = (10, 10, 30, 30)
 HALF = (10, 10, 20, 30)  # IoU with BOX is exactly 0.5
 
 
-def golden_world() -> tuple[Truth, dict[str, Detections]]:
-    data = dict(np.load(GOLDEN / "voc_eval_1.npz", allow_pickle=False))
+def golden_world(file: Path) -> tuple[Truth, dict[str, Detections]]:
+    data = dict(np.load(file, allow_pickle=False))
     truths, found = [], {}
     for image in range(len(data["in_img_wh"])):
         mine, seen = data["gt_img"] == image, data["det_img"] == image
@@ -55,10 +55,13 @@ def golden_world() -> tuple[Truth, dict[str, Detections]]:
     ],
 )
 def test_the_classic_evaluators_numbers(metric, key):
-    expected = json.loads((GOLDEN / "voc_eval_1.json").read_text())[key]
-    scores = metric(*golden_world())
-    assert scores.values == pytest.approx(expected, abs=1e-12)
-    assert scores.mean == pytest.approx(np.mean(expected), abs=1e-12)
+    files = sorted(GOLDEN.glob("voc_eval_*.json"))
+    assert files
+    for file in files:
+        expected = json.loads(file.read_text())[key]
+        scores = metric(*golden_world(file.with_suffix(".npz")))
+        assert scores.values == pytest.approx(expected, abs=1e-12)
+        assert scores.mean == pytest.approx(np.mean(expected), abs=1e-12)
 
 
 CASES = {
@@ -115,7 +118,9 @@ def _overlap_with_plus_one(a, b):
     return shared / (size(a) + size(b) - shared)
 
 
-def _loops(truth: Truth, found: dict[str, Detections], label: int) -> tuple[list[bool], list[bool], int]:
+def _loops(
+    truth: Truth, found: dict[str, Detections], label: int, min_iou: float
+) -> tuple[list[bool], list[bool], int]:
     """Right and wrong of every detection of a class, best first, written with loops and inclusive 1-based boxes."""
     inclusive = {i: to_voc_pixels(o.boxes).tolist() for i, o in zip(truth.ids, truth.objects, strict=True)}
     by_id = dict(zip(truth.ids, truth.objects, strict=True))
@@ -133,7 +138,7 @@ def _loops(truth: Truth, found: dict[str, Detections], label: int) -> tuple[list
         for k in range(len(own)):
             if int(own.labels[k]) == label and _overlap_with_plus_one(box, inclusive[image][k]) > best:
                 best, best_k = _overlap_with_plus_one(box, inclusive[image][k]), k
-        hit = best > 0.5
+        hit = best > min_iou
         skip = hit and bool(own.difficult[best_k] or own.crowd[best_k])
         new = hit and not skip and (image, best_k) not in taken
         taken |= {(image, best_k)} if new else set()
@@ -148,11 +153,11 @@ def _loops(truth: Truth, found: dict[str, Detections], label: int) -> tuple[list
 
 
 @settings(max_examples=40, deadline=None)
-@given(worlds)
-def test_curves_match_the_evaluator_written_with_loops(world):
+@given(worlds, st.sampled_from([0.05, 0.3, 0.5, 0.9]))
+def test_curves_match_the_evaluator_written_with_loops(world, min_iou):
     truth, found = world
-    for label, curve in enumerate(curves(truth, found)):
-        right, wrong, positives = _loops(truth, found, label)
+    for label, curve in enumerate(curves(truth, found, min_iou=min_iou)):
+        right, wrong, positives = _loops(truth, found, label, min_iou)
         assert curve.positives == positives
         tp, fp = np.cumsum(right), np.cumsum(wrong)
         assert curve.precision == pytest.approx(tp / np.maximum(tp + fp, 1))

@@ -17,6 +17,7 @@ from tag2box.models.class_maps import (
     box_evidence,
     box_sums,
     integral_image,
+    peak_boxes,
     pooled_logits,
 )
 from tag2box.types import Proposals
@@ -138,3 +139,36 @@ def test_a_mean_stays_between_its_parts(score: float, found: float, share: float
 def test_area_shares_are_relative_to_each_photo() -> None:
     boxes = torch.tensor([[0.0, 0, 5, 4], [0, 0, 10, 10]])
     assert area_shares(Proposals(boxes, (1, 0, 1), ((10, 4), (1, 1), (20, 10)))).tolist() == [0.5, 0.5]
+
+
+def peak_box_with_loops(cells: list[list[float]]) -> list[float]:
+    """The box of the cells of at least half the peak that a walk from the peak reaches."""
+    places = [(y, x) for y in range(len(cells)) for x in range(len(cells[0]))]
+    peak = max(places, key=lambda at: cells[at[0]][at[1]])
+    reached, border = {peak}, [peak]
+    while border:
+        y, x = border.pop()
+        for near in ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)):
+            if near in places and near not in reached and cells[near[0]][near[1]] >= 0.5 * cells[peak[0]][peak[1]]:
+                reached.add(near)
+                border.append(near)
+    rows, columns = zip(*reached, strict=True)
+    return [min(columns), min(rows), max(columns) + 1, max(rows) + 1]
+
+
+levels = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+
+
+@given(st.lists(st.lists(levels, min_size=4, max_size=4), min_size=1, max_size=4))
+def test_peak_boxes_are_those_of_a_walk_from_the_peak(cells: list[list[float]]) -> None:
+    found = peak_boxes(torch.tensor([cells]), (40.0, 10.0 * len(cells)))
+    assert found.tolist() == [[10.0 * side for side in peak_box_with_loops(cells)]]
+
+
+def test_no_maps_have_no_peak_boxes() -> None:
+    assert peak_boxes(torch.zeros(0, 3, 3), (9.0, 9.0)).shape == (0, 4)
+
+
+def test_a_map_is_scaled_to_its_photo() -> None:
+    maps = torch.tensor([[[0.1, 0.9, 0.5], [0.1, 0.2, 0.1]]])
+    assert peak_boxes(maps, (300.0, 100.0)).tolist() == [[100.0, 0.0, 300.0, 50.0]]

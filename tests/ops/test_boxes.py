@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
-from tag2box.ops.boxes import areas, clip, containment, decode, encode, intersections, iou, mask_boxes
+from tag2box.ops.boxes import areas, clip, containment, decode, encode, greedy_match, intersections, iou, mask_boxes
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,33 @@ def test_the_box_of_a_mask_is_that_of_the_bilinearly_enlarged_map(seed, rows, co
         expected = torch.tensor([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) / factor
         assert torch.allclose(box, expected, atol=2 / factor)
     assert bool((logits > 0).any()) == bool(box.any())
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "expected"),
+    [
+        (torch.zeros(0, 0), []),
+        (torch.zeros(2, 0), [-1, -1]),
+        (torch.zeros(0, 2), []),
+        (torch.tensor([[0.49, 0.5]]), [1]),
+        (torch.tensor([[0.7, 0.7], [0.7, 0.1]]), [0, -1]),  # ties go to the first, even if the next row then has none
+        (torch.tensor([[0.6, -1.0], [0.9, 0.5]]), [0, 1]),
+    ],
+)
+def test_greedy_match_of(overlaps, expected):
+    assert greedy_match(overlaps, 0.5).tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(box_sets(), box_sets(), st.sampled_from([0.0, 0.3, 0.5]))
+def test_greedy_match_is_the_rule_written_with_loops(first, second, least):
+    overlaps = iou(first, second)
+    free, expected = list(range(len(second))), []
+    for row in overlaps.tolist():
+        best, chosen = -1.0, -1
+        for column in free:
+            if row[column] >= least and row[column] > best:
+                best, chosen = row[column], column
+        free = [column for column in free if column != chosen]
+        expected.append(chosen)
+    assert greedy_match(overlaps, least).tolist() == expected

@@ -37,7 +37,7 @@ from tag2box.training.events import TrainingWarning
 
 SECTIONS = {
     "baselines", "errors", "challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about",
-    "repeat",
+    "repeat", "intervals",
 }  # fmt: skip
 VOID = {"meta", "input", "br", "link", "img"}
 
@@ -187,7 +187,7 @@ def test_names_with_html_in_them_are_text(tmp_path: Path, demo: ReportInputs) ->
     assert html.count("<script>") == 1
     assert "&lt;script&gt;alert" in html
     assert set(read(html).sections) == {
-        "errors", "challenges", "classes", "detections", "proposals", "about", "repeat",
+        "errors", "challenges", "classes", "detections", "proposals", "about", "repeat", "intervals",
     }  # fmt: skip
 
 
@@ -205,6 +205,37 @@ def test_a_figure_that_is_not_above_a_trivial_box_is_called_so(page: str) -> Non
         "detections of the run", "centred box, same class scores", "whole photo, same class scores",
         "centred box, tags known", "detections of the run", "centred box, tags known",
     ]  # fmt: skip
+
+
+def test_figures_have_intervals_and_differences_from_the_first_run(demo: ReportInputs) -> None:
+    tops = [demo.train_truth and {n: Detections(o.boxes, torch.ones(len(o)), o.labels) for n, o in pairs(demo)}, None]
+    runs = [replace(run, train_top_boxes=own) for run, own in zip(demo.runs, tops, strict=True)]
+    ap, corloc, groups = build_report(replace(demo, runs=runs)).intervals
+    assert [row.name for row in ap.rows] == ["OICR+", "OD-WSCL"]
+    value, ends, *gap = ap.rows[1].cells
+    low, high = map(float, ends.split(" to "))
+    assert low <= float(value) <= high
+    assert ap.rows[0].cells[2:] == ("–", "–", "–") and gap[0][0] in "+−±"  # noqa: RUF001 - signs of the page
+    assert corloc.rows[0].cells[:2] == ("100.0", "100.0 to 100.0")
+    assert set(corloc.rows[1].cells) == {"–"}  # noqa: RUF001 - nothing is stored of the second run
+    assert [row.name for row in groups.rows][:1] == ["all"] and {"1 object", "2 or 3 objects"} <= {
+        row.name for row in groups.rows
+    }
+    assert len({len(row.cells) for row in groups.rows} | {len(groups.heads)}) == 1
+
+
+def pairs(demo: ReportInputs) -> list[tuple[str, Objects]]:
+    assert demo.train_truth is not None
+    return list(zip(demo.train_truth.ids, demo.train_truth.objects, strict=True))
+
+
+def test_tables_mark_what_is_not_above_a_trivial_box(demo: ReportInputs) -> None:
+    results = build_report(demo).results
+    rows = {row.name: row.cells for row in results.figures.rows}
+    assert rows["mAP50, VOC 2007 (11 points)"][:2] == ("36.0*", "48.0")
+    assert rows["CorLoc, training photos"][0] == "56.0"
+    assert "* not above the best trivial box" in results.figures.caption
+    assert results.by_class.rows[-1].cells[:2] == ("36.0*", "48.0")
 
 
 def test_errors_have_a_bar_per_run_and_trivial_box_a_legend_and_examples(demo: ReportInputs) -> None:

@@ -72,7 +72,9 @@ def report(
     named = {"train": train_set, "test": test_set}
     inputs = records.ReportInputs(
         title=title,
-        runs=[replace(_record(run, test_set), own_detections=_detections(run, own, progress)) for run in runs],
+        runs=[
+            replace(_record(run, test_set, train_set), own_detections=_detections(run, own, progress)) for run in runs
+        ],
         commands=commands or training_commands(runs),
         own_photos={photo.id: photo.path for photo in own},
         train_photos={photo.id: photo.path for photo in training.photos},
@@ -135,12 +137,15 @@ def _photos(run: Path, config: AnyConfig, progress: Progress) -> annotations.Tag
     return training_data.with_proposals(config, photos, progress)[0] if isinstance(config, recipes.Config) else photos
 
 
-def _record(run: Path, test: evaluate.EvalSet | None) -> records.RunRecord:
-    if test is None or not (run / evaluate.DETECTIONS_FILE).exists():
-        return records.read_run(run)
-    return records.read_run(
-        run, test_detections=detection_files.read_detections(run / evaluate.DETECTIONS_FILE, test.truth)
-    )
+def _record(run: Path, test: evaluate.EvalSet | None, train: evaluate.EvalSet | None) -> records.RunRecord:
+    """A run, with the detections that were stored when it was evaluated."""
+    found = _stored(run / evaluate.DETECTIONS_FILE, test)
+    tops = _stored(run / evaluate.TOP_BOXES_FILE, train)
+    return replace(records.read_run(run, test_detections=found), train_top_boxes=tops)
+
+
+def _stored(path: Path, data: evaluate.EvalSet | None) -> Mapping[str, annotations.Detections] | None:
+    return None if data is None or not path.exists() else detection_files.read_detections(path, data.truth)
 
 
 def _train_proposals(config: AnyConfig, out: Path) -> Path:

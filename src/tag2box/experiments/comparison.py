@@ -175,9 +175,11 @@ def write_comparison(
     sections: list[study_tables.StudySection] = []
     numbers, text = [], []
     for at, (results, table) in enumerate(zip(found, tables, strict=True)):
-        sections += [_table_section(results, table, at), *summary.errors_section(results, f"{at}-"), ranking(table, at)]
+        drawn = summary.resampled_rows(results)
+        sections += [_table_section(results, table, at), *summary.intervals_section(results, drawn, f"{at}-")]
+        sections += [*summary.errors_section(results, f"{at}-"), ranking(table, at)]
         sections += pictures.side_by_side(results, prefix=f"{at}-")
-        numbers.append(summary.study_json(results, table, Analysis(), summary.quality_curves(results)))
+        numbers.append(summary.study_json(results, table, Analysis(), summary.quality_curves(results), drawn))
         text.append(f"On {results.first[1].name}:\n\n{study_tables.markdown(table)}")
     inputs = study_tables.StudyInputs(
         kicker="tag2box compare",

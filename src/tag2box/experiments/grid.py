@@ -112,7 +112,7 @@ def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunR
     if not is_finished(run, grid):
         with io.locked(folder / RUN_LOCK, "finishes a run"):
             _finish_run(config, folder, run.data, progress)
-    elif evaluate.lacks_baselines(folder):
+    elif evaluate.lacks_figures(folder):
         with io.locked(folder / RUN_LOCK, "finishes a run"):
             _measure(config, folder, run.data, progress)
     return read_result(folder)

@@ -150,6 +150,7 @@ def write_study(results: StudyResults, base: recipes.Config, out: Path, *, comma
     experiment = results.experiment
     table = summary.study_table(results, out)
     analysis, quality = experiment.analyze(results, base), summary.quality_curves(results)
+    drawn = summary.resampled_rows(results)
     inputs = study_tables.StudyInputs(
         kicker="tag2box reproduce",
         title=experiment.title,
@@ -159,7 +160,7 @@ def write_study(results: StudyResults, base: recipes.Config, out: Path, *, comma
         table=table,
         facts=summary.study_facts(results, table),
         notes=experiment.notes,
-        sections=(*analysis.sections, *summary.errors_section(results)),
+        sections=(*analysis.sections, *summary.intervals_section(results, drawn), *summary.errors_section(results)),
         quality=quality,
         about=summary.about_study(results, base, commands),
     )
@@ -169,7 +170,7 @@ def write_study(results: StudyResults, base: recipes.Config, out: Path, *, comma
         table="" if table is None else study_tables.markdown(table),
     )
     study_page.write_study_page(inputs, files.page)
-    io.write_json(files.numbers, summary.study_json(results, table, analysis, quality))
+    io.write_json(files.numbers, summary.study_json(results, table, analysis, quality, drawn))
     if files.table:
         io.write_text(out / f"{experiment.name}.md", files.table)
     return files

@@ -1,18 +1,21 @@
 """The results of a study as tables, facts, sentences and JSON."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.table import Table as RichTable
 
-from tag2box.experiments import EXPERIMENTS, outcomes, study_data
+from tag2box.cli import evaluate
+from tag2box.experiments import EXPERIMENTS, grid, outcomes, study_data
 from tag2box.experiments.experiment import Analysis, StudyColumn, StudyResults, StudyVariant
-from tag2box.metrics import baselines, evaluation
+from tag2box.formats.detection_files import read_detections
+from tag2box.metrics import baselines, bootstrap, error_analysis, evaluation
 from tag2box.metrics.error_analysis import ERROR_KINDS
 from tag2box.recipes import Config
-from tag2box.reporting import error_figures, formatting as fmt, study_tables
+from tag2box.reporting import error_figures, formatting as fmt, interval_figures, study_tables
 from tag2box.reporting.error_figures import SPLIT_NAMES
 from tag2box.runs import machine, versions
 
@@ -48,6 +51,7 @@ def _row(row: StudyVariant, results: StudyResults, heads: tuple[str, ...], out: 
         runs={seed: Path(os.path.relpath(result.folder, out)).as_posix() for seed, result in own.items()},
         settings=row.settings,
         missing=results.left_out.get(row.label, ""),
+        below=frozenset(at for at, column in enumerate(results.experiment.columns) if _is_below(column, own)),
     )
 
 
@@ -81,14 +85,28 @@ def _trivial_figures(column: StudyColumn, row: str, results: StudyResults) -> st
     return study_tables.SeedFigures(found)
 
 
+def _bars(column: StudyColumn) -> StudyColumn | None:
+    """The column of the best trivial row of a figure; None for figures that are not compared."""
+    split, metric, name = (*column.path, "", "")[:3]
+    if split not in SPLIT_NAMES or name not in evaluation.COMPARED_FIGURES.get(metric, ()):
+        return None
+    return replace(column, path=(split, "verdicts", evaluation.figure_title(metric, name), "best"))
+
+
+def _is_below(column: StudyColumn, own: Mapping[int, grid.RunResult]) -> bool:
+    """Whether the mean of a figure over the seeds is not above that of the best trivial row."""
+    bars = _bars(column)
+    mean, bar = column.over_seeds(own).mean, None if bars is None else bars.over_seeds(own).mean
+    return mean is not None and bar is not None and mean <= bar
+
+
 def _remarks(results: StudyResults) -> Iterator[str]:
     """For each column with trivial rows, the rows of the study that are not above the best of these."""
     for column in results.experiment.columns:
-        split, metric, name = (*column.path, "", "")[:3]
-        if split not in SPLIT_NAMES or name not in evaluation.COMPARED_FIGURES.get(metric, ()):
+        bars = _bars(column)
+        if bars is None:
             continue
-        title = evaluation.figure_title(metric, name)
-        bars = replace(column, path=(split, "verdicts", title, "best"))
+        split, metric = column.path[:2]
         pairs = [
             (label, column.over_seeds(own).mean, bars.over_seeds(own).mean) for label, own in results.results.items()
         ]
@@ -135,6 +153,101 @@ def errors_json(results: StudyResults) -> dict[str, object]:
         }
         for split in SPLIT_NAMES
     }
+
+
+# ---------------------------------------------------------------- intervals, sizes and counts
+
+ResampledRows = Mapping[str, Mapping[str, bootstrap.FloatArray | None]]
+"""Figures under bootstrap over photos, by figure and row."""
+
+
+def intervals_section(
+    results: StudyResults, drawn: ResampledRows, prefix: str = ""
+) -> tuple[study_tables.StudySection, ...]:
+    """mAP50 and CorLoc with intervals and paired differences from the baseline row; AP50 by size and count."""
+    tables = []
+    for figure, rows in drawn.items():
+        names = list(rows)
+        against = names.index(results.experiment.against) if results.experiment.against in rows else 0
+        if any(own is not None for own in rows.values()):
+            tables.append(interval_figures.resampled_table(figure, names, list(rows.values()), against=against))
+    tables += _group_table(results)
+    text = (
+        "Photos are drawn 1,000 times with replacement. 95 % of the figures, means over the seeds, are within the "
+        "interval; differences are taken on the same drawn photos, and an interval that contains 0 means that two rows "
+        "cannot be told apart on these photos. The range over the seeds is in the table above."
+    )
+    title = f"How sure the figures are, {results.first[1].name}"
+    return (study_tables.StudySection(f"{prefix}intervals", title, text, tables=tuple(tables)),) if tables else ()
+
+
+def resampled_rows(results: StudyResults) -> ResampledRows:
+    """mAP50 and CorLoc of each row under bootstrap over photos, the mean over its seeds; None without detections.
+
+    Seeds that share their photos share the resamples, too.
+    """
+    files = {"mAP50": evaluate.DETECTIONS_FILE, "CorLoc": evaluate.TOP_BOXES_FILE}
+    captions = {"mAP50": "mAP50, test photos, in per cent", "CorLoc": "CorLoc, training photos, in per cent"}
+    out: dict[str, dict[str, bootstrap.FloatArray | None]] = {}
+    for figure, file in files.items():
+        out[captions[figure]] = {
+            label: _resampled(figure, file, own, results.data) for label, own in results.results.items()
+        }
+    return out
+
+
+def _resampled(
+    figure: str, file: str, own: Mapping[int, grid.RunResult], data: Mapping[int, study_data.StudyData]
+) -> bootstrap.FloatArray | None:
+    path, drawn = interval_figures.FIGURES[figure], []
+    for seed, result in own.items():
+        truth = data[seed].test if figure == "mAP50" else data[seed].train
+        if not (result.folder / file).exists():
+            return None
+        is_shared = all(other.fingerprint == data[seed].fingerprint for other in data.values())
+        weights = bootstrap.photo_weights(len(truth), seed=0 if is_shared else seed)
+        found = read_detections(result.folder / file, truth)
+        drawn.append(bootstrap.resampled_figures(truth, found, path[:1], weights)[path])
+    return np.mean(drawn, axis=0) if drawn else None
+
+
+def _group_table(results: StudyResults) -> list[fmt.Table]:
+    """AP50 on test photos by size and number of objects, of all rows and of trivial boxes."""
+    groups = [("by_size", name) for name, _ in error_analysis.SIZE_BINS]
+    groups += [("by_count", name) for name, _ in error_analysis.COUNT_BINS]
+    columns = [StudyColumn(path[1], ("test", "breakdown", *path, "ap")) for path in groups]
+    rows = {label: [column.over_seeds(own) for column in columns] for label, own in results.results.items()}
+    trivial = {
+        f"{box}, {BEST_SCORES}": [_trivial_figures(c, f"{box}, {baselines.SAME_SCORES}", results) for c in columns]
+        for box in baselines.TRIVIAL_BOXES
+    }
+    kept = [at for at in range(len(columns)) if any(own[at].by_seed for own in rows.values())]
+    if not kept:
+        return []
+    bars = {at: max((own[at].mean or 0.0 for own in trivial.values()), default=0.0) for at in kept}
+    lines = []
+    for label, figures in (*rows.items(), *trivial.items()):
+        below = frozenset(at for at in kept if label in rows and (figures[at].mean or 0.0) <= bars[at])
+        row = study_tables.StudyRow(label, tuple(figures), below=below)
+        lines.append(fmt.TableRow(label, tuple(row.words(at) for at in kept)))
+    heads = tuple(columns[at].name.replace(" of the photo", "\nof the photo") for at in kept)
+    return [fmt.Table(f"AP50 by size and number of objects, test photos ({fmt.BELOW})", heads, tuple(lines))]
+
+
+def intervals_json(results: StudyResults, drawn: ResampledRows) -> dict[str, object]:
+    """Intervals, and differences from the baseline row, by figure and row; as fractions."""
+    out: dict[str, object] = {}
+    for figure, rows in drawn.items():
+        first = rows.get(results.experiment.against, next(iter(rows.values()), None))
+        found: dict[str, object] = {}
+        for label, own in rows.items():
+            ends = None if own is None else bootstrap.interval(own)
+            gap = None if own is None or first is None or own is first else bootstrap.difference(own, first)
+            if own is not None and ends is not None:
+                compared = {} if gap is None else {"difference": gap.to_json()}
+                found[label] = {"value": float(own[0]), "interval": [ends.low, ends.high], **compared}
+        out[figure.partition(",")[0]] = found
+    return out
 
 
 # ---------------------------------------------------------------- the rest of the page
@@ -201,6 +314,7 @@ def study_json(
     table: study_tables.StudyTable | None,
     analysis: Analysis,
     quality: Sequence[study_tables.QualityCurve],
+    drawn: ResampledRows,
 ) -> dict[str, object]:
     """All results as JSON values."""
     _, data = results.first
@@ -216,6 +330,7 @@ def study_json(
         "trivial_rows": [] if table is None else study_tables.table_json(table, table.trivial),
         "remarks": [] if table is None else list(table.remarks),
         "errors": errors_json(results),
+        "intervals": intervals_json(results, drawn),
         "pseudo_labels": {row.name: outcomes.quality_json(row.moments) for row in quality},
         **analysis.numbers,
     }
@@ -223,9 +338,9 @@ def study_json(
 
 def experiments_table() -> RichTable:
     """Every experiment: its name, its title, its number of runs per seed, its seeds."""
-    grid = RichTable("NAME", "what it is", "rows to run", "seeds")
+    listed = RichTable("NAME", "what it is", "rows to run", "seeds")
     for experiment in EXPERIMENTS.values():
         able = [row for row in experiment.rows if not row.skip_reason()]
         seeds = ",".join(str(seed) for seed in experiment.seeds)
-        grid.add_row(experiment.name, experiment.title, str(len(able)), seeds)
-    return grid
+        listed.add_row(experiment.name, experiment.title, str(len(able)), seeds)
+    return listed

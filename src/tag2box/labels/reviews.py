@@ -77,22 +77,20 @@ def compared_reviews(labels: LabelledPhotos, digest: str, corrected: LabelledPho
 
 
 def _match(photo: LabelledPhoto, boxes: Sequence[LabelBox]) -> tuple[Verdict, ...]:
-    own = photo.labels
-    import torch  # not above: the review page starts without it
+    from tag2box.labels.rule import label_overlaps  # not above: the review page starts without torch
+    from tag2box.ops.boxes import greedy_match
 
-    from tag2box.ops.boxes import iou
-
-    corners = [torch.tensor([box.box for box in side], dtype=torch.float64).reshape(-1, 4) for side in (own, boxes)]
-    overlaps = iou(corners[0], corners[1]).tolist()
-    free, verdicts = set(range(len(boxes))), {}
-    for row in sorted(range(len(own)), key=lambda at: -(own[at].score or 0.0)):
-        near = [at for at in range(len(boxes)) if boxes[at].name == own[row].name and overlaps[row][at] >= RIGHT_IOU]
-        matches = [at for at in near if at in free and not boxes[at].is_doubtful]
-        if matches:
-            best = max(matches, key=lambda at: overlaps[row][at])
-            free.discard(best)
-            moved = None if boxes[best].box == own[row].box else boxes[best].box
-            verdicts[row] = Verdict(own[row], "accepted" if moved is None else "corrected", moved)
-        elif not any(boxes[at].is_doubtful for at in near):
-            verdicts[row] = Verdict(own[row], "rejected", is_right=False)
-    return tuple(verdicts[row] for row in sorted(verdicts))
+    order = sorted(range(len(photo.labels)), key=lambda at: -(photo.labels[at].score or 0.0))
+    own = [photo.labels[at] for at in order]
+    sure = [box for box in boxes if not box.is_doubtful]
+    doubtful = [box for box in boxes if box.is_doubtful]
+    found = greedy_match(label_overlaps(own, sure), RIGHT_IOU).tolist()
+    is_near = (label_overlaps(own, doubtful) >= RIGHT_IOU).any(dim=1).tolist()
+    verdicts = {}
+    for at, box, match, near in zip(order, own, found, is_near, strict=True):
+        if match >= 0:
+            moved = None if sure[match].box == box.box else sure[match].box
+            verdicts[at] = Verdict(box, "accepted" if moved is None else "corrected", moved)
+        elif not near:
+            verdicts[at] = Verdict(box, "rejected", is_right=False)
+    return tuple(verdicts[at] for at in sorted(verdicts))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tag2box.annotations import Detections
 from tag2box.labels.labelled import LabelBox, Why
-from tag2box.ops.boxes import areas, containment, iou
+from tag2box.ops.boxes import areas, containment, greedy_match, iou
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 RELATIVES = tuple(round(0.05 * step, 2) for step in range(4, 20))
@@ -249,26 +249,22 @@ def agreement_of(rule: LabelRule, photos: Sequence[TwoViews], classes: Sequence[
 
 
 def matches(first: Sequence[LabelBox], second: Sequence[LabelBox]) -> int:
-    """Number of boxes matched one to one, greedily from the first's best, each with its nearest of the same class."""
-    left = list(second)
-    count = 0
-    for box in first:
-        own = torch.tensor([box.box], dtype=torch.float64)
-        others = torch.tensor([other.box for other in left], dtype=torch.float64).reshape(-1, 4)
-        overlaps = iou(own, others)[0].tolist()
-        near = [(overlap, at) for at, overlap in enumerate(overlaps) if left[at].name == box.name]
-        if near and max(near)[0] >= _MATCH_IOU:
-            left.pop(max(near)[1])
-            count += 1
-    return count
+    """Number of boxes matched one to one, greedily from the first's best, each with its nearest of the same class.
+
+    On ties the last of the second's boxes is taken.
+    """
+    return int((greedy_match(label_overlaps(first, second[::-1]), _MATCH_IOU) >= 0).sum())
+
+
+def label_overlaps(first: Sequence[LabelBox], second: Sequence[LabelBox]) -> Float[Tensor, "A B"]:
+    """IoU of all pairs of labels; -1 for labels of different classes."""
+    corners = [torch.tensor([box.box for box in side], dtype=torch.float64).reshape(-1, 4) for side in (first, second)]
+    same = torch.tensor([[a.name == b.name for b in second] for a in first], dtype=torch.bool)
+    overlaps = iou(corners[0], corners[1])
+    return torch.where(same.reshape(overlaps.shape), overlaps, -1.0)
 
 
 def near_boxes(box: LabelBox, others: Sequence[LabelBox]) -> list[LabelBox]:
     """Those of the same class with an IoU of at least 0.5."""
-    corners = torch.tensor([other.box for other in others], dtype=torch.float64).reshape(-1, 4)
-    overlaps = iou(torch.tensor([box.box], dtype=torch.float64), corners)[0].tolist()
-    return [
-        other
-        for other, overlap in zip(others, overlaps, strict=True)
-        if overlap >= _MATCH_IOU and other.name == box.name
-    ]
+    overlaps = label_overlaps([box], others)[0].tolist()
+    return [other for other, overlap in zip(others, overlaps, strict=True) if overlap >= _MATCH_IOU]

@@ -1,5 +1,7 @@
 """Error analysis: what the top box of every (photo, tag) pair is, and whether scores prefer parts or enlargements.
 
+``breakdown`` has AP, CorLoc and recall by the size of objects and by their number in a photo.
+
 A pair is a photo and a class that it shows, as in CorLoc: difficult objects count, crowds do not. The top box is the
 best-scored box of the class. Any boxes can be analysed: detections, or the pseudo boxes of a stage at an iteration.
 """
@@ -10,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from tag2box.annotations import Detections, Objects, Truth
+from tag2box.metrics import voc_ap
 from tag2box.metrics.challenges import INSIDE, MISSED_IOU
-from tag2box.metrics.voc_ap import CORLOC_IOU, ClassScores, JsonNumbers, share
+from tag2box.metrics.voc_ap import CORLOC_IOU, MATCH_IOU, ClassScores, JsonNumbers, PhotoShares, share
 from tag2box.ops import areas, intersections, iou
 
 CONTAINED = INSIDE
@@ -31,7 +34,8 @@ SIZE_BINS = (
 )
 """Bins of an object's area as a fraction of its photo's, with their upper ends (excluded)."""
 
-COUNT_BINS = (("1 object", 1), ("2 objects", 2), ("3 objects or more", None))
+COUNT_BINS = (("1 object", 1), ("2 or 3 objects", 3), ("4 objects or more", None))
+"""Bins of the number of objects of a class in a photo, with the largest number of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +223,92 @@ def extent_shares(pairs: Iterable[PairExtent], classes: Sequence[str]) -> dict[s
 def _oracle_corloc(pairs: Sequence[PairExtent], classes: Sequence[str]) -> float | None:
     hits, totals = Counter(p.label for p in pairs if p.is_reachable), Counter(p.label for p in pairs)
     return ClassScores(tuple(classes), tuple(share(hits[k], totals[k]) for k in range(len(classes)))).mean
+
+
+# ---------------------------------------------------------------- AP, CorLoc and recall by size and count
+
+BREAKDOWN_FIGURES = ("ap", "corloc", "recall")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectGroup:
+    """What AP, CorLoc and recall of a group of objects are computed from."""
+
+    ranked: tuple[voc_ap.RankedClass, ...]
+    located: PhotoShares
+    recalled: PhotoShares
+
+    def numbers(self, classes: tuple[str, ...]) -> dict[str, float | None]:
+        """The figures, each a mean over the classes that have such objects, and the number of objects."""
+        return {
+            "ap": voc_ap.average_precision([own.curve() for own in self.ranked], classes).mean,
+            "corloc": self.located.scores(classes).mean,
+            "recall": self.recalled.scores(classes).mean,
+            "objects": int(self.recalled.total.sum()),
+        }
+
+
+def breakdown(truth: Truth, detections: Mapping[str, Detections], *, min_iou: float = MATCH_IOU) -> JsonNumbers:
+    """AP (as ``voc12``), CorLoc and recall of all objects, of each size, and of each number of objects in a photo.
+
+    * Size is an object's area as a fraction of its photo's. Objects of other sizes are ignored with their matches, as
+      difficult ones are; a detection without a match is wrong in the group of its own size, as in COCO.
+    * Count is the number of objects of the class in the photo. Photos with another number are left out; photos without
+      the class are in every group: a detection there is wrong.
+    * CorLoc: of the photos of a class whose largest object has the size, or which have the number of objects.
+    * Recall: the share of objects that some detection matches.
+
+    Groups without objects are left out.
+    """
+    groups = object_groups(truth, detections, min_iou=min_iou)
+    out: JsonNumbers = {**groups["", "all"].numbers(truth.classes)}
+    for kind in ("by_size", "by_count"):
+        own = {name: group.numbers(truth.classes) for (group_kind, name), group in groups.items() if group_kind == kind}
+        out[kind] = {name: numbers for name, numbers in own.items() if numbers["objects"]}
+    return out
+
+
+def object_groups(
+    truth: Truth, detections: Mapping[str, Detections], *, min_iou: float = MATCH_IOU
+) -> dict[tuple[str, str], ObjectGroup]:
+    """All objects, ("", "all"), then each size, ("by_size", name), and each number, ("by_count", name)."""
+    matches = voc_ap.match_set(truth, detections, min_iou=min_iou)
+    located, objects = voc_ap.localised(truth, detections, min_iou=min_iou), matches.objects
+    number, largest = objects.per_photo(~objects.crowd), _largest(objects)  # (N, C)
+    everything = np.ones_like(number, dtype=bool)
+    groups = {("", "all"): (objects.counts, np.ones(len(matches.scores), dtype=bool), everything)}
+    low = 0.0
+    for name, high in SIZE_BINS:
+        is_own = [(low <= sizes) & (sizes < high) for sizes in (objects.area, matches.area, largest)]
+        groups["by_size", name] = (objects.counts & is_own[0], is_own[1], is_own[2])
+        low = high
+    least = 1
+    for name, most in COUNT_BINS:
+        is_cell = (number >= least) & (number <= (most or number.max(initial=1)))
+        is_own = [is_cell[objects.photos, objects.labels], (is_cell | (number == 0))[matches.photos, matches.labels]]
+        groups["by_count", name] = (objects.counts & is_own[0], is_own[1], is_cell)
+        least = (most or 0) + 1
+    return {key: _group(matches, located, *masks) for key, masks in groups.items()}
+
+
+def _largest(objects: voc_ap.ObjectTable) -> Float[np.ndarray, "N C"]:
+    """The size of the largest object of each class in each photo; minus one without any."""
+    out = np.full(objects.size, -1.0)
+    kept = ~objects.crowd
+    np.maximum.at(out, (objects.photos[kept], objects.labels[kept]), objects.area[kept])
+    return out
+
+
+def _group(
+    matches: voc_ap.SetMatches,
+    located: PhotoShares,
+    counted: Bool[np.ndarray, " G"],
+    judged: Bool[np.ndarray, " P"],
+    cells: Bool[np.ndarray, "N C"],
+) -> ObjectGroup:
+    """The objects that are ``counted``, the unmatched detections that are ``judged``, and the pairs of CorLoc."""
+    return ObjectGroup(
+        voc_ap.ranked_classes(matches, counted, judged),
+        PhotoShares(located.right * cells, located.total * cells),
+        voc_ap.recalled(matches, counted),
+    )

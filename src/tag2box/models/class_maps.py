@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import cv2
+import numpy as np
 import torch
 from jaxtyping import Float
 from pydantic import Field
@@ -24,6 +26,8 @@ from tag2box.types import Proposals
 
 RING = 1.5
 """Sides of the ring around a box, relative to those of the box."""
+PEAK_SHARE = 0.5
+"""Share of a map's peak from which on a cell is part of its component: a constant, chosen without truth."""
 _MIN_CELLS = 0.25  # a smaller area, in cells, counts as this: what lies within a cell is unknown
 _SHARPNESS = 4.0
 _FLOOR = 1e-3  # evidence and area share are at least this, so that a factor is never zero
@@ -77,6 +81,27 @@ def pooled_logits(logits: Float[Tensor, "N C h w"], sharpness: float = _SHARPNES
     """
     cells = logits.flatten(2)
     return (torch.logsumexp(sharpness * cells, dim=2) - math.log(cells.shape[2])) / sharpness
+
+
+def peak_boxes(
+    maps: Float[Tensor, "C h w"], size: tuple[float, float], share: float = PEAK_SHARE
+) -> Float[Tensor, "C 4"]:
+    """Box around the peak of each map, in pixels: the cells of at least ``share`` of it that are connected with it.
+
+    Cells are connected by their sides; of equal peaks the first counts.
+
+    Args:
+        size: (width, height) of the photo.
+    """
+    height, width = maps.shape[1:]
+    boxes = []
+    for one in maps.float().numpy():
+        row, column = np.unravel_index(int(one.argmax()), one.shape)
+        _, parts = cv2.connectedComponents((one >= share * one[row, column]).astype(np.uint8), connectivity=4)
+        rows, columns = np.nonzero(parts == parts[row, column])
+        boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+    scale = maps.new_tensor([size[0] / width, size[1] / height] * 2)
+    return maps.new_tensor(boxes).reshape(-1, 4) * scale
 
 
 # ---------------------------------------------------------------- evidence of boxes

@@ -1,4 +1,4 @@
-"""Box operations: areas, IoU, containment, clipping, box coding and non-maximum suppression (NMS)."""
+"""Box operations: areas, IoU, containment, matching, clipping, box coding and non-maximum suppression (NMS)."""
 
 import math
 
@@ -58,6 +58,26 @@ def containment(a: Float[Tensor, "A 4"], b: Float[Tensor, "B 4"]) -> Float[Tenso
     """Intersection over the smaller area of all pairs: the larger fraction of either box that lies in the other."""
     smaller = torch.minimum(areas(a)[:, None], areas(b)[None, :])
     return torch.where(smaller > 0, intersections(a, b) / smaller, smaller.new_zeros(()))
+
+
+def greedy_match(overlaps: Float[Tensor, "A B"], min_overlap: float) -> Int[Tensor, " A"]:
+    """Match rows to columns one to one: the column of each row, -1 for none.
+
+    From the first row on, each takes the free column of the largest overlap, if it is at least ``min_overlap``; ties go
+    to the first column. Pairs that must not match, e.g. boxes of different classes, have an overlap below it.
+
+    >>> greedy_match(torch.tensor([[0.6, 0.9], [0.2, 0.8], [0.7, 0.1]]), 0.5)
+    tensor([ 1, -1,  0])
+    """
+    free = overlaps.clone()
+    matched = torch.full((len(overlaps),), -1, dtype=torch.long, device=overlaps.device)
+    for row in (overlaps >= min_overlap).any(dim=1).nonzero().flatten().tolist():
+        best = free[row].max()
+        if best >= min_overlap:
+            column = int((free[row] == best).nonzero()[0])  # the first: argmax promises none on ties
+            matched[row] = column
+            free[:, column] = -torch.inf
+    return matched
 
 
 def clip(boxes: Float[Tensor, "A 4"], width: float, height: float) -> Float[Tensor, "A 4"]:

@@ -81,17 +81,98 @@ def _baseline_tables(runs: Sequence[run_figures.NamedRun]) -> Iterator[fmt.Table
             [m.train.baselines if m.train else {} for m in measured],
         ),
     )
-    for caption, own, rows in groups:
+    verdicts = ([m.ap_verdict for m in measured], [m.corloc_verdict for m in measured])
+    for (caption, own, rows), bars in zip(groups, verdicts, strict=True):
         names = tuple(dict.fromkeys(name for row in rows for name in row))
         if names:
             lines = [fmt.TableRow(name, tuple(fmt.percent(_mean(row.get(name))) for row in rows)) for name in names]
-            first = fmt.TableRow("detections of the run", tuple(fmt.percent(s.mean if s else None) for s in own))
-            yield fmt.Table(f"{caption}, in per cent", heads, (first, *lines))
+            pairs = zip(own, bars, strict=True)
+            cells = tuple(fmt.marked(s.mean if s else None, bar.best if bar else None) for s, bar in pairs)
+            first = fmt.TableRow("detections of the run", cells)
+            yield fmt.Table(f"{caption}, in per cent ({fmt.BELOW})", heads, (first, *lines))
 
 
 def _mean(row: records.BaselineRecord | None) -> float | None:
     scores = None if row is None else row.corloc or row.voc07 or row.voc12
     return None if scores is None else scores.mean
+
+
+# ---------------------------------------------------------------- all figures, marked
+
+
+def figures_table(runs: Sequence[run_figures.NamedRun]) -> fmt.Table | None:
+    """Every mean score of the evaluation, one row per score; those not above the best trivial box are marked."""
+    named: dict[str, list[tuple[float | None, baselines.Verdict | None]]] = {}
+    for index, run in enumerate(runs):
+        for name, figure in _figures(run.record.metrics).items():
+            named.setdefault(name, [(None, None)] * len(runs))[index] = figure
+    rows = tuple(
+        fmt.TableRow(name, _compared([v for v, _ in own], [None if bar is None else bar.best for _, bar in own]))
+        for name, own in named.items()
+        if any(fmt.known(value) for value, _ in own)
+    )
+    return fmt.Table(f"All figures, in per cent ({fmt.BELOW})", _heads(runs), rows) if rows else None
+
+
+def _figures(metrics: records.Metrics) -> dict[str, tuple[float | None, baselines.Verdict | None]]:
+    out: dict[str, tuple[float | None, baselines.Verdict | None]] = {}
+    if metrics.test:
+        bars = metrics.test.verdicts
+        if metrics.test.voc07:
+            out["mAP50, VOC 2007 (11 points)"] = metrics.test.voc07.mean, bars.get("voc07")
+        if metrics.test.voc12:
+            out["mAP50, VOC 2012 (area)"] = metrics.test.voc12.mean, bars.get("voc12")
+        out |= {f"COCO {name}": (value, bars.get(f"coco {name}")) for name, value in metrics.test.coco.items()}
+    if metrics.corloc:
+        out["CorLoc, training photos"] = metrics.corloc.mean, metrics.corloc_verdict
+    return out
+
+
+def class_table(runs: Sequence[run_figures.NamedRun]) -> fmt.Table | None:
+    """AP and CorLoc per class and run, with the difference between the last run and the first."""
+    kinds: tuple[tuple[str, list[tuple[records.ClassRecord | None, records.ClassRecord]]], ...] = (
+        ("AP50", [(run.record.metrics.ap, _class_bars(run.record.metrics.test)) for run in runs]),
+        ("CorLoc", [(run.record.metrics.corloc, _class_bars(run.record.metrics.train)) for run in runs]),
+    )
+    kinds = tuple((name, scores) for name, scores in kinds if any(s and s.per_class for s, _ in scores))
+    classes = tuple(dict.fromkeys(c for _, scores in kinds for s, _ in scores if s for c in s.per_class))
+    if not classes:
+        return None
+    heads = tuple(f"{kind}\n{head}" for kind, _ in kinds for head in _heads(runs))
+    rows = []
+    for c in classes:
+        cells = (
+            _compared([s.per_class.get(c) if s else None for s, _ in own], [bar.per_class.get(c) for _, bar in own])
+            for _, own in kinds
+        )
+        rows.append(fmt.TableRow(c, tuple(cell for own in cells for cell in own)))
+    means = (_compared([s.mean if s else None for s, _ in own], [bar.mean for _, bar in own]) for _, own in kinds)
+    last = fmt.TableRow("mean", tuple(cell for own in means for cell in own))
+    return fmt.Table(f"Each class, in per cent ({fmt.BELOW})", heads, (*rows, last))
+
+
+def _class_bars(part: records.Measured | None) -> records.ClassRecord:
+    """The best trivial row of each class, and of their mean; in AP, rows that know the tags are no bar."""
+    rows = {} if part is None else part.baselines
+    found = [
+        scores
+        for name, row in rows.items()
+        if (scores := row.corloc or (None if baselines.TAGS_KNOWN in name else row.voc07 or row.voc12)) is not None
+    ]
+    best: dict[str, float] = {}
+    for name, value in [pair for scores in found for pair in (*scores.per_class.items(), ("", scores.mean))]:
+        if value is not None:
+            best[name] = max(value, best.get(name, value))
+    return records.ClassRecord(best.pop("", None), best)
+
+
+def _heads(runs: Sequence[run_figures.NamedRun]) -> tuple[str, ...]:
+    return (*(run.name for run in runs), *(("difference",) if len(runs) > 1 else ()))
+
+
+def _compared(values: Sequence[float | None], bars: Sequence[float | None]) -> tuple[str, ...]:
+    difference = (fmt.points(values[-1], values[0]),) if len(values) > 1 else ()
+    return (*(fmt.marked(value, bar) for value, bar in zip(values, bars, strict=True)), *difference)
 
 
 # ---------------------------------------------------------------- kinds of errors

@@ -4,7 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tag2box.metrics.evaluation import MARK
+
 UNKNOWN = "–"  # noqa: RUF001 - the dash that stands for a missing value
+BELOW = f"{MARK} not above the best trivial box"
+"""What the mark behind a figure means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,12 @@ def known(value: float | None) -> bool:
 def percent(value: float | None) -> str:
     """A fraction as per cent with one decimal, without the sign: 0.4132 -> 41.3."""
     return f"{100 * value:.1f}" if value is not None and math.isfinite(value) else UNKNOWN
+
+
+def marked(value: float | None, bar: float | None) -> str:
+    """A fraction as per cent, with a mark if it is not above the best trivial box: 41.3*."""
+    is_below = value is not None and bar is not None and value <= bar
+    return f"{percent(value)}{MARK if is_below else ''}"
 
 
 def points(value: float | None, baseline: float | None) -> str:

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tag2box.annotations import Detections, Objects
-from tag2box.ops.boxes import areas, intersections, iou
+from tag2box.ops.boxes import areas, greedy_match, intersections, iou
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,14 @@ def match_boxes(found: Detections, objects: Objects, *, min_iou: float = 0.5) ->
     counts = ~(objects.difficult | objects.crowd)  # (G,)
     same = found.labels[:, None] == objects.labels[None, :]  # (B, G)
     overlap = iou(found.boxes, objects.boxes) * same
-    free, finders = counts.clone(), torch.full_like(objects.labels, -1)
-    right = torch.zeros(len(found), dtype=torch.bool)
-    for row in torch.argsort(found.scores, descending=True, stable=True).tolist():
-        candidates = torch.where(free, overlap[row], torch.zeros_like(overlap[row]))
-        if len(candidates) and float(candidates.max()) >= min_iou:
-            right[row] = True
-            free[int(candidates.argmax())] = False
-            finders[int(candidates.argmax())] = row
+    order = torch.argsort(found.scores, descending=True, stable=True)
+    matched = torch.full_like(found.labels, -1)
+    matched[order] = greedy_match(torch.where(counts & same, overlap, -1.0)[order], min_iou)
+    right, finders = matched >= 0, torch.full_like(objects.labels, -1)
+    finders[matched[right]] = right.nonzero().flatten()
     excused = torch.where(objects.crowd, _share_inside(found.boxes, objects.boxes) * same, overlap)
     ignored = ((excused >= min_iou) & ~counts).any(dim=1) & ~right
-    return BoxMatching(right, ignored, finders, free)
+    return BoxMatching(right, ignored, finders, counts & (finders < 0))
 
 
 def _share_inside(boxes: Float[Tensor, "B 4"], regions: Float[Tensor, "G 4"]) -> Float[Tensor, "B G"]:

@@ -30,6 +30,7 @@ Text = Annotated[str, BeforeValidator(str)]
 Natural = Annotated[int, Field(ge=0, le=1 << 53)]
 FigureMap = Annotated[Mapping[str, float | None], BeforeValidator(_numbers_only)]
 PerStage = Annotated[tuple[float | None, ...], BeforeValidator(_none_is_empty)]
+ErrorTable = Mapping[str, FigureMap]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,6 @@ class Challenges:
     grouped: float | None = None
     missed: float | None = None
     other: float | None = None
-
-
-ErrorTable = Mapping[str, FigureMap]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +235,7 @@ class RunRecord:
     end: EndInfo | None = None
     metrics: Metrics = Metrics()
     test_detections: Mapping[str, annotations.Detections] | None = None
+    train_top_boxes: Mapping[str, annotations.Detections] | None = None  # the best box of every tag
     own_detections: Mapping[str, annotations.Detections] | None = None  # on photos without ground truth
     warnings: tuple[TrainingWarning, ...] = ()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tag2box import errors, io
-from tag2box.reporting import error_figures, formatting as fmt, gallery, run_figures, sections
+from tag2box.reporting import error_figures, formatting as fmt, gallery, interval_figures, run_figures, sections
 from tag2box.reporting.records import ReportInputs, RunRecord
 from tag2box.reporting.run_figures import Chart, NamedRun
 
@@ -84,6 +84,7 @@ class ReportPage:
     pictures: Pictures
     results: Results
     baselines: error_figures.BaselineSection
+    intervals: tuple[fmt.Table, ...]
     errors: error_figures.ErrorSection | None
     training: Training
     reach: ReachSection
@@ -119,6 +120,7 @@ def build_report(inputs: ReportInputs) -> ReportPage:
         pictures=replace(pictures, style=Markup(album.style), unreadable=album.unreadable),
         results=_results(runs),
         baselines=error_figures.baseline_section(runs),
+        intervals=interval_figures.interval_tables(runs, inputs),
         errors=errors_found,
         training=_training(runs, inputs),
         reach=ReachSection(
@@ -168,8 +170,8 @@ def _results(runs: Sequence[NamedRun]) -> Results:
         challenges=Markup(run_figures.challenge_chart(runs)),
         ap_chart=Markup(run_figures.class_chart([m.ap for m in metrics], runs, "AP50 of each class")),
         corloc_chart=Markup(run_figures.class_chart([m.corloc for m in metrics], runs, "CorLoc of each class")),
-        by_class=run_figures.class_table(runs),
-        figures=run_figures.figures_table(runs),
+        by_class=error_figures.class_table(runs),
+        figures=error_figures.figures_table(runs),
     )
 
 

@@ -263,57 +263,6 @@ def _scores(
     return tuple(out)
 
 
-def figures_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
-    """Every mean score of the evaluation, one row per score."""
-    named: dict[str, list[float | None]] = {}
-    for index, run in enumerate(runs):
-        for name, value in _figures(run.record.metrics).items():
-            named.setdefault(name, [None] * len(runs))[index] = value
-    rows = tuple(fmt.TableRow(name, _compared(values)) for name, values in named.items() if any(map(fmt.known, values)))
-    return fmt.Table("All figures, in per cent", _heads(runs), rows) if rows else None
-
-
-def _figures(metrics: records.Metrics) -> dict[str, float | None]:
-    out: dict[str, float | None] = {}
-    if metrics.test:
-        if metrics.test.voc07:
-            out["mAP50, VOC 2007 (11 points)"] = metrics.test.voc07.mean
-        if metrics.test.voc12:
-            out["mAP50, VOC 2012 (area)"] = metrics.test.voc12.mean
-        out |= {f"COCO {name}": value for name, value in metrics.test.coco.items()}
-    if metrics.corloc:
-        out["CorLoc, training photos"] = metrics.corloc.mean
-    return out
-
-
-def class_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
-    """AP and CorLoc per class and run, with the difference between the last run and the first."""
-    kinds: tuple[tuple[str, list[records.ClassRecord | None]], ...] = (
-        ("AP50", [run.record.metrics.ap for run in runs]),
-        ("CorLoc", [run.record.metrics.corloc for run in runs]),
-    )
-    kinds = tuple((name, scores) for name, scores in kinds if any(s and s.per_class for s in scores))
-    classes = tuple(dict.fromkeys(c for _, scores in kinds for s in scores if s for c in s.per_class))
-    if not classes:
-        return None
-    heads = tuple(f"{kind}\n{head}" for kind, _ in kinds for head in _heads(runs))
-    rows = []
-    for c in classes:
-        values = ([s.per_class.get(c) if s else None for s in scores] for _, scores in kinds)
-        rows.append(fmt.TableRow(c, tuple(cell for own in values for cell in _compared(own))))
-    means = tuple(cell for _, scores in kinds for cell in _compared([s.mean if s else None for s in scores]))
-    return fmt.Table("Each class, in per cent", heads, (*rows, fmt.TableRow("mean", means)))
-
-
-def _heads(runs: Sequence[NamedRun]) -> tuple[str, ...]:
-    return (*(run.name for run in runs), *(("difference",) if len(runs) > 1 else ()))
-
-
-def _compared(values: Sequence[float | None]) -> tuple[str, ...]:
-    difference = (fmt.points(values[-1], values[0]),) if len(values) > 1 else ()
-    return (*(fmt.percent(value) for value in values), *difference)
-
-
 # ---------------------------------------------------------------- runs and machines
 
 RUN_FACTS: tuple[tuple[str, Callable[[records.RunRecord], str]], ...] = (

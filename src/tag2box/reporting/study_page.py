@@ -86,13 +86,14 @@ def _main_table(table: study_tables.StudyTable) -> fmt.Table:
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
     shown = (*table.measured(), *table.trivial)
     rows = tuple(fmt.TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in shown)
-    return fmt.Table("Measured here, and reported", (*heads, "runs,\nby seed"), rows)
+    note = f" ({fmt.BELOW})" if any(row.below for row in shown) else ""
+    return fmt.Table(f"Measured here, and reported{note}", (*heads, "runs,\nby seed"), rows)
 
 
 def _cell(row: study_tables.StudyRow, is_ours: bool, at: int) -> str:
     if not is_ours:
         return study_tables.reported(row.paper[at])
-    mean, _, spread = row.figures[at].words().partition(" ")
+    mean, _, spread = row.words(at).partition(" ")
     return Markup("{}<small>{}</small>").format(mean, spread.strip("()")) if spread else mean
 
 

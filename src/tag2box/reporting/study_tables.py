@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tag2box.annotations import Detections, Objects, Photo
 from tag2box.data.stats import ObjectStats
+from tag2box.metrics.evaluation import MARK
 from tag2box.reporting import formatting as fmt, records
 
 
@@ -46,6 +47,12 @@ class StudyRow:
     runs: Mapping[int, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     missing: str = ""  # why it was not run
+    below: frozenset[int] = frozenset()  # columns in which it is not above the best trivial box
+
+    def words(self, at: int) -> str:
+        """The figures of a column: mean, mark and range."""
+        mean, blank, spread = self.figures[at].words().partition(" ")
+        return f"{mean}{MARK if at in self.below else ''}{blank}{spread}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +228,7 @@ def markdown(table: StudyTable) -> str:
     heads = ["", *(table.columns[at] if is_ours else f"paper: {table.paper[at]}" for is_ours, at in order)]
     lines = ["| " + " | ".join(" ".join(head.split()) for head in heads) + " |", "|---" * len(heads) + "|"]
     for row in (*table.rows, *table.trivial):
-        cells = [row.figures[at].words() if is_ours else reported(row.paper[at]) for is_ours, at in order]
+        cells = [row.words(at) if is_ours else reported(row.paper[at]) for is_ours, at in order]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (row.name, *cells)) + " |")
     return "\n".join([*lines, *(["", *table.remarks] if table.remarks else [])]) + "\n"
 
@@ -239,6 +246,7 @@ def table_json(table: StudyTable, rows: Sequence[StudyRow]) -> list[dict[str, ob
             },
             "paper": {name: value for name, value in zip(table.paper, row.paper, strict=True) if value is not None},
             "left_out": row.missing or None,
+            "not_above_trivial": [" ".join(table.columns[at].split()) for at in sorted(row.below)],
         }
         for row in rows
     ]
