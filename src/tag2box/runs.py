@@ -20,19 +20,19 @@ from tag2box import annotations, errors, io, recipes, settings
 from tag2box.identity import AnyConfig, RunIdentity, flat_settings
 from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector
 from tag2box.labels.label_set import is_label_set
-from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.student.student_detector import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import checkpoint, events, feature_cache
+from tag2box.training.adaptation import build_class_maps
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 CONFIG_FILE = "config.toml"
 _CONFIG_START = 4096  # characters, in which the kind of a run is found
-_ARCHITECTURE = ("backbone.", "heads.", "adaptation.side")
+_ARCHITECTURE = ("backbone.", "heads.", "adaptation.side", "adaptation.part")
 _NOT_ARCHITECTURE = {"backbone.weights", "backbone.dropout"}
 
 
@@ -286,7 +286,7 @@ def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool
     torch.manual_seed(config.plan.seed)
     backbone, class_maps = config.backbone.build(pretrained=pretrained), None
     if config.adaptation.epochs:
-        class_maps = ClassMaps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation.side)
+        class_maps = build_class_maps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation)
     return Detector(backbone, num_classes, config.heads, class_maps)
 
 

@@ -10,7 +10,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tag2box.models.class_maps import (
+    CELL_SHARPNESS,
     RING,
+    CellMaps,
     ClassMaps,
     Prior,
     area_shares,
@@ -172,3 +174,58 @@ def test_no_maps_have_no_peak_boxes() -> None:
 def test_a_map_is_scaled_to_its_photo() -> None:
     maps = torch.tensor([[[0.1, 0.9, 0.5], [0.1, 0.2, 0.1]]])
     assert peak_boxes(maps, (300.0, 100.0)).tolist() == [[100.0, 0.0, 300.0, 50.0]]
+
+
+# ---------------------------------------------------------------- maps of cells
+
+
+class TwoLevels(TinyBackbone):
+    """Two maps, of which the second is half as fine."""
+
+    def pyramid(self, images: Tensor) -> tuple[Tensor, ...]:
+        fine = self.trunk(images)
+        return fine, torch.nn.functional.avg_pool2d(fine, 2), torch.nn.functional.avg_pool2d(fine, 4)
+
+    @property
+    def pyramid_levels(self) -> tuple[tuple[int, int], ...]:
+        return (4, self.channels), (8, self.channels), (16, self.channels)
+
+
+def cell_logits_by_loop(net: CellMaps, levels: tuple[Tensor, ...], y: int, x: int) -> Tensor:
+    """Logits of one cell: the mean over its neighbours of both levels, standardized, then two layers."""
+    fine, coarse = levels[0][0], torch.nn.functional.interpolate(levels[1], levels[0].shape[2:], mode="bilinear")[0]
+    both = torch.cat([fine, coarse])
+    near = [
+        both[:, row, column]
+        for row in range(max(0, y - 1), min(both.shape[1], y + 2))
+        for column in range(max(0, x - 1), min(both.shape[2], x + 2))
+    ]
+    vector = (sum(near) / len(near) - net.mean) / net.deviation
+    first, _, _, last = net.classifier  # type: ignore[misc]
+    hidden = torch.relu(first.weight[:, :, 0, 0] @ vector.clamp(-8, 8) + first.bias)
+    logits: Tensor = last.weight[:, :, 0, 0] @ hidden + last.bias
+    return logits
+
+
+def test_logits_of_cells_are_those_of_the_loop() -> None:
+    torch.manual_seed(0)
+    net = CellMaps(TwoLevels(), 3, 32).eval()
+    images = torch.rand(1, 3, 32, 48) * 255
+    with torch.no_grad():
+        net.standardize(net.cells(images))
+        found, levels = net.cell_logits(net.cells(images)), net.backbone.pyramid(images)
+        assert found.shape == (1, 3, 8, 12)
+        for y, x in ((0, 0), (3, 5), (7, 11)):
+            torch.testing.assert_close(found[0, :, y, x], cell_logits_by_loop(net, levels, y, x), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(net(images), pooled_logits(found, CELL_SHARPNESS))
+        torch.testing.assert_close(net.maps(images), found.sigmoid())
+    assert net.multiple == 16
+
+
+def test_standardized_features_have_mean_zero_and_deviation_one() -> None:
+    net = CellMaps(TwoLevels(), 2, 32)
+    cells = torch.rand(2, 10, 5, 6, generator=torch.Generator().manual_seed(1)) * 7 + 3
+    net.standardize(cells)
+    rows = ((cells - net.mean[:, None, None]) / net.deviation[:, None, None]).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(rows.mean(dim=1), torch.zeros(10), atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.std(dim=1, correction=0), torch.ones(10), atol=1e-4, rtol=0)

@@ -14,21 +14,23 @@ from tag2box.annotations import TaggedPhotos
 from tag2box.cli.detect import detect
 from tag2box.cli.train import resume, train
 from tag2box.errors import UserError
-from tag2box.models.class_maps import ClassMaps
+from tag2box.models.class_maps import CellMaps, ClassMaps
 from tag2box.models.lite0 import Lite0
 from tag2box.progress import silent
 from tag2box.training import adaptation
-from tag2box.training.adaptation import Adaptation, adapt, random_crop
+from tag2box.training.adaptation import Adaptation, adapt, build_class_maps, random_crop
 from tag2box.training.class_evidence import ClassEvidence, photo_maps
 from tiny import TinyBackbone, tiny_photos, tiny_store
 from tiny_world import small_config, small_data, small_network, weights
 
 SETTINGS = Adaptation(epochs=3, side=32, batch_size=2, lr=0.05)
+CELLS = replace(SETTINGS, part="cells", lr=0.002)
+BOTH = pytest.mark.parametrize("settings", [SETTINGS, CELLS], ids=["backbone", "cells"])
 
 
-def fresh() -> ClassMaps:
+def fresh(settings: Adaptation = SETTINGS) -> ClassMaps:
     torch.manual_seed(0)
-    return ClassMaps(TinyBackbone(), 3, 32)
+    return build_class_maps(TinyBackbone(), 3, settings)
 
 
 def tensors(class_maps: ClassMaps) -> dict[str, list[float]]:
@@ -36,14 +38,15 @@ def tensors(class_maps: ClassMaps) -> dict[str, list[float]]:
 
 
 def adapted(photos: TaggedPhotos, folder: Path, settings: Adaptation = SETTINGS, seed: int = 0) -> ClassMaps:
-    class_maps = fresh()
+    class_maps = fresh(settings)
     adapt(class_maps, photos, settings, folder=folder, seed=seed)
     return class_maps
 
 
-def test_it_learns_the_tags(tmp_path: Path) -> None:
+@BOTH
+def test_it_learns_the_tags(tmp_path: Path, settings: Adaptation) -> None:
     photos = tiny_photos(tmp_path, 6)
-    class_maps = adapted(photos, tmp_path / "maps", replace(SETTINGS, epochs=150))
+    class_maps = adapted(photos, tmp_path / "maps", replace(settings, epochs=150))
     found = ClassEvidence(class_maps, photos.photos, tiny_store(tmp_path, photos.photos))
     scores = torch.stack([photo_maps(found.class_maps, photo).amax(dim=(1, 2)) for photo in photos.photos])
     assert scores[photos.tags].min() > scores[~photos.tags].mean()
@@ -69,24 +72,44 @@ def test_what_it_depends_on_is_not_mixed_up(tmp_path: Path, change: str) -> None
     assert tensors(adapted(photos, tmp_path / "maps", settings, seed=int(change == "seed"))) != first
 
 
+def test_cells_alone_leave_the_backbone_as_it_is(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 4)
+    before, after = fresh(CELLS), adapted(photos, tmp_path / "maps", CELLS)
+    assert isinstance(after, CellMaps)
+    assert torch.equal(after.backbone.conv.weight, before.backbone.conv.weight)  # type: ignore[arg-type,union-attr]
+    assert not torch.equal(after.classifier[0].weight, before.classifier[0].weight)  # type: ignore[index]
+    assert (after.deviation != 1).any()
+
+
+def test_cells_of_many_photos_are_those_of_evenly_spaced_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = tiny_photos(tmp_path, 5)
+    monkeypatch.setattr(adaptation, "_CELL_PHOTOS", 3)
+    few = adapted(photos, tmp_path / "few", CELLS)
+    monkeypatch.undo()
+    part = photos.part([True, False, True, False, True])
+    assert tensors(few) == tensors(adapted(part, tmp_path / "part", CELLS))
+
+
+@BOTH
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_an_interrupted_one_continues_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, settings: Adaptation
 ) -> None:
     photos = tiny_photos(tmp_path, 5)
-    whole = tensors(adapted(photos, tmp_path / "undisturbed"))
-    real = adaptation._Training.run_epoch
+    kind = adaptation._Training if settings.part == "backbone" else adaptation._CellTraining
+    whole = tensors(adapted(photos, tmp_path / "undisturbed", settings))
+    real = kind.run_epoch
 
     def interrupted(self: object, number: int, bar: object) -> None:
         if number == epoch:
             raise KeyboardInterrupt
         real(self, number, bar)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(adaptation._Training, "run_epoch", interrupted)
+    monkeypatch.setattr(kind, "run_epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        adapted(photos, tmp_path / "maps")
-    monkeypatch.setattr(adaptation._Training, "run_epoch", real)
-    assert tensors(adapted(photos, tmp_path / "maps")) == whole
+        adapted(photos, tmp_path / "maps", settings)
+    monkeypatch.setattr(kind, "run_epoch", real)
+    assert tensors(adapted(photos, tmp_path / "maps", settings)) == whole
     (folder,) = (tmp_path / "maps").glob("adapted-*/epoch-*")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "model.safetensors"]
 
@@ -158,10 +181,11 @@ LEVERS = ("adaptation.epochs=2", "adaptation.side=32", "adaptation.lr=0.05", "cr
           "criterion.prior.area=0.3", "inference.prior.evidence=2", "inference.prior.area=0.9")  # fmt: skip
 
 
-def test_a_run_with_levers_is_resumed_and_detects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["backbone", "cells"])
+def test_a_run_with_levers_is_resumed_and_detects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     small_data(tmp_path)
     small_network(monkeypatch)
-    config = small_config(tmp_path, *LEVERS)
+    config = small_config(tmp_path, *LEVERS, f"adaptation.part={part}")
     train(config, tmp_path / "whole")
     first = weights(tmp_path / "whole")
     assert any(name.startswith("class_maps.") for name in first)

@@ -28,6 +28,11 @@ RING = 1.5
 """Sides of the ring around a box, relative to those of the box."""
 PEAK_SHARE = 0.5
 """Share of a map's peak from which on a cell is part of its component: a constant, chosen without truth."""
+CELL_SHARPNESS = 1.0
+"""Of the pooling of ``CellMaps``: near the mean, so that all cells of a defect take part, not only the clearest."""
+_HIDDEN, _HIDDEN_DROPOUT = 64, 0.3  # of the classifier of cells
+_MAX_DEVIATION = 8.0  # features of cells are clamped to so many standard deviations
+_CELL_BIAS = -3.0  # of a cell's logits before training: most cells show no object
 _MIN_CELLS = 0.25  # a smaller area, in cells, counts as this: what lies within a cell is unknown
 _SHARPNESS = 4.0
 _FLOOR = 1e-3  # evidence and area share are at least this, so that a factor is never zero
@@ -71,6 +76,71 @@ class ClassMaps(nn.Module):
         """Probability of each class in each cell, at the stride of the trunk."""
         logits: Tensor = self.classifier(self.backbone.photo_features(self.backbone.trunk(images), dense=True))
         return logits.sigmoid()
+
+    @property
+    def multiple(self) -> int:
+        """Sides of photos are rounded to multiples of this, so that cells of a photo and of its flip agree."""
+        return self.backbone.stride
+
+
+class CellMaps(ClassMaps):
+    """Class maps for small things: a classifier of single cells of the two finest pyramid maps of a frozen backbone.
+
+    The maps (strides 8 and 16 of lite0) are averaged over 3 x 3 cells, as in Karsten Roth et al.: Towards Total Recall
+    in Industrial Anomaly Detection, CVPR 2022. https://arxiv.org/abs/2106.08265, and standardized; two layers turn each
+    cell into logits, which are pooled over the photo. A defect of a few pixels is a few cells here; a cell of
+    ``ClassMaps`` sees half of the photo.
+
+    Example:
+        cell_maps = CellMaps(Lite0().build(), num_classes=5, side=320)
+        cell_maps.standardize(cell_maps.cells(images))
+        maps = cell_maps.maps(images)  # (N, C, h, w), probabilities
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int, side: int = 320) -> None:
+        super().__init__(backbone, num_classes, side)
+        channels = sum(width for _, width in backbone.pyramid_levels[:2])
+        last = nn.Conv2d(_HIDDEN, num_classes, 1)
+        nn.init.constant_(last.bias, _CELL_BIAS)  # type: ignore[arg-type]
+        self.classifier = nn.Sequential(nn.Conv2d(channels, _HIDDEN, 1), nn.ReLU(), nn.Dropout(_HIDDEN_DROPOUT), last)  # type: ignore[assignment]
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("deviation", torch.ones(channels))
+
+    @property
+    def multiple(self) -> int:
+        """The stride of the coarsest map of the pyramid."""
+        return self.backbone.pyramid_levels[-1][0]
+
+    def cells(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N F h w"]:
+        """Features of the cells at the finest stride; sides of photos are multiples of ``multiple``."""
+        levels = self.backbone.pyramid(images)[:2]
+        shape = levels[0].shape[2:]
+        fine = [functional.interpolate(level, shape, mode="bilinear", align_corners=False) for level in levels]
+        return functional.avg_pool2d(torch.cat(fine, dim=1), 3, 1, 1, count_include_pad=False)
+
+    def standardize(self, cells: Float[Tensor, "N F h w"]) -> None:
+        """Take mean and standard deviation of features from those of some photos."""
+        rows = cells.transpose(0, 1).flatten(1).double()
+        self.mean.copy_(rows.mean(dim=1))
+        self.deviation.copy_(rows.std(dim=1, correction=0).clamp(min=1e-3))
+
+    def cell_logits(self, cells: Float[Tensor, "N F h w"]) -> Float[Tensor, "N C h w"]:
+        """Logits of each cell from its features."""
+        standard = (cells - self.mean[:, None, None]) / self.deviation[:, None, None]
+        logits: Tensor = self.classifier(standard.clamp(-_MAX_DEVIATION, _MAX_DEVIATION))
+        return logits
+
+    def forward(
+        self, images: Float[Tensor, "N 3 H W"], keep: Float[Tensor, "N F"] | None = None
+    ) -> Float[Tensor, "N C"]:
+        """Logits of the tags of each photo; ``keep`` is not used."""
+        return pooled_logits(self.cell_logits(self.cells(images)), CELL_SHARPNESS)
+
+    def maps(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C h w"]:
+        """Probability of each class in each cell, at the finest stride of the pyramid."""
+        return self.cell_logits(self.cells(images)).sigmoid()
 
 
 def pooled_logits(logits: Float[Tensor, "N C h w"], sharpness: float = _SHARPNESS) -> Float[Tensor, "N C"]:

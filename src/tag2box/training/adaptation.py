@@ -1,9 +1,10 @@
 """Adaptation: before the detector is trained, the backbone learns the tags as a multi-label image classifier.
 
-Minutes on a CPU. All layers are trained, on random crops. Afterwards the detector starts from these weights, and the
-classifier's ``ClassMaps`` say where the evidence for a tag is. What is learned is cached in the folder of the feature
-cache, under a digest of everything it depends on, so runs that differ in other settings share it. A checkpoint is
-written after every epoch: an interrupted adaptation continues, with the weights of an uninterrupted one.
+Minutes on a CPU. All layers are trained, on random crops; or, for small things, a classifier of single cells of the
+frozen network alone (``CellMaps``), on features that are computed once. Afterwards the detector starts from these
+weights, and the classifier's ``ClassMaps`` say where the evidence for a tag is. What is learned is cached in the folder
+of the feature cache, under a digest of everything it depends on, so runs that differ in other settings share it. A
+checkpoint is written after every epoch: an interrupted adaptation continues, with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -28,10 +29,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from tag2box import errors, images, io, storage
 from tag2box.annotations import TaggedPhotos
-from tag2box.models.class_maps import ClassMaps
+from tag2box.models.backbone import Backbone
+from tag2box.models.class_maps import CELL_SHARPNESS, CellMaps, ClassMaps, pooled_logits
 from tag2box.models.weights.state_dict import load_into
 from tag2box.progress import Bar, Progress, silent
 from tag2box.training import batches, checkpoint, optim
+from tag2box.training.class_evidence import photo_pixels
 from tag2box.training.feature_cache import photos_digest, weights_digest
 
 _FOLDER = "adapted"
@@ -43,6 +46,8 @@ _MAX_SHIFT, _MAX_GAIN = 20.0, 0.25  # of brightness, in grey levels; of brightne
 _DROPOUT = 0.2
 _CLASSIFIER_LR = 5.0  # relative to that of the backbone
 _MAX_NORM = 5.0  # of gradients
+_CELL_LR, _CELL_WEIGHT_DECAY = 10.0, 1e-3  # of the classifier of cells; the first relative to ``Adaptation.lr``
+_CELL_PHOTOS = 4000  # that the classifier of cells is trained on at most: their features are kept in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,10 @@ class Adaptation:
 
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Epochs through the photos; 0 disables adaptation, and with it class maps."""
+    part: Literal["backbone", "cells"] = "backbone"
+    """What learns: the whole backbone, or, for small or faint things, a classifier of cells of the frozen backbone."""
     side: images.Side = 256
-    """Side of the square crops, in pixels."""
+    """Side of the square crops, in pixels; of ``cells``, the short side of the photos."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
     lr: Annotated[float, Field(gt=0, le=10)] = 2e-4
     """Learning rate of AdamW, with a short warm-up and cosine decay."""
@@ -61,6 +68,12 @@ class Adaptation:
     """Smallest share of a photo's area that a random crop shows."""
     keep_boxes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Proposals per photo that the detector sees: those with most evidence for any class, and a quarter of others."""
+
+
+def build_class_maps(backbone: Backbone, num_classes: int, settings: Adaptation) -> ClassMaps:
+    """The network that learns the tags."""
+    kind = CellMaps if settings.part == "cells" else ClassMaps
+    return kind(backbone, num_classes, settings.side)
 
 
 def adapt(
@@ -81,7 +94,7 @@ def adapt(
     place = folder / f"{_FOLDER}-{_key(class_maps, photos, settings, seed, folder)[:24]}"
     with storage.writing(place), io.wait_for_lock(place.with_suffix(".lock"), lambda: progress("adaptation", 1)):
         io.sweep(place)
-        training = _Training(class_maps, photos, settings, seed)
+        training = _training(class_maps, photos, settings, seed)
         done = training.restore(place)
         with progress("adaptation", settings.epochs * training.steps, done * training.steps) as bar:
             for epoch in range(done, settings.epochs):
@@ -97,47 +110,58 @@ class _Training:
         self.net, self.photos, self.settings, self.seed = class_maps, photos, settings, seed
         self.steps = math.ceil(len(photos) / settings.batch_size)
         self.device = class_maps.backbone.device
-        class_maps.requires_grad_(False).train()
-        trained = [p for module in class_maps.backbone.photo_modules() for p in module.parameters()]
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        self.net.requires_grad_(False).train()
+        trained = [p for module in self.net.backbone.photo_modules() for p in module.parameters()]
         for p in trained:
             p.requires_grad_(True)
-        class_maps.classifier.requires_grad_(True)
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": trained, "scale": 1.0},
-                {"params": list(class_maps.classifier.parameters()), "scale": _CLASSIFIER_LR},
-            ],
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-        )
+        self.net.classifier.requires_grad_(True)
+        groups = [
+            {"params": trained, "scale": 1.0},
+            {"params": list(self.net.classifier.parameters()), "scale": _CLASSIFIER_LR},
+        ]
+        return torch.optim.AdamW(groups, lr=self.settings.lr, weight_decay=self.settings.weight_decay)
 
     def run_epoch(self, epoch: int, bar: Bar) -> None:
         """One pass over all photos; raises if the loss is not finite."""
-        order = batches.epoch_order(len(self.photos), self.seed, epoch)
-        total = self.settings.epochs * self.steps
-        parts = [order[i : i + self.settings.batch_size] for i in range(0, len(order), self.settings.batch_size)]
+        parts = self._parts(epoch)
         with ThreadPoolExecutor(1, thread_name_prefix="tag2box-crops") as pool:
             crops = batches.prefetch(pool, lambda part: self._crops(epoch, part), parts)
             for number, (part, pixels) in enumerate(zip(parts, crops, strict=True)):
                 step = epoch * self.steps + number
-                loss = self._loss(pixels.to(self.device), list(part), step)
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                norm = clip_grad_norm_([p for p in self.net.parameters() if p.requires_grad], _MAX_NORM)
-                if not (loss.isfinite() and norm.isfinite()):
-                    raise errors.UserError(
-                        f"adaptation diverged in epoch {epoch + 1}: the loss is {loss.item()}; lower adaptation.lr"
-                    )
-                optim.set_lr(self.optimizer, self.settings.lr * lr_factor(step, total))
-                self.optimizer.step()
-                bar.advance(f"loss {loss.item():.3f}")
+                self._take_step(self._loss(pixels.to(self.device), list(part), step), step, bar)
+
+    def _parts(self, epoch: int) -> list[tuple[int, ...]]:
+        """The batches of an epoch."""
+        order, size = batches.epoch_order(len(self.photos), self.seed, epoch), self.settings.batch_size
+        return [tuple(order[first : first + size]) for first in range(0, len(order), size)]
+
+    def _take_step(self, loss: Float[Tensor, ""], step: int, bar: Bar) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = clip_grad_norm_([p for p in self.net.parameters() if p.requires_grad], _MAX_NORM)
+        if not (loss.isfinite() and norm.isfinite()):
+            epoch = step // self.steps + 1
+            raise errors.UserError(
+                f"adaptation diverged in epoch {epoch}: the loss is {loss.item()}; lower adaptation.lr"
+            )
+        optim.set_lr(self.optimizer, self.settings.lr * lr_factor(step, self.settings.epochs * self.steps))
+        self.optimizer.step()
+        bar.advance(f"loss {loss.item():.3f}")
+
+    def _generator(self, step: int) -> torch.Generator:
+        return torch.Generator().manual_seed(int(np.random.default_rng([self.seed, step]).integers(2**62)))
 
     def _loss(self, pixels: Float[Tensor, "n 3 s s"], part: list[int], step: int) -> Float[Tensor, ""]:
-        """Binary cross-entropy, summed over the classes that are not unsure, mean over photos."""
-        generator = torch.Generator().manual_seed(int(np.random.default_rng([self.seed, step]).integers(2**62)))
+        """The loss of random crops, some channels of whose features are dropped."""
         channels = self.net.backbone.photo_channels
-        keep = (torch.rand(len(part), channels, generator=generator) >= _DROPOUT).float() / (1 - _DROPOUT)
-        logits = self.net(pixels, keep.to(pixels.device))
+        kept = torch.rand(len(part), channels, generator=self._generator(step)) >= _DROPOUT
+        return self._tag_loss(self.net(pixels, kept.to(pixels) / (1 - _DROPOUT)), part)
+
+    def _tag_loss(self, logits: Float[Tensor, "n C"], part: list[int]) -> Float[Tensor, ""]:
+        """Binary cross-entropy, summed over the classes that are not unsure, mean over photos."""
         target = self.photos.tags[part].to(logits)
         entropy = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
         if self.photos.unsure is not None:
@@ -180,6 +204,51 @@ class _Training:
                     checkpoint.restore_optimizer(folder / _OPTIMIZER, self.optimizer)
                 return epoch
         return 0
+
+
+class _CellTraining(_Training):
+    """Training of a classifier of cells, on features of whole photos in half precision."""
+
+    def __init__(self, cell_maps: CellMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> None:
+        every = -(-len(photos) // _CELL_PHOTOS)
+        super().__init__(cell_maps, photos.part([at % every == 0 for at in range(len(photos))]), settings, seed)
+        self.cell_maps = cell_maps
+        self.cells: list[Float[Tensor, "1 F h w"]] = []
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        self.net.requires_grad_(False).eval()
+        self.net.classifier.requires_grad_(True)
+        groups = [{"params": list(self.net.classifier.parameters()), "scale": _CELL_LR}]
+        return torch.optim.AdamW(groups, lr=self.settings.lr, weight_decay=_CELL_WEIGHT_DECAY)
+
+    def run_epoch(self, epoch: int, bar: Bar) -> None:
+        """One pass over all photos; the first call computes the features, and standardizes them unless that is done."""
+        if not self.cells:
+            with torch.no_grad():
+                pixels = (photo_pixels(self.net, photo).to(self.device) for photo in self.photos.photos)
+                self.cells = [self.cell_maps.cells(one).half().cpu() for one in pixels]
+            if not epoch:
+                self.cell_maps.standardize(_some_cells(self.cells).to(self.device))
+        for number, part in enumerate(self._parts(epoch)):
+            step = epoch * self.steps + number
+            with torch.random.fork_rng([]):  # of dropout
+                torch.manual_seed(self._generator(step).initial_seed())
+                self.net.classifier.train()
+                logits = [self.cell_maps.cell_logits(self.cells[at].to(self.device).float()) for at in part]
+            pooled = torch.cat([pooled_logits(one, CELL_SHARPNESS) for one in logits])
+            self._take_step(self._tag_loss(pooled, list(part)), step, bar)
+
+
+def _some_cells(cells: list[Float[Tensor, "1 F h w"]], most: int = 200_000) -> Float[Tensor, "1 F k 1"]:
+    """Features of evenly spaced cells of all photos."""
+    step = max(1, -(-sum(one[0, 0].numel() for one in cells) // most))
+    return torch.cat([one.flatten(2)[:, :, ::step] for one in cells], dim=2)[..., None].float()
+
+
+def _training(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> _Training:
+    if isinstance(class_maps, CellMaps):
+        return _CellTraining(class_maps, photos, settings, seed)
+    return _Training(class_maps, photos, settings, seed)
 
 
 def lr_factor(step: int, steps: int, warmup: int = 20) -> float:

@@ -24,12 +24,17 @@ _RECENT = 256  # photos of which the kept proposals are remembered
 _OTHERS = 0.25  # share of the kept proposals that are others: a detector also needs to see background
 
 
-def photo_maps(net: ClassMaps, photo: Photo) -> Float[Tensor, "C h w"]:
-    """The class maps of a photo; its sides are rounded to whole cells, so that cells of both flips agree."""
-    stride = net.backbone.stride
+def photo_pixels(net: ClassMaps, photo: Photo) -> Float[Tensor, "1 3 h w"]:
+    """A photo in the size that class maps are computed of; sides are rounded, so that cells of both flips agree."""
     upright = images.load_view(photo, images.View(net.side, long_max=_LONG * net.side))[None]
-    height, width = (max(1, round(side / stride)) * stride for side in upright.shape[2:])
-    pixels = functional.interpolate(upright, (height, width), mode="bilinear", align_corners=False)
+    height, width = (max(1, round(side / net.multiple)) * net.multiple for side in upright.shape[2:])
+    pixels: Tensor = functional.interpolate(upright, (height, width), mode="bilinear", align_corners=False)
+    return pixels
+
+
+def photo_maps(net: ClassMaps, photo: Photo) -> Float[Tensor, "C h w"]:
+    """The class maps of a photo, mean over the photo and its horizontal flip."""
+    pixels = photo_pixels(net, photo)
     with torch.no_grad():
         own, flipped = (net.maps(one.to(net.backbone.device)) for one in (pixels, pixels.flip(3)))
         mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
