@@ -121,10 +121,10 @@ TRAIN_METRICS = ("corloc", "errors")
 def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, progress: Progress = silent) -> None:
     """Write ``detections.json`` (test) and ``metrics.json`` into a run; CorLoc is that of the training photos."""
     trained = runs.open_run(run)
-    found, extents = _detect(trained, test, progress)
+    found, extents = detect_with_extents(trained, test, progress)
     report: dict[str, object] = {"test": {**test.evaluated(found, TEST_METRICS), "extents": extents}}
     if train is not None:
-        located, extents = _detect(trained, train, progress)
+        located, extents = detect_with_extents(trained, train, progress)
         report["train"] = {**train.evaluated(located, TRAIN_METRICS), "extents": extents}
         report["truth_boxes_per_class"] = boxes_per_class(train.truth)
     names = {photo.id: photo.path.name for photo in test.photos}
@@ -178,7 +178,7 @@ def _with_known_rows(
     }
 
 
-def _detect(
+def detect_with_extents(
     trained: runs.AnyRun, data: EvalSet, progress: Progress
 ) -> tuple[dict[str, annotations.Detections], dict[str, float | None]]:
     """Detections in some photos, and what the scores of their proposals prefer."""
