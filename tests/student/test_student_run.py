@@ -100,6 +100,21 @@ def test_a_run_resumes_only_with_what_it_was_started_with(world: Path, tmp_path:
         resume_student(tmp_path / "run")
 
 
+def test_a_run_resumes_with_labels_and_photos_that_were_moved(world: Path, tmp_path: Path) -> None:
+    labels, how = tiny_labels(tmp_path / "data"), (*SMALL, "plan.iterations=4")
+    train_student(labels, tmp_path / "whole", overrides=how)
+    with pytest.raises(Interrupted):
+        train_student(labels, tmp_path / "run", overrides=how, progress=stopping_at(2))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    elsewhere = tmp_path / "moved" / labels.name
+    with pytest.raises(UserError, match="no label set here"):
+        resume_student(tmp_path / "run")
+    with pytest.raises(UserError, match="name the folder of the labelled photos with --photos"):
+        resume_student(tmp_path / "run", labels=elsewhere)
+    resume_student(tmp_path / "run", labels=elsewhere, photos=tmp_path / "moved")
+    assert same(all_tensors(tmp_path / "run"), all_tensors(tmp_path / "whole"))
+
+
 def test_an_existing_run_is_not_overwritten(world: Path) -> None:
     with pytest.raises(UserError, match="already holds a run"):
         train_student(world / "labels", world / "run", overrides=SMALL)
@@ -179,7 +194,10 @@ def test_report_shows_a_student_beside_truth(
             "start = teacher: the label set names no run",
         ),
         (["student", "labels", "--out", "run", "--set", "network.kind=anchor_fre"], "did you mean anchor_free"),
-        (["student", "--out", "run", "--resume", "labels"], "--resume takes its settings from the run"),
+        (
+            ["student", "--out", "run", "--resume", "--set", "plan.iterations=3"],
+            "--resume takes its settings from the run",
+        ),
         (["student", "--out", "run", "--resume"], "no run here"),
         (["student", "--out", "labels", "--resume"], "labels: a label set; expected a run"),
         (["detect", "labels", "photos"], "labels: a label set; expected a run"),

@@ -61,7 +61,7 @@ def _of_label_set(folder: Path) -> dict[str, tuple[LabelBox, ...]]:
     found = {
         photo.id: photo.boxes
         for photo in labels.content.photos
-        if photo.boxes and all(box.source == "review" for box in photo.boxes)
+        if photo.is_reviewed or (photo.boxes and all(box.source == "review" for box in photo.boxes))
     }
     found |= {name: photo.boxes for name, photo in read_reviews(folder, labels).photos.items()}
     if not found:

@@ -180,7 +180,8 @@ def overlap(a: Box, b: Box) -> float:
 def apply_reviews(labels: LabelSet, reviews: Reviews, *, only_reviewed: bool = False) -> LabelledPhotos:
     """The photos of a label set with the boxes of their reviews; photos that are not reviewed keep theirs.
 
-    Tags stay as they are: they are the user's own.
+    Tags stay as they are: they are the user's own. A tag that lost all its boxes is wrong, or names something that has
+    no box; ``is_reviewed`` says that such a photo is complete.
 
     Args:
         only_reviewed: leave out photos whose review is not finished.
@@ -195,7 +196,7 @@ def apply_reviews(labels: LabelSet, reviews: Reviews, *, only_reviewed: bool = F
     for photo in labels.content.photos:
         own = reviews.photos.get(photo.id)
         if own is not None:
-            photos.append(replace(photo, boxes=own.boxes))
+            photos.append(replace(photo, boxes=own.boxes, is_reviewed=True))
         elif not only_reviewed:
             photos.append(photo)
     return replace(labels.content, photos=tuple(photos))

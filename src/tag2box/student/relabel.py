@@ -31,7 +31,10 @@ class Rounds:
 
 
 def relabelled(before: LabelledPhotos, found: Mapping[str, Detections], rule: LabelRule) -> LabelledPhotos:
-    """The labels of a further round: those before, mixed with the student's own detections; scores are relative."""
+    """The labels of a further round: those before, mixed with the student's own detections; scores are relative.
+
+    Reviewed photos stay as they are.
+    """
     own = tuple(
         replace(
             photo,
@@ -41,7 +44,11 @@ def relabelled(before: LabelledPhotos, found: Mapping[str, Detections], rule: La
     )
     tops = (top_scores(before.photos, before.classes), top_scores(own, before.classes))
     mixed = tuple(
-        replace(old, boxes=mixed_boxes(_relative(old.boxes, tops[0]), _relative(new.boxes, tops[1]), before.classes))
+        old
+        if old.is_reviewed
+        else replace(
+            old, boxes=mixed_boxes(_relative(old.boxes, tops[0]), _relative(new.boxes, tops[1]), before.classes)
+        )
         for old, new in zip(before.photos, own, strict=True)
     )
     return replace(before, photos=mixed)

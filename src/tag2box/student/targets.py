@@ -119,16 +119,18 @@ def prepare_labels(photo: LabelledPhoto, classes: Sequence[str], noise: Noise, t
     * Other boxes are regions, with ``noise.ignore``.
     * A tag without a certain label has enlarged regions, or, without any box, the whole photo, with
       ``noise.open_tags``. So has an unsure tag: the whole photo.
+    * The labels of a reviewed photo are complete: whatever its tags, a class is background where it has no box.
     """
     whole = (0.0, 0.0, float(photo.width), float(photo.height))
     sure = [box for box in photo.boxes if is_certain(box, noise, top)]
     rest = [box for box in photo.boxes if not is_certain(box, noise, top)]
-    settled = {box.name for box in sure}
-    is_open = {tag for tag in photo.tags if tag not in settled} if noise.open_tags else set()
+    settled, unsure = {box.name for box in sure}, () if photo.is_reviewed else photo.unsure
+    has_open_tags = noise.open_tags and not photo.is_reviewed
+    is_open = {tag for tag in photo.tags if tag not in settled} if has_open_tags else set()
     regions = [(box.name, _enlarged(box.box, noise.enlarge) if box.name in is_open else box.box) for box in rest]
     regions = regions if noise.ignore else [own for own in regions if own[0] in is_open]
     seen = {box.name for box in rest}
-    regions += [(name, whole) for name in (*photo.unsure, *(tag for tag in photo.tags if tag in is_open - seen))]
+    regions += [(name, whole) for name in (*unsure, *(tag for tag in photo.tags if tag in is_open - seen))]
     index = {name: number for number, name in enumerate(classes)}
     return PhotoLabels(
         torch.tensor([box.box for box in sure], dtype=torch.float32).reshape(-1, 4),
