@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_student import SMALL, tiny_labels
 
+from crash_simulator import crash_states, record, write_tree
 from tag2box import runs
 from tag2box.cli.detect import detect
 from tag2box.cli.inputs import find_photos
@@ -113,6 +117,25 @@ def test_a_run_resumes_with_labels_and_photos_that_were_moved(world: Path, tmp_p
         resume_student(tmp_path / "run", labels=elsewhere)
     resume_student(tmp_path / "run", labels=elsewhere, photos=tmp_path / "moved")
     assert same(all_tensors(tmp_path / "run"), all_tensors(tmp_path / "whole"))
+
+
+def test_a_run_resumes_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
+    """A sample of the states that may be left of a whole run: the tensors are those of the undisturbed one."""
+    labels, disk = tiny_labels(tmp_path), tmp_path / "disk"
+    how = (*SMALL, "plan.iterations=3", "plan.checkpoint_every=1")
+    disk.mkdir()
+    recording = record(disk, lambda done: (train_student(labels, disk / "run", overrides=how), done()))
+    expected, rng = all_tensors(disk / "run"), random.Random(0)
+    for position in sorted(rng.sample(range(len(recording.log) + 1), 10)):
+        state = rng.choice(list(islice(crash_states(recording, position), 40)))
+        shutil.rmtree(disk)
+        write_tree(state, disk)
+        if runs.has_run(disk / "run"):
+            resume_student(disk / "run")
+        else:
+            train_student(labels, disk / "run", overrides=how)
+        assert same(all_tensors(disk / "run"), expected), f"power cut after {recording.log[position - 1]}"
+        assert not list(disk.rglob(".*"))
 
 
 def test_an_existing_run_is_not_overwritten(world: Path) -> None:
