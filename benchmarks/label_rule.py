@@ -10,8 +10,8 @@ Rows, for each run and split, against the true boxes:
     label                    the label rule with its defaults; likewise ``label, auto`` and ``label, snap``
 
 The score of both ``detect`` rows is chosen on the photos of ``--split``, those that the runs were trained on, each for
-itself: of all scores that occur, the one with the best F1 against the true boxes. Nobody who has tags alone could
-choose it, so this is the best case of ``detect``; ``label`` sees no box. With ``--test-split`` both are also judged on
+itself: of all scores that occur, the one with the best F1 against the true boxes. It cannot be chosen from tags alone,
+so this is the best case of ``detect``; ``label`` sees no box. With ``--test-split`` both are also judged on
 photos that neither training nor this choice has seen, with the tags of these photos.
 
 Boxes match objects of their class one to one at an IoU of at least 0.5, best scores first, each with its nearest free

@@ -23,7 +23,7 @@ from tag2box.images import View
 from tag2box.labels.journal import Journal, read_history
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
-from tag2box.labels.review_actions import Action as ReviewAction, BoxState
+from tag2box.labels.reviews import Action as ReviewAction, BoxState
 from tag2box.models.backbone import Preprocess
 from tag2box.models.weights import state_dict, weight_cache
 from tag2box.ops.superpixels import Superpixels

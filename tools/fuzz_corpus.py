@@ -23,7 +23,7 @@ from PIL import Image
 from tag2box import recipes, runs, settings, storage
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, BoxState
+from tag2box.labels.reviews import Action, BoxState
 from tag2box.models.weights import weight_cache
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events

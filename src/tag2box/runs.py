@@ -24,7 +24,7 @@ from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
-from tag2box.student.student_detector import StudentDetector
+from tag2box.student.network import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.class_evidence import preselected

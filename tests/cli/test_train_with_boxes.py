@@ -24,8 +24,7 @@ from tag2box.images import View
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
-from tag2box.labels.review_actions import Action, BoxState
-from tag2box.labels.reviews import ReviewedPhoto, Reviews
+from tag2box.labels.reviews import Action, BoxState, ReviewedPhoto, Reviews
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.recipes import Config

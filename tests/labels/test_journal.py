@@ -21,7 +21,7 @@ from tag2box.formats.listing import DataSource
 from tag2box.labels import journal as journals
 from tag2box.labels.journal import JOURNAL_FILE, Journal, Outdated, read_history, read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import (
+from tag2box.labels.reviews import (
     Action,
     BoxState,
     Impossible,

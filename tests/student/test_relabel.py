@@ -11,7 +11,7 @@ import torch
 from tag2box.annotations import Detections
 from tag2box.labels.labelled import Box, LabelBox, LabelledPhoto, LabelledPhotos
 from tag2box.labels.rule import LabelRule
-from tag2box.student.relabel import mixed_boxes, relabelled, round_agreement
+from tag2box.student.targets import mixed_boxes, relabelled, round_agreement
 
 CLASSES = ("cat", "dog")
 LEFT, RIGHT, NEAR_LEFT = (0.0, 0.0, 10.0, 10.0), (40.0, 0.0, 50.0, 10.0), (1.0, 0.0, 11.0, 10.0)

@@ -35,20 +35,20 @@ from tag2box.inference.predict import Inference, Predict
 from tag2box.models.backbone import Preprocess
 from tag2box.ops.boxes import iou
 from tag2box.recipes import photos as photos_recipe
-from tag2box.student import onnx_export, onnx_graph, quantization
-from tag2box.student.network import AnchorFree, decode_levels
+from tag2box.student import onnx_export, onnx_graph
+from tag2box.student.network import CANDIDATES, AnchorFree, StudentDetector, decode_levels
 from tag2box.student.onnx_export import (
     TOLERANCE,
     Difference,
     compare_onnx,
+    last_nodes,
     onnx_session,
     save_onnx,
     suppress,
+    write_int8,
     write_program,
 )
 from tag2box.student.onnx_graph import CELLS, ExportedStudent, InputCanvas, canvas_of, count_cells
-from tag2box.student.quantization import last_nodes, write_int8
-from tag2box.student.student_detector import CANDIDATES, StudentDetector
 from tiny import tiny_detector, tiny_photos
 from tiny_world import call
 
@@ -421,8 +421,8 @@ def test_any_class_name_survives_the_configuration(names: list[str]) -> None:
 def test_eight_bits(
     student: StudentDetector, graph: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantization, "exported_program", lambda *_: None)
-    monkeypatch.setattr(quantization, "onnx_model", lambda *_: copied(graph))
+    monkeypatch.setattr(onnx_export, "exported_program", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "onnx_model", lambda *_: copied(graph))
     photos, out = tiny_photos(tmp_path, 3).photos, tmp_path / "small.onnx"
     difference = write_int8(student, out, FIXED, photos)
     stored = {own.name: own.data_type for own in onnx.load(out).graph.initializer}

@@ -25,7 +25,7 @@ from tag2box.formats.listing import DataSource
 from tag2box.images import read_photo
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, BoxState
+from tag2box.labels.reviews import Action, BoxState
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
 from tiny_world import call, same, stopping_at

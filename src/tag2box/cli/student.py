@@ -13,7 +13,7 @@ from tag2box.cli import options
 from tag2box.identity import RunIdentity
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import apply_reviews
+from tag2box.labels.reviews import apply_reviews
 from tag2box.models.context import ContextBackbone
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.student.network import StudentModule

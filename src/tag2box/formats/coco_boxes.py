@@ -21,7 +21,7 @@ from tag2box.formats import coco_file, coco_tags, export, listing
 from tag2box.labels import label_set
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.labelled import LabelledPhotos, boxes_to_objects
-from tag2box.labels.review_actions import apply_reviews
+from tag2box.labels.reviews import apply_reviews
 
 _Entry = dict[str, int | float | str | list[float]]
 _PEEK = 4096  # bytes within which a JSON file has its first brace
