@@ -12,9 +12,13 @@ from the first, with boxes and tags. Rows:
     random 10 %      the second run, with the boxes of 10 % of the photos; likewise queue
     all boxes        the second run, with the boxes of all photos
 
-All are evaluated on the test photos (mAP50 of VOC 2012), beside the best trivial baseline; CorLoc is that of the
-training photos that were not reviewed. Resumable: rerun the same command; a finished row is a JSON file in
-OUT/seedN/rows. Proposals and features are shared by all rows. OUT/oracle.json has all figures.
+All are evaluated on the test photos (mAP50 of VOC 2012), beside the best trivial baseline. CorLoc is that of the
+training photos that were not reviewed, so each row has it on other photos; a queue that takes the hard ones leaves the
+easy ones. It is therefore printed with two figures of the same photos: that of "tags, longer", and that of a perfect
+choice among the proposals, above which no run can come unless its regression moves boxes. If the latter is 0, no
+proposal has an IoU of 0.5 with an object, and so has no run, whatever it learned: with few or small photos look there
+first. Resumable: rerun the same command; a finished row is a JSON file in OUT/seedN/rows. Proposals and features are
+shared by all rows. OUT/oracle.json has all figures.
 """
 
 from __future__ import annotations
@@ -37,11 +41,13 @@ from tag2box.cli.label import label
 from tag2box.formats import coco_boxes, datasets, listing
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhoto
+from tag2box.metrics import voc_ap
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training import checkpoint
 
 QUEUE = "tag2box.labels.review_order"
 ORDERS = ("random", "queue")
+CORLOC_COLUMNS = ("CorLoc of the others", "CorLoc of tags, longer", "CorLoc of a perfect choice")
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,12 @@ class Oracle:
         run = self.first(seed) if row.is_first else self.second(seed, row, reviewed)
         left = self.not_reviewed(set(reviewed))
         evaluate.measure_run(run, test=self.test, train=left, progress=self.progress)
-        figures = self._figures(run, row, reviewed) | {"seed": seed, "seconds": round(time.monotonic() - began, 1)}
+        figures = {
+            **self._figures(run, row, reviewed),
+            "CorLoc of tags, longer": self._corloc_of_tags(seed, left) if reviewed else None,
+            "seed": seed,
+            "seconds": round(time.monotonic() - began, 1),
+        }
         io.make_folder(cell.parent)
         io.write_json(cell, figures)
         return figures
@@ -158,7 +169,16 @@ class Oracle:
             "per_class": test["voc12"]["per_class"],
             "trivial": trivial,
             "CorLoc of the others": metrics["train"]["corloc"]["mean"] if "train" in metrics else None,
+            "CorLoc of a perfect choice": metrics["train"]["extents"]["oracle_corloc"] if "train" in metrics else None,
         }
+
+    def _corloc_of_tags(self, seed: int, left: evaluate.EvalSet | None) -> float | None:
+        """CorLoc of the second run without boxes, on the photos that a row left without review."""
+        if left is None:
+            return None
+        run = self.second(seed, Row("tags, longer"), ())
+        found, _ = evaluate.detect_with_extents(runs.open_run(run), left, self.progress)
+        return voc_ap.corloc(left.truth, found).mean
 
     def not_reviewed(self, reviewed: set[str]) -> evaluate.EvalSet | None:
         """The training photos without review; None if all were reviewed."""
@@ -202,7 +222,8 @@ def rows_of(shares: Sequence[float], orders: Sequence[str]) -> tuple[Row, ...]:
 
 def markdown(found: Sequence[dict[str, Any]]) -> str:
     """The table: means over the seeds, with the range if there are several."""
-    lines = ["| | photos | boxes | mAP50 | best trivial | CorLoc of the others |", "|---|---:|---:|---:|---:|---:|"]
+    heads = ("photos", "boxes", "mAP50", "best trivial", *CORLOC_COLUMNS)
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     for name in dict.fromkeys(str(row["row"]) for row in found):
         own = [row for row in found if row["row"] == name]
         cells = [
@@ -210,7 +231,7 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
             _spread([row["boxes"] for row in own], 0, 1),
             _spread([row["mAP50"] for row in own], 1, 100),
             _spread([max(row["trivial"].values()) for row in own if row["trivial"]], 1, 100),
-            _spread([row["CorLoc of the others"] for row in own], 1, 100),
+            *(_spread([row.get(column) for row in own], 1, 100) for column in CORLOC_COLUMNS),
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -33,9 +33,8 @@ from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhoto, from_truth
 from tag2box.metrics.evaluation import evaluate_detections
 from tag2box.progress import TerminalProgress
-from tag2box.student.relabel import Rounds
 from tag2box.student.student_training import StudentConfig
-from tag2box.student.targets import Noise
+from tag2box.student.targets import Noise, Rounds
 from tag2box.training.events import read_events
 
 HELD_OUT = 4

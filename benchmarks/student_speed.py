@@ -42,11 +42,9 @@ from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
 from tag2box.metrics.evaluation import evaluate_detections
 from tag2box.recipes import photos as photos_recipe
-from tag2box.student.network import StudentModule
-from tag2box.student.onnx_export import onnx_session, write_onnx
+from tag2box.student.network import StudentDetector, StudentModule
+from tag2box.student.onnx_export import onnx_session, write_int8, write_onnx
 from tag2box.student.onnx_graph import INPUT, InputCanvas, canvas_of
-from tag2box.student.quantization import write_int8
-from tag2box.student.student_detector import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training.batches import prefetch
 

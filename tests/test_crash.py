@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,10 @@ from tag2box.annotations import Detections, Photo
 from tag2box.cli.train import resume, train
 from tag2box.formats.detection_files import DetectionLog
 from tag2box.images import View
+from tag2box.labels.journal import Journal, read_history
+from tag2box.labels.label_set import LabelSet
+from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
+from tag2box.labels.reviews import Action as ReviewAction, BoxState
 from tag2box.models.backbone import Preprocess
 from tag2box.models.weights import state_dict, weight_cache
 from tag2box.ops.superpixels import Superpixels
@@ -325,6 +330,41 @@ def read_identity(folder: Path) -> object:
     return None if found is None else list(found.with_photos(folder / "run").photos)
 
 
+# ---------------------------------------------------------------- a review
+
+REVIEWED = ("photo0", "photo1")
+
+
+def make_labels(folder: Path) -> None:
+    photos = tuple(
+        LabelledPhoto(name, f"{name}.jpg", 40, 30, ("a",), (LabelBox((1, 2, 9, 9), "a", 0.5, source="label"),))
+        for name in REVIEWED
+    )
+    LabelSet(LabelledPhotos(folder, ("a",), photos)).write(folder / "labels")
+
+
+def review_photos(folder: Path, done: Done) -> None:
+    """Two photos, of each the box is rejected, then the photo is done: success is reported after each action."""
+    labels = LabelSet.open(folder / "labels")
+    with Journal(folder / "labels", labels) as journal:
+        for name in REVIEWED:
+            rejected = ReviewAction("reject", {0: BoxState((1, 2, 9, 9), "a", "rejected")})
+            for revision, action in enumerate((rejected, ReviewAction("done"))):
+                if journal.history.state(name).revision == revision:
+                    journal.append(name, action, based_on=revision, key=f"{name} {revision}")
+                    done()
+
+
+def read_review(folder: Path) -> object:
+    """How many actions of each photo are stored; a photo that is done has no box left."""
+    labels = LabelSet.open(folder / "labels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a line that was cut short
+        history = read_history(folder / "labels", labels)
+    assert all(photo.boxes == () for photo in history.reviews().photos.values()), "another review"
+    return tuple(history.state(name).revision for name in REVIEWED)
+
+
 # ---------------------------------------------------------------- the tests
 
 ACTIONS = {
@@ -342,6 +382,13 @@ ACTIONS = {
     ),
     "shards": Action(nothing, write_shards, read_shards, (0, 1, 2), lambda folder: write_shards(folder, never)),
     "identity of a run": Action(nothing, write_identity, read_identity, (None, ["photo0"])),
+    "reviews": Action(
+        make_labels,
+        review_photos,
+        read_review,
+        ((0, 0), (1, 0), (2, 0), (2, 1), (2, 2)),
+        lambda folder: review_photos(folder, never),
+    ),
     "features": features_action,
     "superpixels": superpixels_action,
     "detections": detections_action,

@@ -22,7 +22,7 @@ from tag2box.cli.label_trust import trust
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.labels.journal import Journal
-from tag2box.labels.review_actions import Action
+from tag2box.labels.reviews import Action
 from tag2box.models.weights import state_dict, weight_cache
 from tag2box.models.weights.weight_cache import Origin
 from tag2box.ops.superpixels import Superpixels

@@ -59,7 +59,9 @@ def test_a_study_reviews_trains_and_measures_once(
     assert [row["photos"] for row in found] == [0, 0, round(photos / 2), round(photos / 2), photos]
     assert [row["boxes"] > 0 for row in found] == [False, False, True, True, True]
     assert all(row["mAP50"] is not None and row["trivial"] for row in found)
-    assert [row["CorLoc of the others"] is None for row in found] == [False] * 4 + [True]
+    assert [row["CorLoc of tags, longer"] is None for row in found] == [True, True, False, False, True]
+    # Half of the tags have an object that no proposal reaches, so that a perfect choice gives 0.5, too.
+    assert [row["CorLoc of a perfect choice"] for row in found] == [0.5] * 4 + [None]
     start = story(out / "seed0" / "all-boxes")[0]
     assert (start["boxed_photos"], start["boxes"]) == (photos, found[-1]["boxes"])
     before, table = tree(out / "seed0"), capsys.readouterr().out
@@ -91,4 +93,4 @@ def test_the_table_has_means_and_ranges(oracle: ModuleType) -> None:
     assert oracle.markdown([]).count("\n") == 1
     cells = {"photos": 3, "boxes": 9, "trivial": {"whole photo": 0.1}, "CorLoc of the others": None}
     rows = [{"row": "tags", "mAP50": value, **cells} for value in (0.25, 0.35)]
-    assert oracle.markdown(rows).splitlines()[-1] == "| tags | 3 | 9 | 30.0 (25.0 to 35.0) | 10.0 | - |"
+    assert oracle.markdown(rows).splitlines()[-1] == "| tags | 3 | 9 | 30.0 (25.0 to 35.0) | 10.0 | - | - | - |"

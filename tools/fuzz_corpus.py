@@ -21,7 +21,9 @@ import torch
 from PIL import Image
 
 from tag2box import recipes, runs, settings, storage
+from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.reviews import Action, BoxState
 from tag2box.models.weights import weight_cache
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import checkpoint, events
@@ -287,6 +289,13 @@ def _labels() -> list[Scenario]:
     found.append(Scenario("label", label, run, targets, {"out": "labels"}, 6))
     student = ("student", "labels", "--out", "run", *STUDENT_SET)
     found.append(Scenario("student", student, ("labels", "photos"), ("labels/*", "photos/*"), {"run": "run"}, 3))
+    reviewed = ("reviewed/*", "reviewed/reviews.jsonl")
+    trust = ("trust", "reviewed", "--photos", "photos", "--out", "page.html")
+    found.append(Scenario("trust", trust, ("reviewed", "photos"), reviewed, {"page.html": "html"}, 6, ("reviewed",)))
+    review = ("review", "reviewed", "--photos", "photos", "--no-browser", "--reviewer", "Ada")
+    found.append(Scenario("review", review, ("reviewed", "photos"), (*reviewed, "photos/*"), {}, 6, ("reviewed",)))
+    truth = ("evaluate", "--truth", "reviewed", "--detections", "found.json", "--json", "out.json")
+    found.append(Scenario("evaluate", truth, ("reviewed", "found.json"), reviewed, {"out.json": "json"}, 2))
     export = ("export", "labels", "--photos", "photos", "--format", "yolo", "--splits", "train=1,val=1", "--out", "out")
     found.append(Scenario("export", export, ("labels", "photos"), ("labels/*", "photos/*"), {"out": "folder"}, 6))
     return found
@@ -441,8 +450,9 @@ def _update_digest_of(path: Path, beside: Path) -> None:
 
 
 def tiny_program() -> None:
-    """Let this process build the tiny network, and narrow architectures."""
+    """Let this process build the tiny network, and narrow architectures; the review page is not served."""
     patch = pytest.MonkeyPatch()
+    patch.setattr("tag2box.review.server.serve", lambda *_: None)  # it reads and checks everything, then ends
     import_module("tiny_world").small_network(patch)
     import_module("fake_weights").shrink(patch)
 
@@ -473,6 +483,22 @@ def write_corpus(folder: Path, run: Callable[[Path, tuple[str, ...]], int]) -> N
         code = run(folder, argv)
         if code != 0:
             raise RuntimeError(f"the intact command {' '.join(argv)} ended with {code}")
+    _reviewed(folder)
+
+
+def _reviewed(folder: Path) -> None:
+    """The label set with a journal: a photo with a rejected and a drawn box, one as it is, one that is not done."""
+    shutil.copytree(folder / "labels", folder / "reviewed")
+    labels = LabelSet.open(folder / "reviewed")
+    first, second, third = labels.content.photos[:3]
+    drawn = BoxState((2.0, 3.0, 12.0, 14.0), labels.classes[0], "accepted")
+    with Journal(folder / "reviewed", labels) as journal:
+        rejected = {0: BoxState(first.boxes[0].box, first.boxes[0].name, "rejected")}
+        journal.append(first.id, Action("reject", rejected), based_on=0, key="1", reviewer="Ada")
+        journal.append(first.id, Action("draw", {len(first.boxes): drawn}), based_on=1, key="2", reviewer="Ada")
+        journal.append(first.id, Action("done"), based_on=2, key="3", reviewer="Ada", is_sampled=True)
+        journal.append(second.id, Action("done"), based_on=0, key="4", reviewer="Bob", is_sampled=True)
+        journal.append(third.id, Action("accept"), based_on=0, key="5")
 
 
 def _photos(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 _MODULES = {
     # commands
-    "apply_reviews": "tag2box.labels.review_actions",
+    "apply_reviews": "tag2box.labels.reviews",
     "data_check": "tag2box.cli.data",
     "stats": "tag2box.cli.data",
     "convert": "tag2box.cli.label_export",

@@ -24,8 +24,7 @@ from tag2box.labels.labelled import (
     LabelledPhoto as LabelledPhoto,
     LabelledPhotos as LabelledPhotos,
 )
-from tag2box.labels.review_actions import apply_reviews as apply_reviews
-from tag2box.labels.reviews import ReviewedPhoto as ReviewedPhoto, Reviews as Reviews
+from tag2box.labels.reviews import ReviewedPhoto as ReviewedPhoto, Reviews as Reviews, apply_reviews as apply_reviews
 from tag2box.labels.rule import LabelRule as LabelRule
 from tag2box.labels.trust import Trust as Trust, TrustRule as TrustRule
 from tag2box.methods.protocols import Labeler as Labeler, MilStrategy as MilStrategy

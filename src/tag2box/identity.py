@@ -314,6 +314,7 @@ def label_identities(
         before = (known or {}).get(photo.id)
         stamp = storage.FileStamp.of(labels.path(photo), before.stamp if before else photo.stamp)
         tags, boxes = [photo.tags, photo.unsure], [asdict(box) for box in photo.boxes]
+        tags += [("reviewed",)] if photo.is_reviewed else []
         found[photo.id] = PhotoIdentity(stamp, *(_short([json.dumps(own).encode()]) for own in (tags, boxes)))
     return found
 

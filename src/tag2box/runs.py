@@ -23,7 +23,7 @@ from tag2box.labels.label_set import is_label_set
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
-from tag2box.student.student_detector import StudentDetector
+from tag2box.student.network import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import checkpoint, events, feature_cache
 from tag2box.training.adaptation import build_class_maps
@@ -291,10 +291,17 @@ def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool
 
 
 def warm_detector(config: recipes.Config, classes: Sequence[str]) -> Detector:
-    """The detector of a new run with the weights of ``config.warm_start``; its adaptation is taken over.
+    """The detector of a new run with the weights of ``config.warm_start``; its adaptation is taken over."""
+    check_warm_start(config, classes)
+    folder = required(config.warm_start)
+    detector = build_detector(config, len(classes), pretrained=False)
+    checkpoint.load_model(folder, checkpoint.read_state(folder), detector)
+    detector.is_adapted = True
+    return detector
 
-    Raises unless that run is finished, and has the same classes in the same order and the same architecture.
-    """
+
+def check_warm_start(config: recipes.Config, classes: Sequence[str]) -> None:
+    """Raise unless ``config.warm_start`` is a finished run with these classes in this order and this architecture."""
     folder = required(config.warm_start)
     earlier = read_config(folder)
     if not checkpoint.has_checkpoint(folder):
@@ -305,14 +312,10 @@ def warm_detector(config: recipes.Config, classes: Sequence[str]) -> Detector:
             f"{folder}: trained for {state.iteration} of {earlier.plan.iterations} iterations; finish it with "
             "`tag2box train --resume` before another run starts from it"
         )
-    _check_warm_start(folder, state.classes, classes, differing_architecture(earlier, config))
-    detector = build_detector(config, len(classes), pretrained=False)
-    checkpoint.load_model(folder, state, detector)
-    detector.is_adapted = True
-    return detector
+    _check_weights_fit(folder, state.classes, classes, differing_architecture(earlier, config))
 
 
-def _check_warm_start(folder: Path, before: Sequence[str], now: Sequence[str], other: str | None) -> None:
+def _check_weights_fit(folder: Path, before: Sequence[str], now: Sequence[str], other: str | None) -> None:
     """Raise unless the weights of a run fit the classes and the architecture of another."""
     if set(before) != set(now):
         name = next(iter([*sorted(set(now) - set(before)), *sorted(set(before) - set(now))]))

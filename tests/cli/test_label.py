@@ -19,7 +19,7 @@ from tag2box.formats.csv_tags import write_tags
 from tag2box.formats.listing import DataSource
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, BoxState
+from tag2box.labels.reviews import Action, BoxState
 from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress

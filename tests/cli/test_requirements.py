@@ -12,7 +12,7 @@ from tag2box.annotations import TaggedPhotos
 from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.cli.train import train
 from tag2box.cli.training_data import load_side_info, prepare_data, read_training
-from tag2box.data import box_counts
+from tag2box.data import reviewed_boxes
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr
 from tag2box.models.detector import Heads
@@ -188,8 +188,8 @@ def test_boxes_are_read_only_to_be_counted_and_only_if_set(
 ) -> None:
     """Boxes reach training only if a system needs counts and the user sets data.counts=boxes."""
     read: list[object] = []
-    monkeypatch.setattr(box_counts.datasets, "read_truth", lambda source: read.append(source) or _stop())
-    monkeypatch.setattr(box_counts.datasets, "has_boxes", lambda source: True)
+    monkeypatch.setattr(reviewed_boxes.datasets, "read_truth", lambda source: read.append(source) or _stop())
+    monkeypatch.setattr(reviewed_boxes.datasets, "has_boxes", lambda source: True)
     small_data(tmp_path)
     config = asking(small_config(tmp_path, f"data.counts={counts}"), Requirements(counts=requirements))
     if reads:

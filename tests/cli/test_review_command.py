@@ -16,7 +16,7 @@ from tag2box.cli.label_export import convert, export
 from tag2box.formats.coco_boxes import read_coco_truth
 from tag2box.labels.journal import JOURNAL_FILE, Journal
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, BoxState
+from tag2box.labels.reviews import Action, BoxState
 from tiny_world import call
 
 

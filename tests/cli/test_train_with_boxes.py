@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tag2box import storage
+from tag2box import io, settings, storage
 from tag2box.cli.detect import detect
 from tag2box.cli.label import label
 from tag2box.cli.label_export import convert
@@ -21,12 +21,14 @@ from tag2box.errors import Interrupted, UserError
 from tag2box.formats.csv_tags import read_tags
 from tag2box.formats.listing import DataSource
 from tag2box.images import View
+from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
-from tag2box.labels.reviews import ReviewedPhoto, Reviews
+from tag2box.labels.reviews import Action, BoxState, ReviewedPhoto, Reviews
 from tag2box.models.rng import StepRng
 from tag2box.progress import Progress, silent
 from tag2box.recipes import Config
+from tag2box.student.student_training import StudentConfig
 from tag2box.systems import SYSTEMS
 from tag2box.training.batches import FeatureBatches
 from tag2box.training.criterion import LossOutput
@@ -428,7 +430,36 @@ def test_runs_that_cannot_be_started_from_are_refused_in_one_line(small: Path, n
     assert "\n" not in str(error.value) and not (small / "run").exists()
 
 
+def test_a_student_is_refused_as_a_start_before_proposals_are_made(small: Path) -> None:
+    io.write_text(small / "student" / "config.toml", settings.dump(StudentConfig(labels=small / "labels")))
+    config = config_of(small, f"warm_start={small / 'student'}", f"data.proposals={small / 'boxes'}")
+    with pytest.raises(UserError, match="student: a student run; expected one of `tag2box train`"):
+        train(config, small / "run")
+    assert not (small / "boxes").exists() and not (small / "run").exists()
+
+
 # ---------------------------------------------------------------- label --reviewed
+
+
+def test_a_photo_whose_review_left_no_box_stays_reviewed_in_the_next_label_set(small: Path) -> None:
+    train(config_of(small), small / "run")
+    data = DataSource(path=small / "tags.csv", photos=small / "photos")
+    label(small / "run", data, small / "labels")
+    first = LabelSet.open(small / "labels")
+    emptied, other = (photo for photo in first.content.photos if photo.id in ("photo1", "photo2"))
+    with Journal(small / "labels", first) as journal:
+        states = {number: BoxState(box.box, box.name, "rejected") for number, box in enumerate(emptied.boxes)}
+        journal.append(emptied.id, Action("reject", states), based_on=0, key="1")
+        journal.append(emptied.id, Action("done"), based_on=1, key="2")
+        journal.append(other.id, Action("done"), based_on=0, key="3")
+    with pytest.warns(UserWarning, match="a tag of a reviewed photo, but not boxed"):
+        label(small / "run", data, small / "labels-2", reviewed=small / "labels")
+    again = LabelSet.open(small / "labels-2")
+    assert {photo.id for photo in again.content.photos if photo.is_reviewed} == {"photo1", "photo2"}
+    assert emptied.tags and next(photo for photo in again.content.photos if photo.id == emptied.id).boxes == ()
+    with pytest.warns(UserWarning, match="a tag of a reviewed photo, but not boxed"):
+        _, taught = read_reviewed(small / "labels-2", read_tags(small / "tags.csv", small / "photos"))
+    assert set(taught.photos) == {emptied.id, other.id} and len(taught.photos[emptied.id].boxes) == 0
 
 
 def test_reviewed_photos_keep_their_boxes_and_the_others_are_labelled(small: Path) -> None:

@@ -150,28 +150,35 @@ def lasting(folder: Path) -> dict[str, tuple[int, int]]:
     return {path: stat for path, stat in tree(folder).items() if path not in again}
 
 
-def test_demo_trains_both_methods_and_a_second_call_changes_nothing(tmp_path):
-    summary = demo(tmp_path, world=SCENES, overrides=TINY)
+STUDENT = ("student.plan.iterations=2", "student.augmentation.sides=[64]", "student.plan.batch_size=2",
+           "student.inference.scales=[96]")  # fmt: skip
+
+
+def test_demo_trains_both_methods_and_a_student_and_a_second_call_changes_nothing(tmp_path):
+    summary = demo(tmp_path, world=SCENES, overrides=(*TINY, *STUDENT))
     assert read(tmp_path / "summary.json") == summary
-    assert set(summary["methods"]) == {"oicr-plus", "od-wscl"}
+    assert set(summary["methods"]) == set(summary["training_seconds"]) == {"oicr-plus", "od-wscl", "student"}
     for metrics in summary["methods"].values():
         measured = {"voc07", "voc12", "coco", "challenges", "errors"}
         assert set(metrics["test"]) == {*measured, "baselines", "verdicts", "extents"}
         assert metrics["train"]["corloc"]["mean"] is not None
-    assert "OICR+" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "OICR+" in page and "student of OD-WSCL" in page
     assert not (tmp_path / "maps").exists()  # half a gigabyte in earnest
     before = lasting(tmp_path)
-    assert demo(tmp_path, world=SCENES, overrides=TINY)["methods"] == summary["methods"]
+    assert demo(tmp_path, world=SCENES, overrides=(*TINY, *STUDENT))["methods"] == summary["methods"]
     assert lasting(tmp_path) == before
 
 
 def test_demo_refuses_a_folder_of_other_settings(tmp_path):
     folder = tmp_path / "demo"
-    one = [*TINY, "plan.iterations=1"]
+    one = [*TINY, "plan.iterations=1", *STUDENT]
     demo(folder, world=SCENES, overrides=one)
     before = tree(folder)
     with pytest.raises(UserError, match="other settings"):
         demo(folder, world=SCENES, overrides=[*one, "plan.optimizer.lr=0.5"])
+    with pytest.raises(UserError, match="student: holds a run with other settings"):
+        demo(folder, world=SCENES, overrides=[*one, "student.plan.lr=0.5"])
     with pytest.raises(UserError, match=r"scenes\.json"):
         demo(folder, seed=1, overrides=one)
     assert tree(folder) == before

@@ -15,7 +15,7 @@ import pytest
 from review_world import CLASSES, review_server, scene_labels, serving
 from tag2box.labels.journal import JOURNAL_FILE, read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import states_of
+from tag2box.labels.reviews import states_of
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

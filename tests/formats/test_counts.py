@@ -13,7 +13,7 @@ from PIL import Image
 
 from pages import DOCS, blocks
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.data.box_counts import counts_from_boxes
+from tag2box.data.reviewed_boxes import counts_from_boxes
 from tag2box.errors import UserError
 from tag2box.formats.datasets import read_photos, read_tagged
 from tag2box.formats.listing import DataSource, Fault, counts_of_tags, parse_counts, refuse

@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from review_world import CLASSES, scene_labels
 from tag2box import storage
 from tag2box.errors import UserError
+from tag2box.formats.datasets import read_truth
+from tag2box.formats.listing import DataSource
 from tag2box.labels import journal as journals
 from tag2box.labels.journal import JOURNAL_FILE, Journal, Outdated, read_history, read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import (
+from tag2box.labels.reviews import (
     Action,
     BoxState,
     Impossible,
@@ -193,6 +196,17 @@ def test_reviews_survive_and_are_exported(world: tuple[Path, LabelSet]) -> None:
     assert content.photos[1:] == labels.content.photos[1:]
     assert [own.id for own in apply_reviews(labels, reviews, only_reviewed=True).photos] == [first]
     LabelSet.open(folder).verify()
+    assert [own.is_reviewed for own in content.photos] == [True, False, False]
+    with pytest.warns(UserWarning, match="2 of 3 photos are not reviewed"):
+        truth = read_truth(DataSource(path=folder))
+    known = content.truth()
+    assert truth.ids == known.ids and truth.classes == known.classes
+    for own, other in zip(truth.objects, known.objects, strict=True):
+        assert torch.allclose(own.boxes, other.boxes) and torch.equal(own.labels, other.labels)
+        assert torch.equal(own.crowd, other.crowd)
+    with pytest.warns(UserWarning):
+        some = read_truth(DataSource(path=folder, classes=CLASSES[3:]))
+    assert [len(own) for own in some.objects] == [1, 0, 0] and some.objects[0].boxes.tolist() == [list(drawn.box)]
     with pytest.raises(UserError, match="another label set"):
         apply_reviews(labels, replace(reviews, labels_digest="0" * 64))
 

@@ -12,8 +12,7 @@ from tag2box.models.backbone import Backbone
 from tag2box.models.lite0 import Lite0
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
-from tag2box.student.network import STRIDES, AnchorFree, FeaturePyramid, StudentModule, decode_levels
-from tag2box.student.student_detector import padded
+from tag2box.student.network import STRIDES, AnchorFree, FeaturePyramid, StudentModule, decode_levels, padded
 
 SMALL = AnchorFree(width=8, depth=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tag2box.annotations import Detections
 from tag2box.labels.labelled import Box, LabelBox, LabelledPhoto, LabelledPhotos
 from tag2box.labels.rule import LabelRule
-from tag2box.student.relabel import mixed_boxes, relabelled, round_agreement
+from tag2box.student.targets import mixed_boxes, relabelled, round_agreement
 
 CLASSES = ("cat", "dog")
 LEFT, RIGHT, NEAR_LEFT = (0.0, 0.0, 10.0, 10.0), (40.0, 0.0, 50.0, 10.0), (1.0, 0.0, 11.0, 10.0)
@@ -69,6 +70,15 @@ def test_scores_are_compared_relative_to_those_of_their_class() -> None:
     assert kept == [[LEFT], [LEFT], [RIGHT]]  # 1 against 0.56; 0.9 / 0.09 = 1, a tie; 0.2 against 1
     assert all(box.name == "cat" for photo in after.photos for box in photo.boxes)  # a dog is no tag
     assert all(0 <= (box.score or 0) <= 1 for photo in after.photos for box in photo.boxes)
+
+
+def test_a_reviewed_photo_stays_as_the_reviewer_left_it() -> None:
+    before = photos((), (one(LEFT, 0.5),))
+    reviewed = replace(before, photos=(replace(before.photos[0], is_reviewed=True), before.photos[1]))
+    found = {f"p{i}": detections((RIGHT, 0.9, 0), (LEFT, 0.99, 1)) for i in range(2)}
+    after = relabelled(reviewed, found, LabelRule())
+    assert after.photos[0] == reviewed.photos[0] and relabelled(before, found, LabelRule()).photos[0].boxes
+    assert after.photos[1].boxes != before.photos[1].boxes
 
 
 @pytest.mark.parametrize(

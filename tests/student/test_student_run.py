@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_student import SMALL, tiny_labels
 
+from crash_simulator import crash_states, record, write_tree
 from tag2box import runs
 from tag2box.cli.detect import detect
 from tag2box.cli.inputs import find_photos
@@ -21,7 +25,7 @@ from tag2box.formats.listing import DataSource
 from tag2box.images import read_photo
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, BoxState
+from tag2box.labels.reviews import Action, BoxState
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
 from tiny_world import call, same, stopping_at
@@ -98,6 +102,40 @@ def test_a_run_resumes_only_with_what_it_was_started_with(world: Path, tmp_path:
     config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.002"))
     with pytest.raises(UserError, match=r"plan.lr was 0.001 when the run was started, is 0.002"):
         resume_student(tmp_path / "run")
+
+
+def test_a_run_resumes_with_labels_and_photos_that_were_moved(world: Path, tmp_path: Path) -> None:
+    labels, how = tiny_labels(tmp_path / "data"), (*SMALL, "plan.iterations=4")
+    train_student(labels, tmp_path / "whole", overrides=how)
+    with pytest.raises(Interrupted):
+        train_student(labels, tmp_path / "run", overrides=how, progress=stopping_at(2))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    elsewhere = tmp_path / "moved" / labels.name
+    with pytest.raises(UserError, match="no label set here"):
+        resume_student(tmp_path / "run")
+    with pytest.raises(UserError, match="name the folder of the labelled photos with --photos"):
+        resume_student(tmp_path / "run", labels=elsewhere)
+    resume_student(tmp_path / "run", labels=elsewhere, photos=tmp_path / "moved")
+    assert same(all_tensors(tmp_path / "run"), all_tensors(tmp_path / "whole"))
+
+
+def test_a_run_resumes_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
+    """A sample of the states that may be left of a whole run: the tensors are those of the undisturbed one."""
+    labels, disk = tiny_labels(tmp_path), tmp_path / "disk"
+    how = (*SMALL, "plan.iterations=3", "plan.checkpoint_every=1")
+    disk.mkdir()
+    recording = record(disk, lambda done: (train_student(labels, disk / "run", overrides=how), done()))
+    expected, rng = all_tensors(disk / "run"), random.Random(0)
+    for position in sorted(rng.sample(range(len(recording.log) + 1), 10)):
+        state = rng.choice(list(islice(crash_states(recording, position), 40)))
+        shutil.rmtree(disk)
+        write_tree(state, disk)
+        if runs.has_run(disk / "run"):
+            resume_student(disk / "run")
+        else:
+            train_student(labels, disk / "run", overrides=how)
+        assert same(all_tensors(disk / "run"), expected), f"power cut after {recording.log[position - 1]}"
+        assert not list(disk.rglob(".*"))
 
 
 def test_an_existing_run_is_not_overwritten(world: Path) -> None:
@@ -179,7 +217,10 @@ def test_report_shows_a_student_beside_truth(
             "start = teacher: the label set names no run",
         ),
         (["student", "labels", "--out", "run", "--set", "network.kind=anchor_fre"], "did you mean anchor_free"),
-        (["student", "--out", "run", "--resume", "labels"], "--resume takes its settings from the run"),
+        (
+            ["student", "--out", "run", "--resume", "--set", "plan.iterations=3"],
+            "--resume takes its settings from the run",
+        ),
         (["student", "--out", "run", "--resume"], "no run here"),
         (["student", "--out", "labels", "--resume"], "labels: a label set; expected a run"),
         (["detect", "labels", "photos"], "labels: a label set; expected a run"),

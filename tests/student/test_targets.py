@@ -90,6 +90,14 @@ def test_an_unsure_tag_has_no_loss_anywhere() -> None:
     assert (found.region_labels.tolist(), found.regions.tolist()) == ([2], [[0, 0, 100, 80]])
 
 
+@pytest.mark.parametrize("boxes", [(), (scored("cat", None),), (scored("cat", None), scored("hen", None))])
+def test_in_a_reviewed_photo_a_tag_without_a_box_is_background(boxes: tuple[LabelBox, ...]) -> None:
+    done = replace(photo(*boxes, unsure=("hen",)), is_reviewed=True)
+    found = prepare_labels(done, CLASSES, Noise(), dict.fromkeys(CLASSES, 0.8))
+    assert found.labels.tolist() == [CLASSES.index(box.name) for box in boxes]
+    assert len(found.regions) == 0
+
+
 def test_the_top_score_of_a_class_is_that_of_the_best_labels_of_its_photos() -> None:
     photos = [photo(scored("cat", score), scored("cat", 0.01)) for score in (0.1, 0.2, 0.3, 0.9)]
     assert top_scores(photos, CLASSES) == {"cat": 0.3, "dog": 1.0, "hen": 1.0}

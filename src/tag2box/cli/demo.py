@@ -1,4 +1,4 @@
-"""``tag2box demo``: generated scenes, two methods trained from their tags alone, one report."""
+"""``tag2box demo``: generated scenes, two methods trained from their tags alone, a student, one report."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,11 +9,16 @@ from typing import Annotated
 import typer
 
 from tag2box import errors, io, recipes, runs, settings
-from tag2box.cli import evaluate, options, report, train
+from tag2box.cli import evaluate, options, report, student, train
+from tag2box.cli.label import label
 from tag2box.data.scenes import Scenes
 from tag2box.formats import coco_boxes, csv_tags
+from tag2box.inference.predict import Inference, Predict
+from tag2box.labels.label_set import is_label_set
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.recipes import Config, Data
+from tag2box.student.student_data import Augmentation
+from tag2box.student.student_training import StudentConfig, StudentPlan
 from tag2box.training.checkpoint import read_state
 
 SUMMARY_FILE = "summary.json"
@@ -24,6 +29,21 @@ TABLE_3A = {
     "od-wscl": (True, True),
 }
 """Method -> (discovery, contrast): the four rows of the paper's table 3a."""
+STUDENT = "student"
+"""Folder of the student, and the table of its settings in ``--set``."""
+
+
+def scenes_student() -> StudentConfig:
+    """A student for the generated scenes: two minutes on two cores.
+
+    Size, learning rate and length were chosen on other scenes (seed 123), not on the demo's test split.
+    """
+    return StudentConfig(
+        name="student of OD-WSCL",
+        augmentation=Augmentation(sides=(224, 256)),
+        plan=StudentPlan(iterations=240, warmup=20, checkpoint_every=60, average=0.98),
+        inference=Inference(scales=(256,), long_max=256, mirror=False, predict=Predict(nms_iou=0.5)),
+    )
 
 
 def demo(
@@ -35,16 +55,22 @@ def demo(
     keep_maps: bool = False,
     progress: Progress = silent,
 ) -> dict[str, object]:
-    """Generate scenes, train and evaluate OICR+ and OD-WSCL, write a report; returns the content of ``summary.json``.
+    """Generate scenes, train and evaluate OICR+, OD-WSCL and a student of the latter's labels, and write a report.
 
-    Resumable: finished parts are kept, and a second call continues an interrupted one.
+    Returns the content of ``summary.json``. Resumable: finished parts are kept, and a second call continues an
+    interrupted one. Overrides that begin with ``student.`` are those of the student.
     """
-    if any(override.partition("=")[0].strip() == "plan.seed" for override in overrides):
+    if any(override.partition("=")[0].strip().removeprefix(f"{STUDENT}.") == "plan.seed" for override in overrides):
         raise errors.UserError("--set plan.seed: the demo's seed is set with --seed, for scenes and training alike")
     io.check_writable(out / SUMMARY_FILE)
-    workspace = open_scenes(out, world or Scenes(seed=seed), overrides, progress=progress)
+    of_student = [override.removeprefix(f"{STUDENT}.") for override in overrides if _is_of_student(override)]
+    own = [override for override in overrides if not _is_of_student(override)]
+    workspace = open_scenes(out, world or Scenes(seed=seed), own, progress=progress)
+    student_config = _student_config(of_student, out, seed)  # before anything is trained
     folders = {method: out / method for method in ("oicr-plus", "od-wscl")}
     metrics = {m: workspace.measure(folder, m, seed, progress=progress) for m, folder in folders.items()}
+    folders[STUDENT] = out / STUDENT
+    metrics[STUDENT] = workspace.measure_student(student_config, out, progress=progress)
     report.report(
         list(folders.values()),
         out / "report.html",
@@ -81,6 +107,37 @@ class SceneWorkspace:
         evaluate.measure_run(folder, test=self.test, train=self.train, progress=progress)
         return io.read_json(folder / evaluate.METRICS_FILE, "the metrics of a run")
 
+    def measure_student(self, config: StudentConfig, out: Path, *, progress: Progress) -> object:
+        """The metrics of a student, trained on the labels of OD-WSCL and evaluated unless that is done."""
+        labels, folder = runs.required(config.labels), out / STUDENT
+        if not is_label_set(labels):
+            source = self.config.data.source()
+            label(out / "od-wscl", source, labels, proposals=self.train.proposals, progress=progress)
+        if runs.has_run(folder):
+            student.resume_student(folder, progress=progress)
+        else:
+            student.train_student(labels, folder, config=config, progress=progress)
+        evaluate.measure_run(folder, test=self.test, train=self.train, progress=progress)
+        return io.read_json(folder / evaluate.METRICS_FILE, "the metrics of a run")
+
+
+def _student_config(overrides: Sequence[str], out: Path, seed: int) -> StudentConfig:
+    """The settings of the demo's student; raises if there is one with others."""
+    base = scenes_student()
+    base = replace(base, labels=(out / "labels").absolute(), plan=replace(base.plan, seed=seed))
+    config = settings.load(StudentConfig, [], list(overrides), base=base)
+    if runs.has_run(out / STUDENT) and runs.read_any_config(out / STUDENT) != config:
+        raise _other_settings(out / STUDENT)
+    return config
+
+
+def _is_of_student(override: str) -> bool:
+    return override.strip().startswith(f"{STUDENT}.")
+
+
+def _other_settings(folder: Path) -> errors.UserError:
+    return errors.UserError(f"{folder}: holds a run with other settings; choose another --out, or remove it")
+
 
 def open_scenes(
     out: Path, world: Scenes, overrides: Sequence[str] = (), *, progress: Progress = silent
@@ -105,7 +162,7 @@ def _train(config: Config, folder: Path, progress: Progress) -> None:
         train.train(config, folder, progress=progress)
         return
     if runs.read_config(folder) != runs.with_paths(config, folder):
-        raise errors.UserError(f"{folder}: holds a run with other settings; choose another --out, or remove it")
+        raise _other_settings(folder)
     train.resume(folder, progress=progress)
 
 
@@ -121,7 +178,7 @@ def demo_command(
     keep_maps: Annotated[bool, typer.Option(help="Keep the feature cache (about half a gigabyte).")] = False,
     override: options.SetOption = [],  # noqa: B006
 ) -> None:
-    """Generate scenes, train OICR+ and OD-WSCL from their tags, evaluate both, and write an HTML report.
+    """Generate scenes, train OICR+ and OD-WSCL from their tags and a student on the latter's labels; write a report.
 
     Resumable: rerun the same command.
 

@@ -167,11 +167,11 @@ def _with_class_maps(trained: runs.AnyRun, data: EvalSet) -> EvalSet:
 def evaluate_run(run: Path, *, test: EvalSet, train: EvalSet | None = None, progress: Progress = silent) -> None:
     """Write ``detections.json`` (test) and ``metrics.json`` into a run; CorLoc is that of the training photos."""
     trained = runs.open_run(run)
-    found, extents = _detect(trained, test, progress)
+    found, extents = detect_with_extents(trained, test, progress)
     rows = _with_class_maps(trained, test)
     report: dict[str, object] = {"test": {**rows.evaluated(found, TEST_METRICS), "extents": extents}}
     if train is not None:
-        located, extents = _detect(trained, train, progress)
+        located, extents = detect_with_extents(trained, train, progress)
         rows = _with_class_maps(trained, train)
         report["train"] = {**rows.evaluated(located, TRAIN_METRICS), "extents": extents}
         report["truth_boxes_per_class"] = boxes_per_class(train.truth)
@@ -245,7 +245,7 @@ def _with_known_rows(
     }
 
 
-def _detect(
+def detect_with_extents(
     trained: runs.AnyRun, data: EvalSet, progress: Progress
 ) -> tuple[dict[str, annotations.Detections], dict[str, float | None]]:
     """Detections in some photos, and what the scores of their proposals prefer."""

@@ -286,7 +286,7 @@ def with_review(photo: LabelledPhoto, boxes: tuple[LabelBox, ...]) -> LabelledPh
     boxed = [box.name for box in boxes if not box.is_doubtful]
     tags = tuple(dict.fromkeys((*photo.tags, *boxed)))
     unsure = tuple(name for name in photo.unsure if name not in tags)
-    return replace(photo, tags=tags, unsure=unsure, boxes=boxes)
+    return replace(photo, tags=tags, unsure=unsure, boxes=boxes, is_reviewed=True)
 
 
 def _digest_of_tags(tags: Mapping[str, PhotoTags]) -> str:

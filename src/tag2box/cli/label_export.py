@@ -12,8 +12,7 @@ from tag2box.formats import export as exports, listing
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos
-from tag2box.labels.review_actions import apply_reviews
-from tag2box.labels.reviews import Reviews
+from tag2box.labels.reviews import Reviews, apply_reviews
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.student.onnx_graph import ExportOutputs
 

@@ -10,10 +10,9 @@ from tag2box import errors, io, runs
 from tag2box.cli import inputs
 from tag2box.errors import printable
 from tag2box.progress import Progress, silent
-from tag2box.student.onnx_export import Difference, write_onnx, write_program
+from tag2box.student.network import StudentDetector
+from tag2box.student.onnx_export import Difference, write_int8, write_onnx, write_program
 from tag2box.student.onnx_graph import ExportOutputs, InputCanvas, canvas_of, need_onnx
-from tag2box.student.quantization import write_int8
-from tag2box.student.student_detector import StudentDetector
 
 ModelFormat = Literal["onnx", "torch-export"]
 MODEL_SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tag2box.errors import LONGEST_LINE, UserError, printable
-from tag2box.labels.review_actions import ReviewCounts
 from tag2box.labels.review_order import Order
+from tag2box.labels.reviews import ReviewCounts
 from tag2box.progress import Progress, TerminalProgress, silent
 
 if TYPE_CHECKING:

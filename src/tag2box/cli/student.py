@@ -13,7 +13,7 @@ from tag2box.cli import options
 from tag2box.identity import RunIdentity
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import apply_reviews
+from tag2box.labels.reviews import apply_reviews
 from tag2box.models.context import ContextBackbone
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.student.network import StudentModule
@@ -65,14 +65,30 @@ def train_student(
         fit_student(settled, *parts, run=out, progress=progress, dist=dist)
 
 
-def resume_student(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
+def resume_student(
+    out: Path,
+    *,
+    labels: Path | None = None,
+    photos: Path | None = None,
+    progress: Progress = silent,
+    dist: DistContext = SINGLE_PROCESS,
+) -> None:
     """Continue a student run from its last checkpoint, with the settings it was started with.
 
     Raises if settings, photos or labels are not those that the run was started with.
+
+    Args:
+        labels: where the label set is now, if it was moved since.
+        photos: where the photos are now, if they were moved since.
     """
     config = runs.read_any_config(out)
     if not isinstance(config, StudentConfig):
         raise errors.UserError(f"{out}: no student run; continue it with `tag2box train --out {out} --resume`")
+    config = replace(
+        config,
+        labels=labels.absolute() if labels else config.labels,
+        photos=photos.absolute() if photos else config.photos,
+    )
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
             parts = _prepare(config, out, is_new=False)
@@ -170,18 +186,17 @@ def student_command(
 ) -> None:
     """Train a small detector without proposals on a label set, in minutes on a CPU.
 
-    Resumable: `--resume` continues from the last checkpoint. `detect`, `label` and `report` take the run as any other.
+    Resumable: `--resume` continues from the last checkpoint; with it, LABELS and --photos say where labels and photos
+    are now, if they were moved. `detect`, `label` and `report` take the run as any other.
 
     Example: `tag2box student labels --out runs/student`
     """
-    if is_resumed and (config or override or labels or photos):
-        raise errors.UserError(
-            "--resume takes its settings from the run; leave out LABELS, --photos, --config and --set"
-        )
+    if is_resumed and (config or override):
+        raise errors.UserError("--resume takes its settings from the run; leave out --config and --set")
     with init_distributed() as dist:
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
-            resume_student(out, progress=progress, dist=dist)
+            resume_student(out, labels=labels, photos=photos, progress=progress, dist=dist)
         elif labels is None:
             raise errors.UserError("no label set given; name the folder that `tag2box label` wrote")
         else:

@@ -104,6 +104,8 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
         recorded.check_sources(config, out / runs.CONFIG_FILE)
         recorded = recorded.with_photos(out)
     photos, reviewed = read_taught(config)
+    if config.warm_start is not None and not checkpoint.has_checkpoint(out):
+        runs.check_warm_start(config, photos.classes)
     if is_new:
         for finding in quick_findings(photos):
             warnings.warn(f"{config.data.tags}: {finding}", stacklevel=2)

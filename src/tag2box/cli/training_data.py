@@ -2,8 +2,7 @@
 
 from tag2box import annotations, errors, recipes, run_inputs, runs, types
 from tag2box.cli.requirements import check_proposal_scores, check_requirements
-from tag2box.data.box_counts import counts_from_boxes
-from tag2box.data.reviewed_boxes import read_reviewed
+from tag2box.data.reviewed_boxes import counts_from_boxes, read_reviewed
 from tag2box.formats import datasets, listing
 from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore

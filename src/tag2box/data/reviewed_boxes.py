@@ -1,7 +1,8 @@
-"""Reviewed boxes of a training set: the only place where boxes become something that training receives.
+"""Reviewed boxes of a training set, and counts of boxes: the only place where training receives anything of boxes.
 
 A file of any format with boxes is read, or a label set, of which only reviewed photos count. Classes are matched by
-name, photos by id. ``tag2box train --boxes`` and ``tag2box label --reviewed`` call this.
+name, photos by id. ``tag2box train --boxes`` and ``tag2box label --reviewed`` call this. ``counts_from_boxes`` is for
+experiments, and passes on nothing but the number of boxes.
 """
 
 import difflib
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 
 from tag2box import errors, storage
 from tag2box.annotations import Objects, Photo, ReviewedBoxes, ReviewedObjects, TaggedPhotos
@@ -61,7 +63,7 @@ def _of_label_set(folder: Path) -> dict[str, tuple[LabelBox, ...]]:
     found = {
         photo.id: photo.boxes
         for photo in labels.content.photos
-        if photo.boxes and all(box.source == "review" for box in photo.boxes)
+        if photo.is_reviewed or (photo.boxes and all(box.source == "review" for box in photo.boxes))
     }
     found |= {name: photo.boxes for name, photo in read_reviews(folder, labels).photos.items()}
     if not found:
@@ -179,3 +181,30 @@ def tag_concerns(file: ReviewedFile, photos: TaggedPhotos) -> list[str]:
         (file.not_reviewed, "tagged, but without any box there; it counts as not reviewed"),
     )
     return [errors.printable(f"{file.path}: {names[0]}{_more(names)}: {words}") for names, words in kinds if names]
+
+
+# ---------------------------------------------------------------- counts of boxes
+
+
+def counts_from_boxes(photos: TaggedPhotos, source: listing.DataSource) -> TaggedPhotos:
+    """The same photos with counts of their tagged classes, taken from boxes.
+
+    What leaks: per tagged class of a photo, the number of objects that are neither difficult nor a crowd. No
+    coordinate, size or order of a box is passed on, and nothing of a class that is not tagged.
+    """
+    if not datasets.has_boxes(source):
+        raise errors.UserError(
+            f'data.counts = "boxes": {source.path} has no boxes to count; expected a COCO file, a VOC folder or a '
+            'YOLO folder that has, or data.counts = "given" with counts in the dataset'
+        )
+    truth = datasets.read_truth(replace(source, classes=photos.classes))
+    objects = dict(zip(truth.ids, truth.objects, strict=True))
+    rows = [_numbers(objects.get(photo.id), len(photos.classes)) for photo in photos.photos]
+    numbers = torch.stack([torch.zeros(len(photos.classes), dtype=torch.long), *rows])[1:]  # no photos, no rows
+    return replace(photos, counts=torch.where(photos.tags & (numbers > 0), numbers, -1))
+
+
+def _numbers(objects: Objects | None, num_classes: int) -> Int[torch.Tensor, " C"]:
+    if objects is None:
+        return torch.zeros(num_classes, dtype=torch.long)
+    return torch.bincount(objects.labels[~objects.difficult & ~objects.crowd], minlength=num_classes)

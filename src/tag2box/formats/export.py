@@ -21,7 +21,7 @@ from tag2box.formats import datasets, listing
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos, from_detections, from_truth, tagged_entries
-from tag2box.labels.review_actions import apply_reviews
+from tag2box.labels.reviews import apply_reviews
 
 Placing = Literal["link", "copy", "none"]
 """What is done with the photos of an exported folder: linked, copied, or left where they are."""

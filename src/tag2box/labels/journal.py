@@ -29,8 +29,7 @@ from typing import Any
 from tag2box import io, storage
 from tag2box.errors import UserError, printable
 from tag2box.labels.label_set import LabelSet
-from tag2box.labels.review_actions import Action, PhotoReview, act, check_action, finished
-from tag2box.labels.reviews import Reviews
+from tag2box.labels.reviews import Action, PhotoReview, Reviews, act, check_action, finished
 
 JOURNAL_FILE = "reviews.jsonl"
 JOURNAL_FORMAT = 1

@@ -3,9 +3,10 @@
 ``labels.json``
     A COCO annotation file with one row per line. Images have ``file_name`` (relative to the root of the photos),
     ``width``, ``height``, ``tags`` (class names), ``sha256`` (of the photo) and a ``tag2box`` object: ``id``,
-    ``unsure`` tags, ``split``, and size and time of the file. Annotations have ``bbox``, ``area``, ``iscrowd``,
-    ``score`` and a ``tag2box`` object: ``tag`` (whether the class is a tag of the photo), ``why``, ``rank``,
-    ``margin``, ``alternative`` (a nested box that was dropped, as ``bbox``), ``source``.
+    ``unsure`` tags, ``split``, ``reviewed`` (true if its review was finished), and size and time of the file.
+    Annotations have ``bbox``, ``area``, ``iscrowd``, ``score`` and a ``tag2box`` object: ``tag`` (whether the class is
+    a tag of the photo), ``why``, ``rank``, ``margin``, ``alternative`` (a nested box that was dropped, as
+    ``bbox``), ``source``.
 ``manifest.json``
     Format version, digest of labels.json, run, rule, root of the photos, classes, counts, versions; and its own digest.
 
@@ -203,6 +204,8 @@ def _lines(rows: Sequence[Mapping[str, object]]) -> str:
 
 def _image_row(photo: LabelledPhoto) -> dict[str, object]:
     more: dict[str, object] = {"id": photo.id, "unsure": list(photo.unsure), "split": photo.split}
+    if photo.is_reviewed:
+        more["reviewed"] = True
     if photo.stamp is not None:
         more |= {"bytes": photo.stamp.size, "mtime_ns": photo.stamp.mtime_ns}
     return {
@@ -248,6 +251,7 @@ def _read_photos(path: Path, classes: Sequence[str]) -> Iterator[LabelledPhoto]:
         yield LabelledPhoto(
             str(more["id"]), str(file), int(row["width"]), int(row["height"]), tuple(row["tags"]),
             tuple(boxes.get(row["id"], ())), tuple(more["unsure"]), str(more["split"]), stamp,
+            bool(more.get("reviewed", False)),
         )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ class LabelledPhoto:
     unsure: tuple[str, ...] = ()  # classes that are neither present nor absent
     split: str = ""  # "train", "val", ...; empty if the photos are not split
     stamp: FileStamp | None = None  # content of the photo when it was labelled
+    is_reviewed: bool = False  # a person finished it: its labels are complete, a tag without one has no object to box
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.height < 1:
@@ -141,7 +142,7 @@ class LabelledPhotos:
     def truth(self) -> Truth:
         """The labels as true objects, ignore regions as crowds, to evaluate against."""
         index = {name: number for number, name in enumerate(self.classes)}
-        objects = tuple(_to_objects(photo.boxes, index) for photo in self.photos)
+        objects = tuple(boxes_to_objects(photo.boxes, index) for photo in self.photos)
         sizes = tuple((photo.width, photo.height) for photo in self.photos)
         return Truth(self.classes, tuple(photo.id for photo in self.photos), sizes, objects)
 
@@ -245,7 +246,8 @@ def _to_detections(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Detec
     )
 
 
-def _to_objects(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Objects:
+def boxes_to_objects(boxes: Sequence[LabelBox], index: Mapping[str, int]) -> Objects:
+    """Labels as true objects, ignore regions as crowds."""
     import torch
 
     return Objects(

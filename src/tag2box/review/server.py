@@ -22,8 +22,8 @@ from fastapi.responses import JSONResponse, Response
 
 from tag2box.errors import UserError
 from tag2box.labels.journal import Outdated
-from tag2box.labels.review_actions import Impossible
 from tag2box.labels.review_order import Order, PhotoFilter
+from tag2box.labels.reviews import Impossible
 from tag2box.review.renderings import RenderingSize
 from tag2box.review.session import ReviewSession
 

@@ -12,8 +12,8 @@ from tag2box.errors import UserError, printable
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.labelled import LabelledPhoto
-from tag2box.labels.review_actions import Action, Impossible, ReviewCounts, count_reviews, states_of
 from tag2box.labels.review_order import Order, PhotoFilter, doubt_of, draw_sample, median_pace, review_order
+from tag2box.labels.reviews import Action, Impossible, ReviewCounts, count_reviews, states_of
 from tag2box.progress import Progress, silent
 from tag2box.review.renderings import Renderings, RenderingSize, file_tag
 

@@ -1,27 +1,37 @@
-"""The student's network: a backbone, a feature pyramid and one anchor-free head for all of its levels.
+"""The student's network: a backbone, a feature pyramid and one anchor-free head; and the detector made of it.
 
 The pyramid adds coarser maps to finer ones (FPN, Lin et al., CVPR 2017). Per cell, the head gives a logit per class and
 the distances from the cell's centre to the four sides of a box (FCOS, Tian et al., ICCV 2019); a class probability also
 says how well the box fits (GFL, Li et al., NeurIPS 2020), so there is no further score. Convolutions are depthwise and
 pointwise, followed by GroupNorm, which does not depend on the batch.
 
+The head is the same for all levels. ``StudentDetector`` takes photos and returns detections; there are no proposals.
 ``forward`` and ``decode_levels`` are tensor operations alone, without control flow on values: both can be exported.
 """
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tag2box import errors, images
+from tag2box.annotations import Detections, Photo
 from tag2box.errors import UserError
+from tag2box.inference.predict import Inference, OnPhoto, Select
 from tag2box.models.backbone import Backbone
+from tag2box.models.class_maps import NO_PRIOR
+from tag2box.ops.boxes import areas, class_nms, clip
 from tag2box.ops.losses import at_least_single
+from tag2box.progress import Progress, silent
+from tag2box.training import batches
+from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 STRIDES = (8, 16, 32)
 """Pixels per cell of the built-in network's levels."""
@@ -190,3 +200,119 @@ def decode_levels(
     logits, distances = flat[..., :-4], flat[..., -4:] * cells[:, 2:]
     centres = cells[:, :2]
     return logits, torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], dim=2), cells
+
+
+# ---------------------------------------------------------------- a trained student
+
+CANDIDATES = 200
+"""Cells per class and view before NMS, so that every class of a photo has boxes, whatever their scores."""
+
+
+@dataclass(frozen=True)
+class StudentDetector:
+    """A student's network, its classes and its views of photos.
+
+    Example:
+        found = StudentDetector(network, classes, inference).predict([pixels])  # uint8 (3, H, W)
+    """
+
+    network: nn.Module
+    classes: tuple[str, ...]
+    inference: Inference
+
+    def __post_init__(self) -> None:
+        if self.inference.prior != NO_PRIOR:
+            raise errors.UserError(
+                "inference.prior: a student has no proposals and no class maps; leave evidence and area at 0"
+            )
+
+    def predict(self, photos: Sequence[Photo | UInt8[Tensor, "3 H W"]]) -> list[Detections]:
+        """Detections of any score in photos, files or decoded ones, in their own pixels."""
+        found = []
+        for photo in photos:
+            if isinstance(photo, Photo):
+                views, size = self._views(photo), (photo.height, photo.width)
+            else:
+                size, shown = (photo.shape[1], photo.shape[2]), photo.float()
+                views = [(view, images.render_view(view, shown, size)) for view in self.inference.views()]
+            if isinstance(views, errors.UserError):
+                raise views
+            found.append(self._merged(views, size))
+        return found
+
+    def detect(
+        self,
+        photos: Sequence[Photo],
+        *,
+        progress: Progress = silent,
+        dist: DistContext = SINGLE_PROCESS,
+        on_photo: OnPhoto | None = None,
+        select: Select | None = None,
+    ) -> dict[str, Detections]:
+        """Detections by photo id, in the photo's own pixels; ``on_photo`` and ``select`` are those of ``run_detector``.
+
+        Each rank detects on its shard of the photos; all ranks return all detections.
+        """
+        mine, found = dist.shard(len(photos)), {}
+        with (
+            progress("detecting", len(mine)) as bar,
+            ThreadPoolExecutor(1, thread_name_prefix="tag2box-photos") as pool,
+        ):
+            for index, views in zip(mine, batches.prefetch(pool, lambda i: self._views(photos[i]), mine), strict=True):
+                photo = photos[index]
+                if isinstance(views, errors.UserError):
+                    if on_photo is None:
+                        raise views
+                    on_photo(photo, views)
+                else:
+                    own = self._merged(views, (photo.height, photo.width))
+                    found[photo.id] = own if select is None else select(photo, own)
+                    if on_photo is not None:
+                        on_photo(photo, found[photo.id])
+                bar.advance()
+        return {name: own for share in dist.all_gather_object(found) for name, own in share.items()}
+
+    def _views(self, photo: Photo) -> list[tuple[images.View, Float[Tensor, "3 h w"]]] | errors.UserError:
+        views = self.inference.views()
+        try:
+            decoded = images.load_image(photo, views)
+        except errors.UserError as error:
+            return error
+        return [(view, decoded.render(view)) for view in views]
+
+    def _merged(self, views: Sequence[tuple[images.View, Float[Tensor, "3 h w"]]], size: tuple[int, int]) -> Detections:
+        """NMS over the candidates of all views."""
+        parts = [self._candidates(view, pixels, size) for view, pixels in views]
+        how = self.inference.predict
+        boxes, scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        boxes = clip(boxes, size[1], size[0])
+        is_kept = (scores > how.score_threshold) & (areas(boxes) > 0)
+        boxes, scores, labels = boxes[is_kept], scores[is_kept], labels[is_kept]
+        kept = class_nms(boxes, scores, labels, how.nms_iou)[: how.max_detections]
+        return Detections(boxes[kept], scores[kept], labels[kept]).to(torch.device("cpu"))
+
+    @torch.no_grad()
+    def _candidates(
+        self, view: images.View, pixels: Float[Tensor, "3 h w"], size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best boxes of each class in a view, in the photo's own pixels, with scores and classes."""
+        assert isinstance(self.network, StudentModule)
+        device = self.network.backbone.device
+        height, width = pixels.shape[1:]
+        logits, boxes, _ = decode_levels(
+            self.network.forward(padded(pixels, self.network)[None].to(device)), self.network.strides
+        )
+        scores, rows = logits[0].sigmoid().topk(min(CANDIDATES, logits.shape[1]), dim=0)  # (k, C)
+        labels = torch.arange(len(self.classes), device=device).expand_as(rows).flatten()
+        found = boxes[0][rows.flatten()]
+        found = images.flip_boxes(found, width) if view.flip else found
+        return found * found.new_tensor([size[1] / width, size[0] / height] * 2), scores.flatten(), labels
+
+
+def padded(pixels: Float[Tensor, "3 h w"], network: StudentModule) -> Float[Tensor, "3 H W"]:
+    """A picture with space of a neutral colour to the right and below, up to multiples of the coarsest stride."""
+    multiple, (height, width) = network.strides[-1], pixels.shape[1:]
+    room = (-(-height // multiple) * multiple, -(-width // multiple) * multiple)
+    canvas = pixels.new_tensor(network.backbone.preprocess.neutral()).view(3, 1, 1).expand(3, *room).clone()
+    canvas[:, :height, :width] = pixels
+    return canvas

@@ -24,8 +24,7 @@ from torch.nn.functional import interpolate
 from tag2box import errors, images
 from tag2box.annotations import Photo
 from tag2box.inference.predict import Inference, Predict
-from tag2box.student.network import StudentModule, decode_levels
-from tag2box.student.student_detector import CANDIDATES, StudentDetector
+from tag2box.student.network import CANDIDATES, StudentDetector, StudentModule, decode_levels
 
 if TYPE_CHECKING:
     from onnx import ModelProto

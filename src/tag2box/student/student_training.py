@@ -28,11 +28,18 @@ from tag2box.labels.labelled import LabelledPhotos
 from tag2box.models import lite0
 from tag2box.models.backbone import BackboneSettings
 from tag2box.progress import Progress, silent
-from tag2box.student import relabel
-from tag2box.student.network import AnchorFree, StudentModule, StudentSettings, decode_levels
+from tag2box.student.network import AnchorFree, StudentDetector, StudentModule, StudentSettings, decode_levels
 from tag2box.student.student_data import Augmentation, StudentBatches, TrainingPicture
-from tag2box.student.student_detector import StudentDetector
-from tag2box.student.targets import Noise, StudentLoss, prepare_labels, student_loss, top_scores
+from tag2box.student.targets import (
+    Noise,
+    Rounds,
+    StudentLoss,
+    prepare_labels,
+    relabelled,
+    round_agreement,
+    student_loss,
+    top_scores,
+)
 from tag2box.training import batches, checkpoint, events, loop, optim
 from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext
 
@@ -103,7 +110,7 @@ class StudentConfig:
     network: Annotated[StudentSettings, extend.Plugin("student")] = AnchorFree()
     noise: Noise = Noise()
     augmentation: Augmentation = Augmentation()
-    rounds: relabel.Rounds = relabel.Rounds()
+    rounds: Rounds = Rounds()
     plan: StudentPlan = StudentPlan()
     precision: Literal["fp32", "bf16"] = "fp32"
     """Autocast precision of the network; on CPUs bf16 was slower in training."""
@@ -222,7 +229,7 @@ def fit_student(
     for number in range(config.rounds.count):
         if number:
             made = training.next_labels(number, labels, state)
-            if relabel.round_agreement(own.content, made.content) >= config.rounds.agreement:
+            if round_agreement(own.content, made.content) >= config.rounds.agreement:
                 break
             own = made
             if training.done == number * config.plan.iterations:
@@ -321,7 +328,7 @@ class _Training:
                 f"{folder}: missing, though the run is beyond it; restore it, or train a new student"
             )
         made = self._relabelled(first, state)
-        f1 = relabel.round_agreement(first.content, made.content)
+        f1 = round_agreement(first.content, made.content)
         if self.dist.is_main:
             made.write(folder)
         self.log.write("round", {"iteration": begins, "round": number + 1, "agreement": f1})
@@ -332,7 +339,7 @@ class _Training:
         inference = replace(config.inference, mirror=True)
         detector = StudentDetector(state.average, content.classes, inference)
         found = detector.detect(content.files(), progress=self.progress, dist=self.dist)
-        mixed = relabel.relabelled(content, found, config.rounds.rule)
+        mixed = relabelled(content, found, config.rounds.rule)
         return replace(before, content=mixed, rule=asdict(config.rounds.rule), digest="")
 
     def end(self) -> None:
