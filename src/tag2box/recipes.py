@@ -170,15 +170,16 @@ def photos() -> Config:
 
 
 def inspection() -> Config:
-    """For small or faint things, such as defects, on photos of which some show none: ``photos`` with other proposals.
+    """For small or faint things, such as defects, on photos of which some show none.
 
-    Candidate boxes of several sources (``combined``), down to 1.5 % of a side, more of which are kept.
+    Like ``photos``, with candidate boxes of several sources (``combined``), down to 1.5 % of a side, more of which are
+    kept, and with class maps of single cells of the frozen network, which are finer.
     """
     config = photos()
     return replace(
         config,
         proposals=combined.Combined(),
-        adaptation=replace(config.adaptation, epochs=12, keep_boxes=300),
+        adaptation=replace(config.adaptation, part="cells", side=320, epochs=12, keep_boxes=300),
     )
 
 
