@@ -179,7 +179,7 @@ def inspection() -> Config:
     return replace(
         config,
         proposals=combined.Combined(),
-        adaptation=replace(config.adaptation, part="cells", side=320, epochs=12, keep_boxes=300),
+        adaptation=replace(config.adaptation, part="cells", side=320, epochs=24, keep_boxes=300),
     )
 
 
