@@ -294,8 +294,6 @@ def _labels() -> list[Scenario]:
     found.append(Scenario("trust", trust, ("reviewed", "photos"), reviewed, {"page.html": "html"}, 6, ("reviewed",)))
     review = ("review", "reviewed", "--photos", "photos", "--no-browser", "--reviewer", "Ada")
     found.append(Scenario("review", review, ("reviewed", "photos"), (*reviewed, "photos/*"), {}, 6, ("reviewed",)))
-    truth = ("evaluate", "--truth", "reviewed", "--detections", "found.json", "--json", "out.json")
-    found.append(Scenario("evaluate", truth, ("reviewed", "found.json"), reviewed, {"out.json": "json"}, 2))
     export = ("export", "labels", "--photos", "photos", "--format", "yolo", "--splits", "train=1,val=1", "--out", "out")
     found.append(Scenario("export", export, ("labels", "photos"), ("labels/*", "photos/*"), {"out": "folder"}, 6))
     return found

@@ -23,6 +23,7 @@ from tag2box.proposals.suitability import (
     sample_evenly,
     store_concerns,
 )
+from tag2box.recipes import scenes
 
 DEFAULT = SelectiveSearch(short_side=200).source()
 
@@ -42,6 +43,9 @@ def searched(count: int, box: tuple[float, ...] = BOX, size: tuple[int, int] = (
         pytest.param([searched(0)], DEFAULT, ["few proposals"], id="none"),
         pytest.param([searched(150), searched(80), searched(999)], DEFAULT, ["few proposals"], id="few"),
         pytest.param([searched(60)], {**DEFAULT, "max_boxes": 60}, [], id="as many as the cap allows"),
+        pytest.param([searched(30)], {**DEFAULT, "max_boxes": 60}, [], id="half of what the cap allows"),
+        pytest.param([searched(29)], {**DEFAULT, "max_boxes": 60}, ["few proposals"], id="less than that"),
+        pytest.param([searched(183, size=(224, 192))], scenes().proposals.source(), [], id="the demo's scenes"),
         pytest.param([searched(300, (0, 0, 490, 390))], DEFAULT, ["proposals as large as the photo"], id="large"),
         pytest.param([searched(300, size=(240, 250))], DEFAULT, ["small objects without proposals"], id="min_side"),
         pytest.param([searched(300, size=(240, 250))], Combined().source(), [], id="a relative minimum"),

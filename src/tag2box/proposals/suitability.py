@@ -19,6 +19,7 @@ MIN_PHOTOS = 16
 
 _MOST = 200  # photos of a store that are examined
 _FEW_BOXES = 200  # median per photo
+_CAPPED = 0.5  # of max_boxes: with a low cap, photos that reach half of it have what was asked for
 _HALF, _MOSTLY = 0.5, 0.5  # a box of half the photo is large; half of the boxes are most of them
 _SMALL = 0.07  # smallest side of boxes, as a share of the short side, above which small objects are out of reach
 _FEW_PIXELS = 8  # things that are smaller need no boxes
@@ -89,7 +90,7 @@ def find_concerns(searched: Sequence[SearchedPhoto], source: ProposalSource) -> 
 
 def _few_boxes(searched: Iterable[SearchedPhoto], source: ProposalSource) -> Concern | None:
     median = float(np.median([len(photo.boxes) for photo in searched]))
-    if median >= min(_FEW_BOXES, _cap(source)):
+    if median >= min(_FEW_BOXES, _CAPPED * _cap(source)):
         return None
     line = f"{median:,.0f} per photo (median), where photos of everyday objects have {_FEW_BOXES} or more"
     return Concern("few proposals", line, _other_method(source))
@@ -112,7 +113,8 @@ def _sizes(short: float, source: ProposalSource) -> list[Concern]:
     """Concerns about the sizes of photos (median short side) and the settings of the search."""
     found = []
     smallest, working = _number(source, "min_side"), _number(source, "short_side")
-    if smallest > max(_SMALL * short, _FEW_PIXELS):
+    is_lowered = smallest < ProposalMethod.min_side  # a value below the default was chosen for these photos
+    if smallest > max(_SMALL * short, _FEW_PIXELS) and not is_lowered:
         line = f"boxes under {smallest:.0f} pixels are dropped, {smallest / short:.0%} of the photos' short side"
         found.append(Concern("small objects without proposals", line, f"set min_side to {int(0.02 * short)}"))
     if working > _ENLARGED * short:
