@@ -8,7 +8,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from tag2box.models.backbone import Backbone
+from tag2box.models.backbone import Backbone, LayeredBackbone, innermost
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.context import Context, ContextBackbone
 from tag2box.models.rng import RowRng
@@ -97,6 +97,12 @@ class Heads:
 
     context: Context = Context()
 
+    early_layers: Annotated[int, Field(ge=0, le=2)] = 0
+    """Layers before the RoI map whose responses are computed, too, nearest first; layer-wise attention (CASD) uses 2.
+
+    VGG16: conv4, conv3. R-WS: res4, res3. lite0: block 14, block 10.
+    """
+
     def mil_columns(self, num_classes: int) -> int:
         """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
@@ -117,7 +123,10 @@ class Detector(nn.Module):
         features = self.vector_size = backbone.vector_size
         self.num_classes = num_classes
         self.context = heads.context
-        self.backbone = backbone if heads.context.on == "none" else ContextBackbone(backbone, heads.context.scale)
+        context = heads.context
+        if heads.early_layers:
+            backbone = LayeredBackbone(backbone, heads.early_layers)
+        self.backbone = backbone if context.on == "none" else ContextBackbone(backbone, context.scale, context.regions)
         self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
@@ -132,8 +141,7 @@ class Detector(nn.Module):
     def load_adapted(self) -> None:
         """Start from the backbone of the class maps, which has learned the tags."""
         assert self.class_maps is not None
-        own = self.backbone.inner if isinstance(self.backbone, ContextBackbone) else self.backbone
-        own.load_state_dict(self.class_maps.backbone.state_dict())
+        innermost(self.backbone).load_state_dict(self.class_maps.backbone.state_dict())
         self.is_adapted = True
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
@@ -169,8 +177,8 @@ class Detector(nn.Module):
         """Logits and box deltas of all stages."""
         own = contrast = vector
         if self.context.on != "none":
-            own, around = vector.split(self.vector_size, dim=1)
-            contrast = self.context.contrast(own, around)
+            own, *_, around = parts = vector.split(self.vector_size, dim=1)
+            contrast = self.context.contrast(parts[-2], around)
         seen = contrast if self.context.on in {"mil", "both"} else own  # by the detection stream
         refined = contrast if self.context.on in {"refine", "both"} else own
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]

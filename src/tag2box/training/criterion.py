@@ -225,7 +225,7 @@ class Criterion:
 
     def _attention(self, x: LossInputs) -> Float[Tensor, ""]:
         assert x.outputs.responses is not None
-        return self.attention(x.outputs.responses, x.labeling.stages[-1], x.meta)
+        return self.attention(x.outputs.responses, x.labeling.stages, x.meta)
 
     def _with_last_teacher(self, augment_rois: AugmentRois) -> AugmentRois:
         """Augmented copies scored by the same teachers as the proposals."""

@@ -18,10 +18,12 @@ from typing import Protocol
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tag2box.models.augment import Chosen, rois_of
 from tag2box.models.detector import Detector, RefineHead
-from tag2box.models.rng import StepRng
+from tag2box.models.drop_block import FixedFactors, InvertedAttention, hardest_rows
+from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import SINGLE_PROCESS
@@ -42,6 +44,29 @@ def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fract
     step.dist.all_reduce_gradients(learner.parameters())
     unscale(learner.parameters(), scale)
     return loss.detached()
+
+
+def inverted(step: Step, settings: InvertedAttention, batch: Batch, rng: StepRng, fraction: float) -> Step:
+    """The step whose regularizer drops cells by inverted attention, after a first pass that drops none."""
+    run = ForwardPass.run(replace(step, memory="exact"), step.detector, batch, rng)
+    run.outputs.requires_grad_()
+    loss, sizes = run.loss(fraction), run.meta.proposals.sizes
+    drawn = run.forward.draw(run.meta.proposals.image_ids())
+    if not loss.losses["refine"].requires_grad:  # no refinement stage: no class whose cells could be dropped
+        return replace(step, regularizer=FixedFactors(drawn))
+    (grad,) = torch.autograd.grad(loss.losses["refine"], run.outputs)
+    gradient = torch.zeros_like(drawn)
+    for done in run.passes:
+        assert isinstance(done, Recomputed)
+        gradient[done.part.rows] = done.cell_gradient(grad[done.part.rows]).to(drawn)
+    logits = run.layout.unpack(run.outputs.detach()).scores.refine
+    stages = list(zip(logits, loss.labeling.stages, strict=False))
+    losses = sum(x.weight * functional.cross_entropy(scores, x.cls, reduction="none") for scores, x in stages)
+    assert isinstance(losses, Tensor)
+    is_hard = hardest_rows(losses, stages[-1][1].cls < run.layout.classes, sizes, settings.hardest)
+    rand = rng.row_rng(Stream.DROP_BLOCK, run.meta.proposals.image_ids()).uniform(*drawn.shape[1:])
+    values = settings.invert(gradient, rand, is_hard, late=fraction >= settings.late)
+    return replace(step, regularizer=FixedFactors(values))
 
 
 def preview(step: Step, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
@@ -216,6 +241,15 @@ class Recomputed:
         with torch.no_grad(), self._forward.autocast():
             rois = rois_of(self._forward.step.detector, _subset(self._batch, chosen.rows))
             return pack_copies(self._forward.augmented(rois, partition, chosen))
+
+    def cell_gradient(self, grad: Float[Tensor, "R w"]) -> Float[Tensor, "R h w"]:
+        """Gradients of the regularizer's factors, given those of the outputs: sums over channels of f times its own."""
+        drawn = self.part.drawn.clone().requires_grad_()
+        with self._forward.autocast():
+            with torch.no_grad():
+                rois = rois_of(self._forward.step.detector, self._batch)
+            out = pack(self._forward.outputs(rois, drawn, self.part.images()))
+        return torch.autograd.grad(out, drawn, grad.to(out.dtype))[0]
 
     def release(self) -> None:
         """A trainable trunk runs again in backward: its map is freed."""

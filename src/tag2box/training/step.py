@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tag2box.models.adversary import MaskNet
 from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
 from tag2box.models.detector import Detector
-from tag2box.models.drop_block import Regularizer
+from tag2box.models.drop_block import InvertedAttention, Regularizer
 from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import at_least_single, mil_partition
 from tag2box.training.criterion import Criterion, LossOutput
@@ -66,6 +66,10 @@ class Step:
         return loss
 
     def _run(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+        if isinstance(self.regularizer, InvertedAttention):
+            from tag2box.training.grad_cache import inverted  # imported here because it builds on this module
+
+            return inverted(self, self.regularizer, batch, rng, fraction)._run(learner, batch, rng, fraction)
         if self.memory == "plain" and self.precision != "fp16" and self.dist.world_size == 1:
             return plain_step(self, learner, batch, rng, fraction)
         from tag2box.training.grad_cache import exact_step  # imported here because it builds on this module
