@@ -295,6 +295,7 @@ TABLE = [
     row("loader.batch_size", "3"),
     row("loader.resize.scales", "[64]"),
     row("loader.resize.long_max", "40"),
+    row("loader.resize.ratios", "[0.5]"),
     row("loader.resize.flip", "1"),
     row("loader.views_per_image", "2"),
     row("loader.max_proposals", "2"),

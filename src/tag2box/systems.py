@@ -162,8 +162,8 @@ def to_casd(config: recipes.Config) -> recipes.Config:
     lite0: RoI maps with cells, a trainable block 15, which makes them, and head convolution.
     """
     plain, resize, backbone = with_labeler(config, oicr.Oicr()), config.loader.resize, config.backbone
-    scales = resize.scales if len(resize.scales) > 1 else (*resize.scales, max(16, round(resize.scales[0] * 5 / 6)))
-    resize = replace(resize, scales=scales, flip=resize.flip if 0 < resize.flip < 1 else 0.5)
+    ratios = (1.0, 5 / 6) if len(resize.scales) == len(resize.ratios) == 1 else resize.ratios
+    resize = replace(resize, ratios=ratios, flip=resize.flip if 0 < resize.flip < 1 else 0.5)
     if isinstance(backbone, lite0.Lite0):
         trained = backbone.train_blocks if backbone.train_tail else 1
         backbone = replace(backbone, pooled=False, train_tail=True, train_blocks=trained, train_neck=True)

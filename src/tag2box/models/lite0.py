@@ -43,7 +43,7 @@ class Lite0(BackboneSettings):
     train_tail: bool = False
     """Train blocks 11-15. The feature cache then holds maps of photos instead of RoI maps."""
     train_blocks: Annotated[int, Field(ge=1, le=5)] = 5
-    """With ``train_tail``, only so many of the last blocks are trained: 1 is block 15, whose output is the RoI map f."""
+    """With ``train_tail``, only so many of the last blocks are trained: 1 is block 15, which makes the RoI map f."""
     train_neck: bool = True
     """Train the head convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

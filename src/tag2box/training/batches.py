@@ -66,9 +66,9 @@ class Loader:
         first = self.resize.view(*draw)
         if self.views_per_image == 1:
             return (first,)
-        scales = [scale for scale in dict.fromkeys(self.resize.scales) if scale != first.short]
+        possible, flips = self.resize.views(), (first.flip, not first.flip)
+        scales = [short for short in dict.fromkeys(view.short for view in possible) if short != first.short]
         order = np.random.default_rng([*draw, self.views_per_image]).permutation(len(scales))
-        possible, flips = set(self.resize.views()), (first.flip, not first.flip)
         ranked = [replace(first, short=s, flip=f) for s in (first.short, *(scales[i] for i in order)) for f in flips]
         return tuple(view for view in ranked if view in possible)[: self.views_per_image]
 
