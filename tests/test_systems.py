@@ -117,6 +117,17 @@ def test_wsrpn_keeps_the_budget_of_the_proposals_it_replaces() -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "network"),
+    [("photos", "lite0"), ("voc07-ss-vgg16", "vgg16"), ("voc07-ss-r50-ws", "r50-ws"), ("voc07-ss-r101-ws", "r101-ws")],
+)
+def test_wsrpn_finds_windows_with_the_backbone_it_trains(recipe: str, network: str) -> None:
+    made = SYSTEMS["wsrpn"](RECIPES[recipe]())
+    assert isinstance(made.proposals, Wsrpn) and made.heads.region and made.criterion.rescore.keep == 0.5
+    assert made.proposals.network == network == made.backbone.title
+    assert made.proposals.weights == getattr(made.backbone, "weights", None)
+
+
+@pytest.mark.parametrize(
     "recipe", ["photos", "photos-frozen", "scenes", "od-wscl", "voc07-ss-vgg16", "voc07-ss-r50-ws"]
 )
 def test_casd_has_four_views_and_layers_that_learn_on_every_backbone(recipe: str) -> None:

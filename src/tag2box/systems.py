@@ -17,7 +17,7 @@ from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, pr
 from tag2box.models import lite0
 from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.drop_block import DropBlock, InvertedAttention
-from tag2box.proposals.early_responses import Wsrpn
+from tag2box.proposals.early_responses import NETWORKS, Wsrpn
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.settings.schema import toml
 
@@ -143,16 +143,22 @@ def to_mist(config: recipes.Config) -> recipes.Config:
 
 
 def to_wsrpn(config: recipes.Config) -> recipes.Config:
-    """WSRPN: OICR on proposals from responses of early layers, half of which are kept by their MIL scores.
+    """WSRPN: OICR on windows from responses of early layers, of which a region classifier keeps the better half.
 
-    Resolution, number and minimum size of the proposals are those of the config.
+    Resolution, number and minimum size of the windows are those of the config's proposals.
     """
-    own, plain = config.proposals, to_oicr(config)
-    halved = replace(plain, criterion=replace(plain.criterion, rescore=wsrpn.Rescore(keep=0.5)))
-    if isinstance(own, Imported):  # imported proposals have no such settings
-        return replace(halved, proposals=Wsrpn())
-    boxes = Wsrpn(short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
-    return replace(halved, proposals=boxes)
+    own, plain, backbone = config.proposals, to_oicr(config), config.backbone
+    rescored = replace(
+        plain,
+        heads=replace(plain.heads, region=True),
+        criterion=replace(plain.criterion, rescore=wsrpn.Rescore(keep=0.5)),
+    )
+    weights = getattr(backbone, "weights", None)
+    network = backbone.title if backbone.title in NETWORKS else "lite0"
+    windows = Wsrpn(network=network, weights=weights)  # type: ignore[arg-type]
+    if not isinstance(own, Imported):  # imported proposals have no such settings
+        windows = replace(windows, short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
+    return replace(rescored, proposals=windows)
 
 
 def to_casd(config: recipes.Config) -> recipes.Config:
@@ -226,7 +232,7 @@ _ALL = (
     ),
     System(
         name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn, figures=_reported(47.9, 43.4),
-        idea="OICR on proposals from early layers, filtered by the MIL head",
+        idea="OICR on windows from early layers that a region classifier keeps",
     ),
     System(
         name="c-mil", title="C-MIL", year=2019, change=to_c_mil, figures=_reported(50.5, 46.7),

@@ -125,6 +125,13 @@ class Backbone(nn.Module):
         pooled = roi_align(means, proposals.boxes, ids, size=self.map_size, scale=scale)
         return self.roi_maps(features, proposals), pooled
 
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Channel means of early, non-negative layers at strides 2, 4 and 8, in which WSRPN finds edges.
+
+        The sides of photos are multiples of 8. The default has none.
+        """
+        return ()
+
     @property
     def photo_channels(self) -> int:
         """Channels of ``photo_features``."""

@@ -24,6 +24,7 @@ from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
 
 _TRUNK_BLOCKS = 11
+_EARLY_BLOCKS = (0, 2, 4)  # at strides 2, 4 and 8
 _PYRAMID_STAGES = (3, 5, 7)  # the last stages of strides 8, 16 and 32; the stem is 0
 _BATCH_NORM_EPS = 1e-3
 _CHUNK = 64  # proposals per pass through frozen tail blocks: their maps then stay in the CPU cache
@@ -123,6 +124,16 @@ class Lite0Backbone(Backbone):
             made.append((last(x), x.mean(dim=1, keepdim=True)))
         trunk = roi_align(features.mean(dim=1, keepdim=True), proposals.boxes, ids, size=self.map_size, scale=scale)
         return torch.cat([maps for maps, _ in made]), torch.cat([trunk, torch.cat([mean for _, mean in made])], dim=1)
+
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of the depthwise filters in blocks 0, 2 and 4, which are non-negative; blocks end in a linear projection."""
+        x, means = self.stem(self.preprocess(images)), []
+        for index, block in enumerate(self.body[: _EARLY_BLOCKS[-1] + 1]):
+            assert isinstance(block, _Block)
+            if index in _EARLY_BLOCKS:
+                means.append(block.depthwise(block.expand(x)).mean(dim=1))
+            x = block(x)
+        return tuple(means)
 
     @property
     def photo_channels(self) -> int:

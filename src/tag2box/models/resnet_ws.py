@@ -114,6 +114,12 @@ class ResNetWsBackbone(PreprocessBufferBackbone):
         fourth = self.res4(third)
         return self.res5(fourth), torch.stack([third.mean(dim=1), fourth.mean(dim=1)], dim=1)
 
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of the stem, res2 and res3."""
+        stem = self.stem(self.preprocess(images))
+        second = self.res2(_halved(stem))
+        return tuple(x.mean(dim=1) for x in (stem, second, self.res3(_halved(second))))
+
     def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R c 7 7"]:
         """RoIPool 7 x 7."""
         scale = 1 / self.stride

@@ -96,6 +96,17 @@ class Vgg16Backbone(PreprocessBufferBackbone):
         # the first layers of a block are not in place, so the maps of the block before it are intact
         return conv5(fourth), torch.stack([third.mean(dim=1), fourth.mean(dim=1)], dim=1)
 
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of conv2, conv3 and conv4, before their pools."""
+        conv1, *blocks, _ = self.pyramid_modules()
+        x, means = conv1(self.preprocess(images)), []
+        for block in blocks:
+            *layers, pool = block.children()
+            x = nn.Sequential(*layers)(x)
+            means.append(x.mean(dim=1))
+            x = pool(x)
+        return tuple(means)
+
     def roi_maps(self, features: Float[Tensor, "N 512 h w"], proposals: Proposals) -> Float[Tensor, "R 512 7 7"]:
         """RoIPool 7 x 7."""
         scale = 1 / self.stride

@@ -265,7 +265,8 @@ class Recomputed:
 
 
 def _with_trunk_maps(detector: Detector, photo: Batch) -> Batch:
-    if photo.images is None:
+    has_own_trunk = detector.region is not None and not (detector.region.is_shared or detector.backbone.frozen_trunk)
+    if photo.images is None or has_own_trunk:  # a trunk of the region classifier runs on the images, too
         return photo
     return replace(photo, images=None, trunks=tuple(detector.backbone.trunk(photo.images)))
 
@@ -294,6 +295,7 @@ class Layout:
     mil_heads: int = 1
     layers: int = 0  # 0 if responses are not required
     side: int = 0  # of the response maps
+    region: bool = False  # whether there is a region classifier
 
     @classmethod
     def of(cls, detector: Detector, requirements: Requirements) -> Layout:
@@ -309,6 +311,7 @@ class Layout:
             mil_heads=1 + len(detector.mil_more),
             layers=detector.backbone.layers if requirements.responses else 0,
             side=detector.backbone.map_size,
+            region=detector.region is not None,
         )
 
     @property
@@ -321,7 +324,8 @@ class Layout:
         boxes = [4 * self.classes] * self.stages if self.regress else []
         stages = [self.classes + 1] * self.stages
         responses = self.layers * self.side**2
-        return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, self.embed, self.vector, responses]
+        region = [self.mil] * 2 if self.region else []
+        return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, *region, self.embed, self.vector, responses]
 
     @property
     def copy_widths(self) -> list[int]:
@@ -333,7 +337,9 @@ class Layout:
         *scores, embed, vectors, flat = rows.split(self._widths, dim=1)
         mil_cls, mil_det, *more = scores[: 2 * self.mil_heads]
         rest = scores[2 * self.mil_heads :]
-        stages = StageScores(mil_cls, mil_det, tuple(rest[: self.stages]), tuple(rest[self.stages :]), tuple(more))
+        ends = self.stages, self.stages * (2 if self.regress else 1)
+        parts = (tuple(rest[: ends[0]]), tuple(rest[ends[0] : ends[1]]), tuple(more), tuple(rest[ends[1] :]))
+        stages = StageScores(mil_cls, mil_det, *parts)
         responses = flat.unflatten(1, (self.layers, self.side, self.side)) if self.layers else None
         return Outputs(stages, embed, vectors, responses)
 
