@@ -28,7 +28,7 @@ from tag2box.types import Batch, Proposals
 from vgg_world import SMALL, Shape, make_batch
 
 VIEWS = 4
-SHAPE = Shape(images=1, proposals=500, classes=20, width=512, height=384, vector=1024)
+SHAPE = Shape(images=1, proposals=300, classes=20, width=256, height=192, vector=1024)
 
 
 def views_batch(shape: Shape, views: int) -> Batch:

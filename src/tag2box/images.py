@@ -51,8 +51,10 @@ class Resize:
     def view(self, seed: int, epoch: int, index: int) -> View:
         """The view of photo ``index`` in an epoch: depends on these numbers only, so it is the same in any worker."""
         rng = np.random.default_rng([seed, epoch, index])
-        sides = [max(16, round(ratio * scale)) for scale in self.scales for ratio in self.ratios]
-        return View(sides[int(rng.integers(len(sides)))], bool(rng.random() < self.flip), self.long_max)
+        scale, ratio = divmod(int(rng.integers(len(self.scales) * len(self.ratios))), len(self.ratios))
+        return View(
+            max(16, round(self.ratios[ratio] * self.scales[scale])), bool(rng.random() < self.flip), self.long_max
+        )
 
     def views(self) -> tuple[View, ...]:
         """Every view that can be drawn."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from tag2box.models.context import Context, ContextBackbone, cells_inside, surroundings
+from tag2box.models.context import Context, ContextBackbone, centres_inside, surroundings
 from tag2box.models.detector import Heads
 from tag2box.models.rng import StepRng, Stream
 from tag2box.types import Proposals
@@ -105,12 +105,12 @@ def test_the_heads_read_the_contrast_where_it_is_on(on: str, weight: float) -> N
 
 @pytest.mark.parametrize("side", [1, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_cells_inside_are_those_of_the_loops(count: int, side: int) -> None:
+def test_centres_inside_are_those_of_the_loops(count: int, side: int) -> None:
     g = torch.Generator().manual_seed(count)
     corner = torch.rand(count, 2, generator=g) * 9
     boxes = torch.cat([corner, corner + 1 + 9 * torch.rand(count, 2, generator=g)], dim=1)
     regions = surroundings(Proposals(boxes, (count,), ((15, 15),)), 1.8).boxes
-    found = cells_inside(regions, boxes, side)
+    found = centres_inside(regions, boxes, side)
     assert found.shape == (count, side, side)
     for r in range(count):
         x1, y1, x2, y2 = regions[r].tolist()
@@ -129,7 +129,7 @@ def test_frame_minus_ring_reads_both_sides_of_the_border() -> None:
     maps = outer.roi_maps(trunk, PROPOSALS)
     around = surroundings(PROPOSALS, 1.8)
     own, ring = inner.roi_maps(trunk, PROPOSALS), inner.roi_maps(trunk, around)
-    ring = ring * ~cells_inside(around.boxes, BOXES, 3)[:, None]
+    ring = ring * ~centres_inside(around.boxes, BOXES, 3)[:, None]
     frame = own.clone()
     frame[:, :, 1, 1] = 0  # of 3 x 3 cells, the middle one
     expected = torch.cat([inner.neck(own), inner.neck(frame), inner.neck(ring)], dim=1)

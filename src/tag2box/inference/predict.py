@@ -71,7 +71,8 @@ def scored(scores: StageScores, boxes: Float[torch.Tensor, "P 4"], num_classes: 
     mil = mil_scores(scores.mil_cls, scores.mil_det, (len(boxes),))[:, :num_classes]
     probs = torch.stack(stages).mean(dim=0) if stages else mil
     if scores.region:
-        mil = mil_scores(*scores.region, (len(boxes),))[:, :num_classes]
+        cls, det = scores.region
+        mil = mil_scores(cls, det, (len(boxes),))[:, :num_classes]
     mil = mil.sum(dim=1)
     if not scores.deltas:
         return Scored(probs, boxes.repeat(1, num_classes), mil)

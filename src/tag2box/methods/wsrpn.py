@@ -11,7 +11,7 @@ from pydantic import Field
 from tag2box.ops import nms
 from tag2box.types import BatchMeta
 
-Share = Annotated[float, Field(ge=0, le=1)]
+TurnStart = Annotated[float, Field(ge=0, le=1)]
 _FIRST_SHARED = 2  # turn
 
 
@@ -50,7 +50,7 @@ class Rescore:
     """IoU of the NMS by score."""
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.25
     """Without a region classifier: fraction of the training before rescoring, as the MIL head must be trained first."""
-    turns: tuple[Share, Share, Share] = (0.25, 0.65, 0.8)
+    turns: tuple[TurnStart, TurnStart, TurnStart] = (0.25, 0.65, 0.8)
     """Fractions of the training at which, after the region classifier, the detector is trained, then the region
     classifier on the detector's convolutions, then the detector on what that one keeps; both leave these fixed."""
 

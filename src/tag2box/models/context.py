@@ -19,7 +19,7 @@ from tag2box.models.backbone import Backbone, WrappedBackbone
 from tag2box.models.rng import RowRng
 from tag2box.types import Proposals
 
-Regions = Literal["boxes", "rings"]
+ContextRegions = Literal["boxes", "rings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Context:
     """Sides of the surroundings relative to those of the proposal."""
     weight: Annotated[float, Field(ge=-10, le=10)] = 1.0
     """Factor of the surroundings; a negative one adds them (the paper's additive model)."""
-    regions: Regions = "boxes"
+    regions: ContextRegions = "boxes"
     """What is compared: the box and the enlarged box (``boxes``), or, as the paper and CASD's base have it, the frame
     just within the sides of the box and the ring just outside (``rings``), so that both lie at its border."""
 
@@ -55,10 +55,12 @@ def surroundings(proposals: Proposals, scale: float) -> Proposals:
     return Proposals(enlarged, proposals.sizes, proposals.frames)
 
 
-def cells_inside(regions: Float[Tensor, "R 4"], boxes: Float[Tensor, "R 4"], side: int) -> Bool[Tensor, "R side side"]:
+def centres_inside(
+    regions: Float[Tensor, "R 4"], boxes: Float[Tensor, "R 4"], side: int
+) -> Bool[Tensor, "R side side"]:
     """Which cells of a side x side grid over each region have their centre in its box.
 
-    >>> cells_inside(torch.tensor([[0.0, 0.0, 4.0, 4.0]]), torch.tensor([[0.0, 0.0, 2.0, 4.0]]), 2)
+    >>> centres_inside(torch.tensor([[0.0, 0.0, 4.0, 4.0]]), torch.tensor([[0.0, 0.0, 2.0, 4.0]]), 2)
     tensor([[[ True, False],
              [ True, False]]])
     """
@@ -74,7 +76,7 @@ class ContextBackbone(WrappedBackbone):
     Feature vectors do, too: v(box), v(surroundings), or v(box), v(frame), v(ring).
     """
 
-    def __init__(self, inner: Backbone, scale: float, regions: Regions = "boxes") -> None:
+    def __init__(self, inner: Backbone, scale: float, regions: ContextRegions = "boxes") -> None:
         super().__init__(inner)
         self.scale, self.regions = scale, regions
         self.channels, self.vector_size = 2 * inner.channels, (2 if regions == "boxes" else 3) * inner.vector_size
@@ -84,7 +86,7 @@ class ContextBackbone(WrappedBackbone):
         around = surroundings(proposals, self.scale)
         maps = self.inner.roi_maps(features, around)
         if self.regions == "rings":
-            maps = maps * ~cells_inside(around.boxes, proposals.boxes, self.map_size)[:, None]
+            maps = maps * ~centres_inside(around.boxes, proposals.boxes, self.map_size)[:, None]
         return torch.cat([self.inner.roi_maps(features, proposals), maps], dim=1)
 
     def neck(self, maps: Float[Tensor, "R ch s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
@@ -114,7 +116,7 @@ class ContextBackbone(WrappedBackbone):
         """0 in the inner part of a box, whose sides are 1 / ``scale`` of those of the box; 1 in the frame around it."""
         unit = factors.new_tensor([[0.0, 0.0, 1.0, 1.0]])
         margin = (1 - 1 / self.scale) / 2
-        return (~cells_inside(unit, unit + margin * unit.new_tensor([1, 1, -1, -1]), self.map_size)).to(factors.dtype)
+        return (~centres_inside(unit, unit + margin * unit.new_tensor([1, 1, -1, -1]), self.map_size)).to(factors.dtype)
 
     def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R 2 ..."]) -> Float[Tensor, "R L s s"]:
         """Responses of the proposals; those of their surroundings are not used."""

@@ -128,7 +128,8 @@ class Lite0Backbone(Backbone):
     def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
         """Of the depthwise filters in blocks 0, 2 and 4, which are non-negative; blocks end in a linear projection."""
         x, means = self.stem(self.preprocess(images)), []
-        for index, block in enumerate(self.body[: _EARLY_BLOCKS[-1] + 1]):
+        for index in range(_EARLY_BLOCKS[-1] + 1):
+            block = self.body[index]
             assert isinstance(block, _Block)
             if index in _EARLY_BLOCKS:
                 means.append(block.depthwise(block.expand(x)).mean(dim=1))

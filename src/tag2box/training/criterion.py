@@ -199,7 +199,8 @@ class Criterion:
     def _alternate(self, outputs: Outputs, meta: BatchMeta, augment_rois: AugmentRois, fraction: float) -> LossOutput:
         """WSRPN: the loss of the region classifier, or that of the detector on the proposals which that one keeps."""
         mil = self.mil if isinstance(self.mil, wsddn.Wsddn) else wsddn.Wsddn()
-        region = mil(StageScores(*outputs.scores.region, (), ()), meta, fraction)
+        cls, det = outputs.scores.region
+        region = mil(StageScores(cls, det, (), ()), meta, fraction)
         rows = self._kept(region.scores, meta)
         kept = StageInputs(outputs, meta, augment_rois, region).subset(rows)
         kept = replace(kept, mil=self.mil(kept.outputs.scores, kept.meta, fraction))
