@@ -311,8 +311,9 @@ class LayeredBackbone(WrappedBackbone):
         return f"{self.inner.roi_map_key()} early layers {self.count}"
 
     def trunk_key(self) -> str:
-        """The inner key and the number of means."""
-        return f"{self.inner.trunk_key()} means {self.inner.trunk_means}"
+        """The inner key, and the number of means if there are any."""
+        means = self.inner.trunk_means
+        return f"{self.inner.trunk_key()} means {means}" if means else self.inner.trunk_key()
 
 
 @dataclass(frozen=True, kw_only=True)
