@@ -50,7 +50,7 @@ class Timed:
 def detector_of(config: Config, world: World) -> Detector:
     """The world's network with a system's heads, which get the weights of the world's own heads."""
     torch.manual_seed(0)
-    detector = Detector(StubNeck(), world.detector.num_classes, config.heads)
+    detector = Detector(StubNeck(), world.detector.num_classes, replace(config.heads, early_layers=0))
     known = world.detector.state_dict()
     for name, value in detector.state_dict().items():
         source = name.replace("mil_more.0", "mil").replace("refine.3", "refine.2")

@@ -17,6 +17,8 @@ from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.augment import Augment
+from tag2box.models.detector import Detector
+from tag2box.models.drop_block import InvertedAttention, hardest_rows
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.rng import RowRng, StepRng, Stream
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
@@ -50,6 +52,11 @@ def built_lite0(config: Config) -> object:
     vector = network.neck(5 * torch.randn(1, network.channels, 2, 2), row_rng())
     learns = [name for name, p in network.named_parameters() if p.requires_grad]
     return network.pool, network.map_size, network.frozen_roi_maps, learns, (vector == 0).sum().item()
+
+
+def layers_of_responses(config: Config) -> object:
+    """How many layers of lite0 have responses."""
+    return Detector(config.backbone.build(pretrained=False), 1, config.heads).backbone.layers
 
 
 def believed_maps(config: Config) -> object:
@@ -189,6 +196,15 @@ def labels_of_two_heads(config: Config) -> object:
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
     labels = config.criterion.labeler(replace(inputs, second=inputs.probs[1], fraction=0.01)).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
+
+
+def inverted_cells(config: Config) -> object:
+    """The cells that inverted attention drops of random proposals, early and late in training."""
+    own, g = config.drop_block, torch.Generator().manual_seed(0)
+    assert isinstance(own, InvertedAttention)
+    is_hard = hardest_rows(torch.rand(30, generator=g), torch.arange(30) % 2 == 0, (30,), own.hardest)
+    gradient, rand = torch.randn(30, 7, 7, generator=g), torch.rand(30, 7, 7, generator=g)
+    return [own.invert(gradient, rand, is_hard, late=fraction >= own.late).tolist() for fraction in (0.3, 0.7)]
 
 
 def adversarial_step(config: Config) -> object:

@@ -17,10 +17,12 @@ from settings_seen import (
     built_vgg16,
     computed,
     counts_read,
+    inverted_cells,
     kind_of_backbone,
     labels_of_inputs,
     labels_of_two_heads,
     labels_on_the_way,
+    layers_of_responses,
     mil_scores_of_inputs,
     model_wanted,
     orders,
@@ -56,7 +58,8 @@ WSRPN = ("proposals.kind=wsrpn", "proposals.short_side=80")
 COMBINED = ("proposals.kind=combined", "proposals.short_side=64")
 ADAM, VGG16, LITE0 = ("plan.optimizer.kind=adam",), ("backbone.kind=vgg16",), ("backbone.pool_size=4",)
 RESNET = ("backbone.kind=resnet_ws",)
-CONCRETE = ("drop_block.kind=concrete",)
+CONCRETE, INVERTED = ("drop_block.kind=concrete",), ("drop_block.kind=inverted",)
+ATTENTION = ("loader.views_per_image=2", "criterion.attention.input_weight=1")
 ADAPTED = ("adaptation.epochs=1", "adaptation.side=32", "adaptation.lr=0.1")
 SOFT = (*CONCRETE, "drop_block.temperature=1", "drop_block.drop=1")
 
@@ -110,6 +113,8 @@ TABLE = [
     row("proposals.short_side", "40", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.max_boxes", "3", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.min_side", "30", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.network", "vgg16", *WSRPN, kind="wsrpn", seen=model_wanted),
+    row("proposals.weights", "mine", *WSRPN, "proposals.network=vgg16", kind="wsrpn", seen=model_wanted),
     row("proposals.layers", "1", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.smoothing", "0.5", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.alpha", "0.9", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
@@ -134,6 +139,7 @@ TABLE = [
     row("backbone.pool_size", "6", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.pooled", "true", *LITE0, "backbone.train_neck=false", kind="lite0", seen=built_lite0),
     row("backbone.train_tail", "true", *LITE0, kind="lite0", seen=built_lite0),
+    row("backbone.train_blocks", "1", *LITE0, "backbone.train_tail=true", kind="lite0", seen=built_lite0),
     row("backbone.train_neck", "false", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.dropout", "0.5", *LITE0, kind="lite0", seen=built_lite0),
     row("backbone.kind", "vgg16", kind="vgg16", seen=kind_of_backbone),
@@ -170,6 +176,8 @@ TABLE = [
     row("heads.context.on", "both"),
     row("heads.context.scale", "3", "heads.context.on=mil"),
     row("heads.context.weight", "0.5", "heads.context.on=mil"),
+    row("heads.context.regions", "rings", "heads.context.on=mil"),
+    row("heads.early_layers", "1", *LITE0, seen=layers_of_responses),
     row("drop_block.kind", "plain", *CONCRETE, kind="plain"),
     row("drop_block.block", "1", kind="plain"),
     row("drop_block.drop", "0", kind="plain"),
@@ -182,6 +190,13 @@ TABLE = [
     row("drop_block.lr", "0.01", *SOFT, kind="concrete", seen=adversarial_step),
     row("drop_block.weight_decay", "0.1", *SOFT, kind="concrete", seen=adversarial_step),
     row("drop_block.lr_growth", "1", *SOFT, kind="concrete", seen=adversarial_step),
+    row("drop_block.kind", "inverted", kind="inverted"),
+    row("drop_block.hardest", "1", *INVERTED, kind="inverted", seen=inverted_cells),
+    row("drop_block.top", "1", *INVERTED, kind="inverted", seen=inverted_cells),
+    row("drop_block.drop", "0.1", *INVERTED, kind="inverted", seen=inverted_cells),
+    row("drop_block.late", "0.9", *INVERTED, kind="inverted", seen=inverted_cells),
+    row("drop_block.late_top", "1", *INVERTED, kind="inverted", seen=inverted_cells),
+    row("drop_block.late_drop", "0.1", *INVERTED, kind="inverted", seen=inverted_cells),
     row("augment.mask", "false"),
     row("augment.drop", "0.8"),
     row("augment.rescale_mask", "true"),
@@ -259,9 +274,12 @@ TABLE = [
     row("criterion.attention.input_weight", "1", "loader.views_per_image=2"),
     row("criterion.attention.layer_weight", "1"),
     row("criterion.attention.ramp", "0", "loader.views_per_image=2", "criterion.attention.input_weight=1"),
+    row("criterion.attention.roi_divisor", "twice", *ATTENTION),
     row("criterion.rescore.keep", "0.4"),
     row("criterion.rescore.nms_iou", "0.05", "criterion.rescore.keep=0.9"),
     row("criterion.rescore.begin", "0.6", "criterion.rescore.keep=0.4"),
+    row("criterion.rescore.turns", "[0.6, 0.7, 0.8]", "heads.region=true"),
+    row("heads.region", "true"),
     row("criterion.spatial.weight", "1"),
     row("criterion.spatial.iou", "0.1", "criterion.spatial.weight=1"),
     row("criterion.spatial.neighbours", "1", "criterion.spatial.weight=1", "criterion.spatial.iou=0"),
@@ -281,6 +299,7 @@ TABLE = [
     row("loader.batch_size", "3"),
     row("loader.resize.scales", "[64]"),
     row("loader.resize.long_max", "40"),
+    row("loader.resize.ratios", "[0.5]"),
     row("loader.resize.flip", "1"),
     row("loader.views_per_image", "2"),
     row("loader.max_proposals", "2"),

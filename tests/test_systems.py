@@ -10,11 +10,12 @@ from rich.console import Console
 
 from tag2box import settings
 from tag2box.cli.catalog import system_overrides, systems_table
+from tag2box.cli.requirements import check_attention
 from tag2box.errors import UserError
 from tag2box.methods.discovery import Discovery
 from tag2box.models.adversary import ConcreteDropBlock
-from tag2box.models.drop_block import DropBlock
-from tag2box.models.vgg16 import Vgg16
+from tag2box.models.drop_block import DropBlock, InvertedAttention
+from tag2box.models.lite0 import Lite0
 from tag2box.paper_runs import PAPER_RUNS
 from tag2box.proposals.early_responses import Wsrpn
 from tag2box.proposals.importers.proposal_files import Imported
@@ -30,7 +31,7 @@ PAPER = {
 }  # fmt: skip
 """mAP50 on VOC07 and VOC12, AP50 on COCO14: tables 1 to 3 of the paper."""
 
-EQUAL = {"data", "superpixels", "backbone", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
+EQUAL = {"data", "superpixels", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
 """Settings that no system changes."""
 
 
@@ -54,6 +55,7 @@ def test_a_system_changes_only_its_own_settings(system: System, base: Config) ->
     changed = {field.name for field in fields(Config) if getattr(after, field.name) != getattr(base, field.name)}
     assert not changed & EQUAL
     assert "proposals" not in changed or system.name == "wsrpn"
+    assert "backbone" not in changed or system.name == "casd"
     assert "feed" not in changed or system.name == "casd"
     assert (after.loader.batch_size, after.loader.max_proposals) == (base.loader.batch_size, base.loader.max_proposals)
     assert after.criterion.mil.over_classes == base.criterion.mil.over_classes
@@ -94,14 +96,15 @@ def test_ours_are_the_rows_of_table_3a(base: Config) -> None:
     [
         ("wsddn", False, 0.0, 0), ("oicr", False, 0.0, 3), ("pcl", False, 0.0, 3), ("c-wsl", True, 0.0, 3),
         ("wsrpn", False, 0.0, 3), ("c-mil", False, 0.0, 3), ("c-midn", False, 0.0, 3), ("wsod2", True, 0.0, 3),
-        ("oim", False, 0.0, 3), ("slv", True, 0.0, 4), ("mist", True, 0.3, 3), ("casd", True, 0.0, 3),
+        ("oim", False, 0.0, 3), ("slv", True, 0.0, 4), ("mist", True, 0.3, 3), ("casd", True, 16 / 49, 3),
         ("oicr-plus", True, 0.3, 3), ("od-wscl", True, 0.3, 3),
     ],
 )  # fmt: skip
 def test_box_regression_dropblock_and_stages_are_as_the_authors_had_them(name, regress, drop, stages) -> None:
     made = SYSTEMS[name](RECIPES["photos-frozen"]())
     assert (made.heads.regress, made.drop_block.drop, made.heads.stages) == (regress, drop, stages)
-    assert isinstance(made.drop_block, ConcreteDropBlock if name == "mist" else DropBlock)
+    own = {"mist": ConcreteDropBlock, "casd": InvertedAttention}
+    assert isinstance(made.drop_block, own.get(name, DropBlock))
     assert made.criterion.contrast.enabled is (name == "od-wscl")
 
 
@@ -114,12 +117,31 @@ def test_wsrpn_keeps_the_budget_of_the_proposals_it_replaces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "views_per_image"), [("photos", 2), ("scenes", 2), ("od-wscl", 4), ("voc07-ss-vgg16", 4)]
+    ("recipe", "network"),
+    [("photos", "lite0"), ("voc07-ss-vgg16", "vgg16"), ("voc07-ss-r50-ws", "r50-ws"), ("voc07-ss-r101-ws", "r101-ws")],
 )
-def test_casd_uses_all_views_up_to_four(recipe: str, views_per_image: int) -> None:
-    made = SYSTEMS["casd"](RECIPES[recipe]())
-    assert made.loader.views_per_image == views_per_image <= len(made.loader.resize.views())
-    assert bool(made.criterion.attention.layer_weight) is not isinstance(made.backbone, Vgg16)  # which shows one layer
+def test_wsrpn_finds_windows_with_the_backbone_it_trains(recipe: str, network: str) -> None:
+    made = SYSTEMS["wsrpn"](RECIPES[recipe]())
+    assert isinstance(made.proposals, Wsrpn) and made.heads.region and made.criterion.rescore.keep == 0.5
+    assert made.proposals.network == network == made.backbone.title
+    assert made.proposals.weights == getattr(made.backbone, "weights", None)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["photos", "photos-frozen", "scenes", "od-wscl", "voc07-ss-vgg16", "voc07-ss-r50-ws"]
+)
+def test_casd_has_four_views_and_layers_that_learn_on_every_backbone(recipe: str) -> None:
+    base = RECIPES[recipe]()
+    made = SYSTEMS["casd"](base)
+    views = made.loader.views((0, 0, 0))
+    assert len(views) == 4 and len({view.short for view in views}) == 2 and sum(view.flip for view in views) == 2
+    assert (made.criterion.attention.input_weight, made.criterion.attention.layer_weight) == (0.1, 0.1)
+    assert made.heads.early_layers == 2
+    if isinstance(made.backbone, Lite0):
+        assert made.backbone.train_tail and made.backbone.train_blocks == 1 and not made.backbone.pooled
+    else:
+        assert made.backbone == base.backbone
+    check_attention(made)
 
 
 # ---------------------------------------------------------------- at the command line

@@ -37,6 +37,7 @@ class TinyBackbone(Backbone):
     channels = 5
     map_size = 3
     vector_size = 8
+    early_layers = 2
 
     def __init__(self, *, frozen: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -52,6 +53,10 @@ class TinyBackbone(Backbone):
     def roi_maps(self, features: Tensor, proposals: Proposals) -> Tensor:
         scale = 1 / self.stride
         return roi_align(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
+
+    def layered_roi_maps(self, features: Tensor, means: Tensor, proposals: Proposals) -> tuple[Tensor, Tensor]:
+        maps = self.roi_maps(features, proposals)
+        return maps, torch.stack([maps.amax(dim=1), maps.square().mean(dim=1)], dim=1)
 
     def neck(self, maps: Tensor, row_rng: RowRng | None = None) -> Tensor:
         return dropout(torch.relu(self.fc(maps.flatten(1))), self.dropout, row_rng)

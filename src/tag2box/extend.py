@@ -46,6 +46,7 @@ STUDENTS = {
 REGULARIZERS = {
     "plain": "tag2box.models.drop_block:DropBlock",
     "concrete": "tag2box.models.adversary:ConcreteDropBlock",
+    "inverted": "tag2box.models.drop_block:InvertedAttention",
 }
 OPTIMIZERS = {
     "sgd": "tag2box.training.optim:Sgd",

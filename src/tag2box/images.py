@@ -41,6 +41,8 @@ class Resize:
 
     scales: Annotated[tuple[Side, ...], Field(min_length=1)] = (480, 576, 688, 864, 1000, 1200)
     """Short sides to draw from, in pixels."""
+    ratios: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (1.0,)
+    """Factors on the short sides: every scale also comes at each of them. CASD has (1, 5/6) if there is one scale."""
     long_max: Side = 2000
     """Largest long side, in pixels, at any scale."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -49,13 +51,16 @@ class Resize:
     def view(self, seed: int, epoch: int, index: int) -> View:
         """The view of photo ``index`` in an epoch: depends on these numbers only, so it is the same in any worker."""
         rng = np.random.default_rng([seed, epoch, index])
-        scale = self.scales[int(rng.integers(len(self.scales)))]
-        return View(scale, bool(rng.random() < self.flip), self.long_max)
+        scale, ratio = divmod(int(rng.integers(len(self.scales) * len(self.ratios))), len(self.ratios))
+        return View(
+            max(16, round(self.ratios[ratio] * self.scales[scale])), bool(rng.random() < self.flip), self.long_max
+        )
 
     def views(self) -> tuple[View, ...]:
         """Every view that can be drawn."""
         flips = [flip for flip, chance in ((False, 1 - self.flip), (True, self.flip)) if chance > 0]
-        return tuple(View(scale, flip, self.long_max) for scale in self.scales for flip in flips)
+        sides = [max(16, round(ratio * scale)) for scale in self.scales for ratio in self.ratios]
+        return tuple(View(side, flip, self.long_max) for side in sides for flip in flips)
 
 
 def resized(size: tuple[int, int], short: int, long_max: int | None) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A system sets its own parts: MIL strategy, labeler, loss weights, and box regression and DropBlock as its authors used
 them. Backbone, proposals, schedule, batch, evaluator and the weight of stage 1 stay those of the config, so that
-systems on one config are compared on equal terms.
+systems on one config are compared on equal terms. Two systems are about one of these: WSRPN makes its own proposals,
+and CASD shapes RoI maps, so that it trains the last block of lite0, which is frozen otherwise.
 """
 
 import difflib
@@ -13,9 +14,10 @@ from typing import Any
 
 from tag2box import errors, paper_runs, recipes
 from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, protocols, slv, wsddn, wsod2, wsrpn
+from tag2box.models import lite0
 from tag2box.models.adversary import ConcreteDropBlock
-from tag2box.models.drop_block import DropBlock
-from tag2box.proposals.early_responses import Wsrpn
+from tag2box.models.drop_block import DropBlock, InvertedAttention
+from tag2box.proposals.early_responses import NETWORKS, Wsrpn
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.settings.schema import toml
 
@@ -141,25 +143,46 @@ def to_mist(config: recipes.Config) -> recipes.Config:
 
 
 def to_wsrpn(config: recipes.Config) -> recipes.Config:
-    """WSRPN: OICR on proposals from responses of early layers, half of which are kept by their MIL scores.
+    """WSRPN: OICR on windows from responses of early layers, of which a region classifier keeps the better half.
 
-    Resolution, number and minimum size of the proposals are those of the config.
+    Resolution, number and minimum size of the windows are those of the config's proposals.
     """
-    own, plain = config.proposals, to_oicr(config)
-    halved = replace(plain, criterion=replace(plain.criterion, rescore=wsrpn.Rescore(keep=0.5)))
-    if isinstance(own, Imported):  # imported proposals have no such settings
-        return replace(halved, proposals=Wsrpn())
-    boxes = Wsrpn(short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
-    return replace(halved, proposals=boxes)
+    own, plain, backbone = config.proposals, to_oicr(config), config.backbone
+    rescored = replace(
+        plain,
+        heads=replace(plain.heads, region=True),
+        criterion=replace(plain.criterion, rescore=wsrpn.Rescore(keep=0.5)),
+    )
+    weights = getattr(backbone, "weights", None)
+    network = backbone.title if backbone.title in NETWORKS else "lite0"
+    windows = Wsrpn(network=network, weights=weights)  # type: ignore[arg-type]
+    if not isinstance(own, Imported):  # imported proposals have no such settings
+        windows = replace(windows, short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
+    return replace(rescored, proposals=windows)
 
 
 def to_casd(config: recipes.Config) -> recipes.Config:
-    """CASD: attention distilled between views of a photo and, with two feature layers, between layers."""
-    plain, resize = with_labeler(config, oicr.Oicr()), config.loader.resize
-    resize = resize if 0 < resize.flip < 1 else replace(resize, flip=0.5)
-    loader = replace(plain.loader, resize=resize, views_per_image=min(4, len(resize.views())))
-    attention = casd.Attention(input_weight=0.1, layer_weight=0.1 if config.backbone.layers > 1 else 0.0)
-    return replace(plain, loader=loader, criterion=replace(plain.criterion, attention=attention))
+    """CASD: attention distilled between four views (two scales and their flips) and between layers, at every stage.
+
+    A recipe with one scale gets a second one, 5/6 of it. What attention cannot be trained without is turned on in
+    lite0: RoI maps with cells, a trainable block 15, which makes them, and head convolution.
+    """
+    plain, resize, backbone = with_labeler(config, oicr.Oicr()), config.loader.resize, config.backbone
+    ratios = (1.0, 5 / 6) if len(resize.scales) == len(resize.ratios) == 1 else resize.ratios
+    resize = replace(resize, ratios=ratios, flip=resize.flip if 0 < resize.flip < 1 else 0.5)
+    if isinstance(backbone, lite0.Lite0):
+        trained = backbone.train_blocks if backbone.train_tail else 1
+        backbone = replace(backbone, pooled=False, train_tail=True, train_blocks=trained, train_neck=True)
+    has_layers = backbone.layers + backbone.early_layers > 1
+    attention = casd.Attention(input_weight=0.1, layer_weight=0.1 if has_layers else 0.0)
+    return replace(
+        plain,
+        backbone=backbone,
+        heads=replace(plain.heads, early_layers=backbone.early_layers),
+        drop_block=InvertedAttention(),
+        loader=replace(plain.loader, resize=resize, views_per_image=4),
+        criterion=replace(plain.criterion, attention=attention),
+    )
 
 
 def _with_refine(config: recipes.Config, **changes: str | bool) -> recipes.Config:
@@ -209,7 +232,7 @@ _ALL = (
     ),
     System(
         name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn, figures=_reported(47.9, 43.4),
-        idea="OICR on proposals from early layers, filtered by the MIL head",
+        idea="OICR on windows from early layers that a region classifier keeps",
     ),
     System(
         name="c-mil", title="C-MIL", year=2019, change=to_c_mil, figures=_reported(50.5, 46.7),
@@ -237,7 +260,7 @@ _ALL = (
     ),
     System(
         name="casd", title="CASD", year=2020, change=to_casd, figures=_reported(56.8, 53.6, _coco(12.8, 26.4)),
-        idea="attention distilled between several views of a photo",
+        idea="attention distilled between four views of a photo and between layers",
     ),
     System(
         name="oicr-plus", title="OICR+", year=2022, change=to_oicr_plus,

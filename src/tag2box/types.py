@@ -249,11 +249,14 @@ class StageScores:
     refine: tuple[Float[Tensor, "R c1"], ...]  # K x (R, C+1)
     deltas: tuple[Float[Tensor, "R c4"], ...]  # K x (R, 4C), or () without box regression
     mil_more: tuple[Float[Tensor, "R c"], ...] = ()  # cls and det of every further MIL head
+    region: tuple[Float[Tensor, "R c"], ...] = ()  # cls and det of the region classifier (WSRPN), if there is one
 
     def map(self, function: Callable[[Tensor], Tensor]) -> StageScores:
         """The function applied to every tensor."""
-        refine, deltas, more = (tuple(map(function, part)) for part in (self.refine, self.deltas, self.mil_more))
-        return StageScores(function(self.mil_cls), function(self.mil_det), refine, deltas, more)
+        parts = (self.refine, self.deltas, self.mil_more, self.region)
+        return StageScores(
+            function(self.mil_cls), function(self.mil_det), *(tuple(map(function, part)) for part in parts)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +269,20 @@ class Outputs:
     responses: Float[Tensor, "R L s s"] | None = None  # channel means of L layers, without DropBlock
 
     def tensors(self) -> tuple[Float[Tensor, "R ..."], ...]:
-        """All outputs in a fixed order: MIL heads, stages, deltas, embeddings, vectors, responses."""
+        """All outputs in a fixed order: MIL heads, stages, deltas, regions, embeddings, vectors, responses."""
         s = self.scores
         responses = () if self.responses is None else (self.responses,)
-        return (s.mil_cls, s.mil_det, *s.mil_more, *s.refine, *s.deltas, self.embed, self.vectors, *responses)
+        return (
+            s.mil_cls,
+            s.mil_det,
+            *s.mil_more,
+            *s.refine,
+            *s.deltas,
+            *s.region,
+            self.embed,
+            self.vectors,
+            *responses,
+        )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Outputs:
         """The function applied to every tensor."""

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from conftest import load_golden
-from tag2box.methods.casd import attention, disagreement, upright
+from conftest import golden_names, load_golden
+from tag2box.methods.casd import Attention, attention, disagreement, stage_sum, upright
 from tag2box.ops.roi import channel_mean
+from tag2box.types import BatchMeta, Proposals, PseudoBoxes, PseudoLabels
 
 VIEWS, MIRRORED = 4, torch.tensor([False, True, False, True])
 
@@ -41,17 +42,51 @@ def disagreement_with_loops(maps: Tensor) -> float:
     return total
 
 
-def test_the_reference_agrees_in_attention_loss_and_gradient():
-    """It takes 0.2 of the terms of its two stages, and then 1/4 x 0.1 of that for its total."""
-    golden = {name: torch.as_tensor(value) for name, value in load_golden("casd_00.npz").items()}
+@pytest.mark.parametrize("name", golden_names("casd_*.npz"))
+def test_the_reference_agrees_in_attention_loss_and_gradient(name: str) -> None:
+    """Its total is the mean over views of all losses, of which the consistency counts a tenth."""
+    golden = {key: torch.as_tensor(value) for key, value in load_golden(name).items()}
+    kept = [golden[key][0] for key in sorted(golden) if key.startswith("in_keep")]
     pooled = golden["in_pooled"].clone().requires_grad_()
-    maps = attention(pooled.mean(dim=1))
+    responses = pooled.mean(dim=1, keepdim=True)
+    maps = attention(responses[:, 0])
     torch.testing.assert_close(maps.detach(), golden["out_attention_all"], rtol=1e-5, atol=1e-6)
-    views_per_image = upright(maps.view(VIEWS, -1, 7, 7), MIRRORED)
-    loss = 0.2 * sum(disagreement(views_per_image[:, golden[f"in_keep{stage}"][0]]) for stage in (1, 2))
-    torch.testing.assert_close(loss.detach(), golden["out_consistency_loss"], rtol=1e-5, atol=0)
-    (0.1 / 4 * loss).backward()
+    count = len(pooled) // VIEWS
+    meta = BatchMeta(
+        Proposals(torch.zeros(len(pooled), 4), (count,) * VIEWS),
+        torch.ones(VIEWS, 1, dtype=torch.bool),
+        views_per_image=VIEWS,
+        flipped=MIRRORED,
+    )
+    stages = [foreground(rows, count) for rows in kept]
+    loss = Attention(input_weight=0.1, roi_divisor="twice")(responses, stages, meta)
+    torch.testing.assert_close(loss.detach(), 0.1 / VIEWS * golden["out_consistency_loss"], rtol=1e-5, atol=0)
+    parts = [golden[key] for key in golden if key.startswith(("out_cls", "out_refine"))]
+    torch.testing.assert_close(sum(parts) / VIEWS + loss.detach(), golden["out_total"], rtol=1e-5, atol=0)
+    loss.backward()
     torch.testing.assert_close(pooled.grad, golden["grad_pooled"], rtol=1e-3, atol=1e-10)
+
+
+def foreground(rows: Tensor, count: int) -> PseudoLabels:
+    """Labels of one stage: these rows of every view are objects."""
+    cls = torch.ones(count, dtype=torch.long).index_fill(0, rows, 0).repeat(VIEWS)
+    none = torch.zeros(0, dtype=torch.long)
+    boxes = torch.zeros(len(cls), 4)
+    return PseudoLabels(cls, torch.ones(len(cls)), boxes, PseudoBoxes(none, none, torch.zeros(0)), cls - 1)
+
+
+@pytest.mark.parametrize("counts", [(0,), (3,), (2, 0), (6, 5), (1, 4, 7)])
+@pytest.mark.parametrize("roi_divisor", ["once", "twice"])
+def test_the_normaliser_of_stages_is_that_of_the_loops(counts: tuple[int, ...], roi_divisor: str) -> None:
+    values = [[0.1 * (i + 1) * (k + 1) for i in range(n)] for k, n in enumerate(counts)]
+    terms = [torch.tensor(sum(own) / len(own) if own else 0.0) for own in values]
+    expected = 0.0
+    for own in values:
+        for value in own:
+            expected += value / len(own)
+    if roi_divisor == "twice":
+        expected /= max(len(values[-1]), 1)
+    assert stage_sum(terms, counts, roi_divisor).item() == pytest.approx(expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("views_per_image", "count", "side"), [(1, 0, 3), (3, 0, 3), (1, 1, 1), (2, 1, 2), (4, 5, 3)])

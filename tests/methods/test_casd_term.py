@@ -47,25 +47,27 @@ def labels_of(meta: BatchMeta, objects: Tensor) -> PseudoLabels:
     )
 
 
-def terms_with_loops(responses: Tensor, meta: BatchMeta, objects: Tensor) -> tuple[float, float]:
-    """Input-wise and layer-wise terms, photo after photo, proposal after proposal."""
+def terms_with_loops(responses: Tensor, meta: BatchMeta, stages: list[Tensor]) -> tuple[float, float]:
+    """Input-wise and layer-wise terms, photo after photo, stage after stage, proposal after proposal."""
     maps, views_per_image = attention(responses), meta.views_per_image
     over_views = over_layers = 0.0
     photos = len(meta.tags) // views_per_image
     for photo in range(photos):
         spans = meta.proposals.spans()[photo * views_per_image : (photo + 1) * views_per_image]
-        rows = [r for r in range(len(spans[0])) if objects[spans[0].start + r]]
-        for r in rows:
-            seen = []
-            for v, span in enumerate(spans):
-                own = maps[span.start + r]
-                is_flipped = meta.flipped is not None and bool(meta.flipped[photo * views_per_image + v])
-                seen.append(own.flip(2) if is_flipped else own)
-            best = torch.stack([own[-1] for own in seen]).amax(dim=0)
-            over_views += sum(float((own[-1] - best).square().mean()) for own in seen) / len(rows)
-            for own in seen:
-                top = own.amax(dim=0)
-                over_layers += sum(float((layer - top).square().mean()) for layer in own) / len(rows) / views_per_image
+        for objects in stages:
+            rows = [r for r in range(len(spans[0])) if objects[spans[0].start + r]]
+            for r in rows:
+                seen = []
+                for v, span in enumerate(spans):
+                    own = maps[span.start + r]
+                    is_flipped = meta.flipped is not None and bool(meta.flipped[photo * views_per_image + v])
+                    seen.append(own.flip(2) if is_flipped else own)
+                best = torch.stack([own[-1] for own in seen]).amax(dim=0)
+                share = len(rows) * views_per_image
+                over_views += sum(float((own[-1] - best).square().mean()) for own in seen) / share
+                for own in seen:
+                    top = own.amax(dim=0)
+                    over_layers += sum(float((layer - top).square().mean()) for layer in own) / share
     return over_views / max(photos, 1), over_layers / max(photos, 1)
 
 
@@ -86,17 +88,20 @@ def test_both_terms_equal_their_definitions_written_with_loops(name: str, layers
     meta = meta_of(sizes, views_per_image)
     count = len(meta.proposals.boxes)
     responses = torch.randn(count, layers, 3, 3, generator=torch.Generator().manual_seed(4)).double()
-    objects = torch.cat([torch.zeros(0, dtype=torch.bool), *(o.repeat(views_per_image) for o in chosen(sizes, share))])
-    wanted = terms_with_loops(responses, meta, objects)
-    labels = labels_of(meta, objects)
+    stages = [
+        torch.cat([torch.zeros(0, dtype=torch.bool), *(o.repeat(views_per_image) for o in chosen(sizes, share, seed))])
+        for seed in (1, 2, 3)
+    ]
+    wanted = terms_with_loops(responses, meta, stages)
+    labels = [labels_of(meta, objects) for objects in stages]
     assert Attention(input_weight=1.0)(responses, labels, meta).item() == pytest.approx(wanted[0])
     assert Attention(layer_weight=1.0)(responses, labels, meta).item() == pytest.approx(wanted[1])
     both = Attention(input_weight=0.3, layer_weight=0.2)(responses, labels, meta).item()
     assert both == pytest.approx(0.3 * wanted[0] + 0.2 * wanted[1])
 
 
-def chosen(sizes: tuple[int, ...], share: float) -> list[Tensor]:
-    g = torch.Generator().manual_seed(1)
+def chosen(sizes: tuple[int, ...], share: float, seed: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
     return [torch.rand(size, generator=g) < share for size in sizes]
 
 
@@ -105,11 +110,11 @@ def test_background_and_what_counts_nothing_are_not_compared() -> None:
     responses = torch.randn(6, 1, 3, 3)
     term = Attention(input_weight=1.0)
     nothing = labels_of(meta, torch.zeros(6, dtype=torch.bool))
-    assert term(responses, nothing, meta) == 0
+    assert term(responses, [nothing], meta) == 0
     objects = labels_of(meta, torch.ones(6, dtype=torch.bool))
     weightless = PseudoLabels(objects.cls, torch.zeros(6), objects.boxes, objects.pseudo_boxes, objects.owner)
-    assert term(responses, weightless, meta) == 0
-    assert term(responses, objects, meta) > 0
+    assert term(responses, [weightless], meta) == 0
+    assert term(responses, [objects], meta) > 0
 
 
 def test_the_same_photo_twice_costs_nothing() -> None:
@@ -117,8 +122,8 @@ def test_the_same_photo_twice_costs_nothing() -> None:
     meta = meta_of((5,), 2)
     one = torch.randn(5, 1, 3, 3)
     labels = labels_of(meta, torch.ones(10, dtype=torch.bool))
-    assert Attention(input_weight=1.0)(torch.cat([one, one.flip(3)]), labels, meta) == 0
-    assert Attention(input_weight=1.0)(torch.cat([one, one]), labels, meta) > 0
+    assert Attention(input_weight=1.0)(torch.cat([one, one.flip(3)]), [labels], meta) == 0
+    assert Attention(input_weight=1.0)(torch.cat([one, one]), [labels], meta) > 0
 
 
 def test_requirements_and_ramp() -> None:

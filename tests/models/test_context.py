@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from tag2box.models.context import Context, ContextBackbone, surroundings
+from tag2box.models.context import Context, ContextBackbone, centres_inside, surroundings
 from tag2box.models.detector import Heads
 from tag2box.models.rng import StepRng, Stream
 from tag2box.types import Proposals
@@ -101,6 +101,46 @@ def test_the_heads_read_the_contrast_where_it_is_on(on: str, weight: float) -> N
     for stage, logits, deltas in zip(detector.refine, scores.refine, scores.deltas, strict=True):
         torch.testing.assert_close(logits, stage.cls(refined))  # type: ignore[operator]
         torch.testing.assert_close(deltas, stage.box(own))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("side", [1, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_centres_inside_are_those_of_the_loops(count: int, side: int) -> None:
+    g = torch.Generator().manual_seed(count)
+    corner = torch.rand(count, 2, generator=g) * 9
+    boxes = torch.cat([corner, corner + 1 + 9 * torch.rand(count, 2, generator=g)], dim=1)
+    regions = surroundings(Proposals(boxes, (count,), ((15, 15),)), 1.8).boxes
+    found = centres_inside(regions, boxes, side)
+    assert found.shape == (count, side, side)
+    for r in range(count):
+        x1, y1, x2, y2 = regions[r].tolist()
+        for i in range(side):
+            for j in range(side):
+                y, x = y1 + (i + 0.5) / side * (y2 - y1), x1 + (j + 0.5) / side * (x2 - x1)
+                inside = boxes[r, 0] <= x < boxes[r, 2] and boxes[r, 1] <= y < boxes[r, 3]
+                assert bool(found[r, i, j]) == bool(inside)
+
+
+def test_frame_minus_ring_reads_both_sides_of_the_border() -> None:
+    """The vectors are those of the box, of its frame (inner part zero) and of the ring (zero in the box)."""
+    inner = TinyBackbone()
+    outer = ContextBackbone(inner, 1.8, "rings")
+    trunk = inner.trunk(IMAGES)
+    maps = outer.roi_maps(trunk, PROPOSALS)
+    around = surroundings(PROPOSALS, 1.8)
+    own, ring = inner.roi_maps(trunk, PROPOSALS), inner.roi_maps(trunk, around)
+    ring = ring * ~centres_inside(around.boxes, BOXES, 3)[:, None]
+    frame = own.clone()
+    frame[:, :, 1, 1] = 0  # of 3 x 3 cells, the middle one
+    expected = torch.cat([inner.neck(own), inner.neck(frame), inner.neck(ring)], dim=1)
+    torch.testing.assert_close(outer.neck(maps), expected)
+    assert outer.vector_size == expected.shape[1] and not ring[1].any()  # the whole photo has no surroundings
+    detector = tiny_detector(3, heads=Heads(embed_dim=4, context=Context(on="mil", weight=0.5, regions="rings")))
+    box, within, outside = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    scores = detector.score(torch.cat([box, within, outside], dim=1))
+    torch.testing.assert_close(scores.mil_det, detector.mil.det(within - 0.5 * outside))
+    torch.testing.assert_close(scores.mil_cls, detector.mil.cls(box))
+    assert outer.roi_map_key() != ContextBackbone(inner, 1.8).roi_map_key()
 
 
 def test_without_context_the_network_is_as_before() -> None:

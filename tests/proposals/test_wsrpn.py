@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tag2box.errors import UserError
+from tag2box.models.backbone import Backbone
+from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
+from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.proposals.base import default_method, method_from_source
 from tag2box.proposals.early_responses import Wsrpn, _network, channel_means
 
@@ -21,16 +25,27 @@ def card(width: int = 128, height: int = 96) -> torch.Tensor:
     return (image + torch.randn(image.shape) * 3).clamp(0, 255).to(torch.uint8)
 
 
+def network_of(name: str) -> Backbone:
+    """The real lite0, the others with random weights."""
+    torch.manual_seed(0)
+    if name == "lite0":
+        return _network("lite0", None)
+    if name == "vgg16":
+        return Vgg16Backbone(Vgg16(), vector_size=8).eval()
+    return ResNetWsBackbone(ResNetWs(), width=4, neck=(6, 8)).eval()
+
+
+@pytest.mark.parametrize("name", ["lite0", "vgg16", "resnet"])
 @pytest.mark.parametrize("size", [(1, 1), (9, 8), (33, 50), (64, 40)])
-def test_responses_cover_the_picture_at_three_resolutions(size: tuple[int, int]) -> None:
+def test_responses_cover_the_picture_at_three_resolutions(size: tuple[int, int], name: str) -> None:
     width, height = size
-    means = channel_means(np.zeros((height, width, 3), np.uint8))
+    means = channel_means(network_of(name), np.zeros((height, width, 3), np.uint8))
     assert [mean.shape for mean in means] == [(-(-height // cell), -(-width // cell)) for cell in (2, 4, 8)]
     assert all(mean.min() >= 0 and mean.dtype == np.float32 for mean in means)
 
 
 def test_responses_are_the_channel_means_of_the_filters_written_with_loops() -> None:
-    network, bgr = _network(), card(64, 48).permute(1, 2, 0).numpy()[..., ::-1].copy()
+    network, bgr = network_of("lite0"), card(64, 48).permute(1, 2, 0).numpy()[..., ::-1].copy()
     rgb = torch.from_numpy(bgr[..., ::-1].copy()).permute(2, 0, 1)[None].float()
     with torch.no_grad():
         x = network.stem(network.preprocess(rgb))
@@ -39,8 +54,33 @@ def test_responses_are_the_channel_means_of_the_filters_written_with_loops() -> 
             if mean is not None:
                 filters = block.depthwise(block.expand(x))[0]
                 wanted = sum(channel for channel in filters) / len(filters)
-                assert np.allclose(channel_means(bgr)[mean], wanted.numpy(), atol=1e-5)
+                assert np.allclose(channel_means(network, bgr)[mean], wanted.numpy(), atol=1e-5)
             x = block(x)
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet"])
+def test_responses_of_other_backbones_are_those_of_their_layers(name: str) -> None:
+    network, bgr = network_of(name), card(64, 48).permute(1, 2, 0).numpy()[..., ::-1].copy()
+    with torch.no_grad():
+        x = network.preprocess(torch.from_numpy(bgr[..., ::-1].copy()).permute(2, 0, 1)[None].float())
+        if isinstance(network, Vgg16Backbone):
+            layers = [network.features[:end](x) for end in (9, 16, 23)]  # after the last ReLU of conv2, conv3, conv4
+        else:
+            assert isinstance(network, ResNetWsBackbone)
+            halve = torch.nn.MaxPool2d(2, ceil_mode=True)
+            stem = network.stem(x)
+            second = network.res2(halve(stem))
+            layers = [stem, second, network.res3(halve(second))]
+        for mean, maps in zip(channel_means(network, bgr), layers, strict=True):
+            channels = list(maps[0])
+            assert np.allclose(mean, (sum(channels[1:], channels[0]) / len(channels)).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_backbone_without_weights_is_refused_before_the_search() -> None:
+    with pytest.raises(UserError, match=r"backbone\.weights: VGG16 needs a name"):
+        replace(SMALL, network="vgg16").ready()
+    with pytest.raises(UserError, match="no-such-weights"):
+        replace(SMALL, network="r101-ws", weights="no-such-weights").ready()
 
 
 def test_a_shape_gets_a_box_around_it() -> None:
@@ -76,3 +116,6 @@ def test_every_setting_matters(change: dict[str, float]) -> None:
 def test_the_store_records_it_and_new_photos_are_searched_alike() -> None:
     SMALL.ready()
     assert method_from_source(SMALL.source()) == SMALL and default_method("wsrpn") == Wsrpn()
+    assert "network" not in SMALL.source()  # a store of before there was a choice is one of lite0
+    other = replace(SMALL, network="vgg16", weights="vgg16")
+    assert method_from_source(other.source()) == other

@@ -18,7 +18,7 @@ from tag2box.methods.casd import Attention
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.models.augment import Augment
-from tag2box.models.backbone import Backbone
+from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.models.detector import Detector, Heads
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
@@ -93,6 +93,17 @@ def check_same_boxes(batch: Batch, first: int, views_per_image: int) -> None:
         shapes.append((sides[:, 3] - sides[:, 1]) / (sides[:, 2] - sides[:, 0]))
     for shape in shapes[1:]:
         torch.testing.assert_close(shape, shapes[0], rtol=0.05, atol=0)
+
+
+def test_four_views_are_two_scales_with_their_flips() -> None:
+    loader = Loader(views_per_image=4, resize=Resize(scales=(40, 48, 56), flip=0.3))
+    drawn = [loader.views((0, epoch, 3)) for epoch in range(30)]
+    for views in drawn:
+        assert len({view.short for view in views}) == 2
+        assert [(a.short, a.flip) for a in views[::2]] == [(b.short, not b.flip) for b in views[1::2]]
+    assert {view.short for views in drawn for view in views[2:]} == {40, 48, 56}
+    scales = Loader(views_per_image=2, resize=Resize(scales=(40, 48), flip=0.0)).views((0, 0, 0))
+    assert {view.short for view in scales} == {40, 48} and not any(view.flip for view in scales)
 
 
 def test_one_view_is_the_first_of_several(tmp_path: Path) -> None:
@@ -250,8 +261,12 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
     ("overrides", "words"),
     [
         (["criterion.attention.input_weight=0.1"], ("loader.views_per_image", "is 1", "set loader.views_per_image=2")),
-        (["criterion.attention.layer_weight=0.1", "backbone.kind=vgg16"], ("layer_weight", "vgg16", "set it to 0")),
-        (["criterion.attention.layer_weight=0.1", "backbone.kind=resnet_ws"], ("layer_weight", "resnet_ws", "lite0")),
+        (["criterion.attention.layer_weight=0.1", "backbone.kind=vgg16"], ("layer_weight", "vgg16", "or this to 0")),
+        (["heads.early_layers=1", "backbone.pooled=true"], ("backbone.pooled", "one cell", "false")),
+        (
+            ["criterion.attention.layer_weight=0.1", "backbone.kind=resnet_ws"],
+            ("layer_weight", "resnet_ws", "heads.early_layers=2"),
+        ),
     ],
 )
 def test_nothing_to_compare_is_reported_before_training(overrides: list[str], words: tuple[str, ...]) -> None:
@@ -260,10 +275,15 @@ def test_nothing_to_compare_is_reported_before_training(overrides: list[str], wo
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
+def test_more_early_layers_than_a_backbone_has_are_refused() -> None:
+    with pytest.raises(UserError, match=r"heads.early_layers: is 1, .* has 0 early layers; set it to 0"):
+        check_attention(replace(Config(), backbone=BackboneSettings(), heads=Heads(early_layers=1)))
+
+
 def test_what_can_be_compared_is_accepted() -> None:
     layers, views_per_image = (
         ["criterion.attention.layer_weight=0.1"],
         ["criterion.attention.input_weight=1", "loader.views_per_image=2"],
     )
-    for overrides in ([], layers, views_per_image):
+    for overrides in ([], layers, views_per_image, [*layers, "heads.early_layers=2", "backbone.kind=vgg16"]):
         check_attention(settings.load(Config, [], overrides))

@@ -93,6 +93,9 @@ WORLDS = {
         criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9)),
     ),
     "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
+    "frame minus ring": World(
+        (9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both", regions="rings"))
+    ),
     "context of trunks": World(
         (9, 5), ((0,), (0, 1)), pixels="trunks", heads=Heads(embed_dim=6, context=Context(on="mil", scale=1.3))
     ),

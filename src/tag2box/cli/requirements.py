@@ -52,11 +52,20 @@ def check_attention(config: recipes.Config) -> None:
         raise errors.UserError(
             "criterion.attention: compares cells of RoI maps, which backbone.pooled averages; set it to false"
         )
-    if requirements.layers > config.backbone.layers:
-        kind = getattr(config.backbone, "kind", config.backbone.title)
+    backbone, early = config.backbone, config.heads.early_layers
+    kind = getattr(backbone, "kind", backbone.title)
+    is_pooled = getattr(backbone, "pooled", False)
+    if is_pooled and (requirements.responses or early):
+        raise errors.UserError("backbone.pooled: RoI maps of one cell have no attention to compare; set it to false")
+    if early > backbone.early_layers:
         raise errors.UserError(
-            f'criterion.attention.layer_weight: compares layers, and backbone.kind = "{kind}" has '
-            "one; set it to 0, or take backbone.kind=lite0"
+            f'heads.early_layers: is {early}, but backbone.kind = "{kind}" has {backbone.early_layers} early layers; '
+            f"set it to {backbone.early_layers}"
+        )
+    if requirements.layers > backbone.layers + early:
+        raise errors.UserError(
+            f'criterion.attention.layer_weight: compares layers, and backbone.kind = "{kind}" has one after RoI '
+            "pooling; set heads.early_layers=2, or this to 0"
         )
 
 

@@ -14,7 +14,7 @@ from tag2box.identity import RunIdentity
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.reviews import apply_reviews
-from tag2box.models.context import ContextBackbone
+from tag2box.models.backbone import Backbone, innermost
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.student.network import StudentModule
 from tag2box.student.student_training import StudentConfig, build_student, fit_student
@@ -139,7 +139,7 @@ def _load_teacher(network: nn.Module, labels: LabelSet) -> None:
             f"start = teacher: the label set names no run that is there ({folder}); restore it, or set start=imagenet"
         )
     teacher = runs.open_run(Path(folder)).detector
-    own = teacher.backbone.inner if isinstance(teacher.backbone, ContextBackbone) else teacher.backbone
+    own = innermost(teacher.backbone) if isinstance(teacher.backbone, Backbone) else teacher.backbone
     assert isinstance(network, StudentModule) and isinstance(own, nn.Module)
     shapes, wanted = (
         {name: value.shape for name, value in module.state_dict().items()} for module in (own, network.backbone)

@@ -59,7 +59,7 @@ class Scored:
 
     probs: Float[torch.Tensor, "P C"]
     boxes: Float[torch.Tensor, "P c4"]
-    mil: Float[torch.Tensor, " P"]  # MIL score, summed over classes
+    mil: Float[torch.Tensor, " P"]  # score of the region classifier, else of the MIL head, summed over classes
 
 
 def scored(scores: StageScores, boxes: Float[torch.Tensor, "P 4"], num_classes: int) -> Scored:
@@ -69,7 +69,11 @@ def scored(scores: StageScores, boxes: Float[torch.Tensor, "P 4"], num_classes: 
     """
     stages = [logits.softmax(dim=1)[:, :num_classes] for logits in scores.refine]
     mil = mil_scores(scores.mil_cls, scores.mil_det, (len(boxes),))[:, :num_classes]
-    probs, mil = torch.stack(stages).mean(dim=0) if stages else mil, mil.sum(dim=1)
+    probs = torch.stack(stages).mean(dim=0) if stages else mil
+    if scores.region:
+        cls, det = scores.region
+        mil = mil_scores(cls, det, (len(boxes),))[:, :num_classes]
+    mil = mil.sum(dim=1)
     if not scores.deltas:
         return Scored(probs, boxes.repeat(1, num_classes), mil)
     return Scored(probs, decode(torch.stack(scores.deltas).mean(dim=0), boxes), mil)
@@ -240,6 +244,8 @@ def _scored(
     height, width = view_size(view, size)
     device = detector.backbone.device
     scores = detector.score(detector.neck(maps.to(device)))
+    if detector.region is not None:
+        scores = replace(scores, region=detector.region.logits(maps.to(device)))
     passed = scored(scores, boxes_in_view(view, boxes, size).to(device), detector.num_classes)
     upright = unflip(passed, width) if view.flip else passed
     return rescale(upright, photo.width / width, photo.height / height)

@@ -1,10 +1,11 @@
 """CASD, comprehensive attention self-distillation (Huang et al., 2020): consistent attention over views and layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
 from tag2box.types import BatchMeta, PseudoLabels, Requirements
@@ -43,6 +44,14 @@ def disagreement(maps: Float[torch.Tensor, "v m s s2"]) -> Float[torch.Tensor, "
     return (maps - target).square().mean(dim=(1, 2, 3)).sum()
 
 
+def stage_sum(
+    terms: Sequence[Float[torch.Tensor, ""]], counts: Sequence[int], roi_divisor: Literal["once", "twice"] = "once"
+) -> Float[torch.Tensor, ""]:
+    """Sum of the terms of K stages, each a mean over its proposals; ``twice`` divides it by the last of ``counts``."""
+    total = torch.stack(list(terms)).sum()
+    return total / max(counts[-1], 1) if roi_divisor == "twice" else total
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """Consistency of attention over views (``loader.views_per_image``) and over layers, on foreground proposals.
@@ -64,6 +73,9 @@ class Attention:
     """Factor of the term over layers; 0 turns it off. CASD's authors use 0.1."""
     ramp: Annotated[float, Field(ge=0, le=1)] = 0.45
     """Fraction of the training over which both factors rise from 0; 45k of 100k iterations in the authors' code."""
+    roi_divisor: Literal["once", "twice"] = "once"
+    """Normaliser of a stage: its number of proposals, once (the paper), or twice, as in the published code, which
+    divides the sum over stages by the number of proposals of the last one again."""
 
     @property
     def is_on(self) -> bool:
@@ -84,16 +96,25 @@ class Attention:
         return min(1.0, fraction / self.ramp) if self.ramp > 0 else 1.0
 
     def __call__(
-        self, responses: Float[torch.Tensor, "R L s s"], labels: PseudoLabels, meta: BatchMeta
+        self, responses: Float[torch.Tensor, "R L s s"], stages: Sequence[PseudoLabels], meta: BatchMeta
     ) -> Float[torch.Tensor, ""]:
-        """Both terms by their factors, before the ramp: mean over the foreground of a photo, then over photos."""
+        """Both terms by their factors, before the ramp: one per stage, on its foreground; mean over all images."""
         terms = [responses.new_zeros(())]
-        is_object = (labels.cls < meta.tags.shape[1]) & (labels.weight > 0)
+        is_object = [(labels.cls < meta.tags.shape[1]) & (labels.weight > 0) for labels in stages]
         for views, span in meta.view_groups():
             own = responses[span.start : span.stop].view(len(views), -1, *responses.shape[1:])
-            chosen = is_object[span.start : span.stop].view(len(views), -1)[0]
             flipped = None if meta.flipped is None else meta.flipped[views.start : views.stop]
-            maps = upright(attention(own[:, chosen]), flipped)  # (v, m, L, s, s)
-            terms.append(self.input_weight * disagreement(maps[:, :, -1]))
-            terms.append(self.layer_weight * disagreement(maps.flatten(0, 1).transpose(0, 1)))
+            first = slice(span.start, span.start + own.shape[1])
+            chosen = [mask[first].nonzero().flatten() for mask in is_object]
+            needed, where = torch.cat(chosen).unique(return_inverse=True)
+            maps = upright(attention(own[:, needed]), flipped)  # (v, m, L, s, s)
+            rows = where.split([len(part) for part in chosen])
+            of_views, of_layers = maps[:, :, -1], maps.permute(2, 1, 0, 3, 4).flatten(2, 3)  # (L, m, v * s, s)
+            terms.append(self.input_weight / len(views) * self._over_stages(of_views, rows))
+            terms.append(self.layer_weight * self._over_stages(of_layers, rows))
         return torch.stack(terms).sum() / max(len(meta.tags) // meta.views_per_image, 1)
+
+    def _over_stages(
+        self, maps: Float[torch.Tensor, "v m s s2"], rows: Sequence[Int[torch.Tensor, " n"]]
+    ) -> Float[torch.Tensor, ""]:
+        return stage_sum([disagreement(maps[:, part]) for part in rows], [len(part) for part in rows], self.roi_divisor)

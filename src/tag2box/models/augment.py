@@ -76,9 +76,10 @@ class Rois:
 
     maps: Float[Tensor, "R ch h w"]
     stem: Float[Tensor, "R ..."]
+    region: Float[Tensor, "R ch h w"] | None = None  # the maps that the region classifier reads, if there is one
 
     def __getitem__(self, rows: Int[Tensor, " m"]) -> Self:
-        """The subset at ``rows``."""
+        """The subset at ``rows``, to be augmented: without the region classifier."""
         return type(self)(self.maps[rows], self.stem[rows])
 
     def vectors(
@@ -93,7 +94,8 @@ class Rois:
 def rois_of(detector: Detector, batch: Batch) -> Rois:
     """RoI maps and stem outputs of a batch."""
     maps = detector.roi_maps(batch)
-    return Rois(maps, detector.backbone.neck_stem(maps))
+    region = None if detector.region is None else detector.region.maps(batch, maps)
+    return Rois(maps, detector.backbone.neck_stem(maps), region)
 
 
 def mask_factors(rand: Float[Tensor, "R 1 h w"], drop: float, *, rescale: bool = False) -> Float[Tensor, "R 1 h w"]:

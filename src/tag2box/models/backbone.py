@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tag2box.models.rng import RowRng
+from tag2box.ops.roi import roi_align
 from tag2box.types import Proposals
 
 PIXELS_BUFFER = "pixels"
@@ -70,6 +71,8 @@ class Backbone(nn.Module):
     map_size: int  # side of f
     vector_size: int  # F
     layers: int = 1  # L, the number of layers in ``responses``
+    early_layers: int = 0  # layers before f whose responses ``LayeredBackbone`` can add
+    trunk_means: int = 0  # those of them that ``layered_trunk`` computes
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
         """The map of each photo, from raw RGB pixels 0 .. 255: the preprocessing of the weights is applied here."""
@@ -99,6 +102,35 @@ class Backbone(nn.Module):
     def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
         """Channel mean of each of L layers, per cell of a RoI (attention maps of CASD). The default is f alone."""
         return maps.mean(dim=1, keepdim=True)
+
+    def layered_trunk(
+        self, images: Float[Tensor, "N 3 H W"]
+    ) -> tuple[Float[Tensor, "N c h w"], Float[Tensor, "N e h w"]]:
+        """The map of each photo, and the channel means of e stages before its last one, earliest first.
+
+        The default has none.
+        """
+        trunk = self.trunk(images)
+        return trunk, trunk[:, :0]
+
+    def layered_roi_maps(
+        self, features: Float[Tensor, "N c h w"], means: Float[Tensor, "N e h w"], proposals: Proposals
+    ) -> tuple[Float[Tensor, "R ch s s"], Float[Tensor, "R E s s"]]:
+        """The RoI map f of each proposal, and the channel means of E layers before f, earliest first.
+
+        The default pools the means of the trunk by RoIAlign. It is linear, so the channel mean of a pooled layer is the
+        pooled channel mean.
+        """
+        ids, scale = proposals.image_ids(), 1 / self.stride
+        pooled = roi_align(means, proposals.boxes, ids, size=self.map_size, scale=scale)
+        return self.roi_maps(features, proposals), pooled
+
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Channel means of early, non-negative layers at strides 2, 4 and 8, in which WSRPN finds edges.
+
+        The sides of photos are multiples of 8. The default has none.
+        """
+        return ()
 
     @property
     def photo_channels(self) -> int:
@@ -182,6 +214,108 @@ class PreprocessBufferBackbone(Backbone):
         return Preprocess.from_tensor(self.pixels)
 
 
+class WrappedBackbone(Backbone):
+    """A backbone around another one, whose RoI maps it extends; everything about whole photos is that of the inner."""
+
+    def __init__(self, inner: Backbone) -> None:
+        super().__init__()
+        self.inner = inner
+        self.stride, self.map_size, self.layers = inner.stride, inner.map_size, inner.layers
+        self.channels, self.vector_size = inner.channels, inner.vector_size
+
+    @property
+    def preprocess(self) -> Preprocess:  # type: ignore[override]
+        """The preprocessing of the inner backbone."""
+        return self.inner.preprocess
+
+    def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        """The map of each photo."""
+        return self.inner.trunk(images)
+
+    @property
+    def photo_channels(self) -> int:
+        """Those of the inner backbone."""
+        return self.inner.photo_channels
+
+    def photo_features(self, trunk: Float[Tensor, "N c h w"], *, dense: bool = False) -> Float[Tensor, "N F h1 w1"]:
+        """Those of the inner backbone."""
+        return self.inner.photo_features(trunk, dense=dense)
+
+    def photo_modules(self) -> tuple[nn.Module, ...]:
+        """Those of the inner backbone."""
+        return self.inner.photo_modules()
+
+    def roi_map_modules(self) -> tuple[nn.Module, ...]:
+        """Those of the inner backbone."""
+        return self.inner.roi_map_modules()
+
+    def trunk_modules(self) -> tuple[nn.Module, ...]:
+        """Those of the inner backbone."""
+        return self.inner.trunk_modules()
+
+    def trunk_key(self) -> str:
+        """The inner key."""
+        return self.inner.trunk_key()
+
+
+def innermost(backbone: Backbone) -> Backbone:
+    """The backbone without wrappers."""
+    while isinstance(backbone, WrappedBackbone):
+        backbone = backbone.inner
+    return backbone
+
+
+class LayeredBackbone(WrappedBackbone):
+    """A backbone whose ``responses`` begin with those of ``count`` layers before f (layer-wise attention of CASD).
+
+    Their channel means are further channels of trunk maps and RoI maps, which the neck does not read: so the feature
+    cache, exact steps and several processes work as without them.
+    """
+
+    def __init__(self, inner: Backbone, count: int) -> None:
+        super().__init__(inner)
+        self.count, self.channels, self.layers = count, inner.channels + count, inner.layers + count
+
+    def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        """The map of each photo, then the channel means of earlier stages."""
+        trunk, means = self.inner.layered_trunk(images)
+        return torch.cat([trunk, means], dim=1)
+
+    def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R ch s s"]:
+        """RoI maps, then the channel means of the ``count`` layers before them."""
+        split = features.shape[1] - self.inner.trunk_means
+        maps, means = self.inner.layered_roi_maps(features[:, :split], features[:, split:], proposals)
+        return torch.cat([maps, means[:, means.shape[1] - self.count :]], dim=1)
+
+    def neck(self, maps: Float[Tensor, "R ch s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
+        """The neck of the inner backbone, on its own channels."""
+        return self.inner.neck(maps[:, : self.inner.channels], row_rng)
+
+    def neck_stem(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
+        """The first part of the inner neck."""
+        return self.inner.neck_stem(maps[:, : self.inner.channels])
+
+    def neck_tail(
+        self, stem: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
+    ) -> Float[Tensor, "R F"]:
+        """The rest of the inner neck."""
+        return self.inner.neck_tail(stem, factors, row_rng)
+
+    def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
+        """Of the early layers, then those of the inner backbone."""
+        own, early = maps.split([self.inner.channels, self.count], dim=1)
+        return torch.cat([early, self.inner.responses(own, stem)], dim=1)
+
+    def roi_map_key(self) -> str:
+        """The inner key and the number of layers."""
+        return f"{self.inner.roi_map_key()} early layers {self.count}"
+
+    def trunk_key(self) -> str:
+        """The inner key, and the number of means if there are any."""
+        means = self.inner.trunk_means
+        return f"{self.inner.trunk_key()} means {means}" if means else self.inner.trunk_key()
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackboneSettings:
     """Settings of a backbone: a subclass adds its fields and builds the network.
@@ -191,6 +325,8 @@ class BackboneSettings:
 
     layers: ClassVar[int] = 1
     """L, the number of layers in the network's ``responses``."""
+    early_layers: ClassVar[int] = 0
+    """The largest ``heads.early_layers``: layers before the RoI map whose responses the network can give."""
 
     @property
     def title(self) -> str:

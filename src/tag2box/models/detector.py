@@ -1,5 +1,6 @@
 """The detector: a backbone, and heads over RoI feature vectors (MIL, refinement with box regression, similarity)."""
 
+import copy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from tag2box.models.backbone import Backbone
+from tag2box.models.backbone import Backbone, LayeredBackbone, innermost
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.context import Context, ContextBackbone
 from tag2box.models.rng import RowRng
@@ -97,9 +98,50 @@ class Heads:
 
     context: Context = Context()
 
+    early_layers: Annotated[int, Field(ge=0, le=2)] = 0
+    """Layers before the RoI map whose responses are computed, too, nearest first; layer-wise attention (CASD) uses 2.
+
+    VGG16: conv4, conv3. R-WS: res4, res3. lite0: block 14, block 10.
+    """
+
+    region: bool = False
+    """A region classifier of its own, which chooses the proposals that the detector sees (WSRPN)."""
+
     def mil_columns(self, num_classes: int) -> int:
         """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
+
+
+def compute_maps(backbone: Backbone, batch: Batch) -> Float[Tensor, "R ch h w"]:
+    """The RoI maps of a batch of photos or of trunk maps."""
+    if batch.images is not None:
+        return backbone.roi_maps(backbone.trunk(batch.images), batch.proposals)
+    assert batch.trunks is not None  # a Batch carries one of the three
+    photos = enumerate(batch.trunks)
+    return torch.cat([backbone.roi_maps(trunk[None], batch.proposals.image(i)) for i, trunk in photos])
+
+
+class RegionClassifier(nn.Module):
+    """WSRPN's second stage: a backbone and a MIL head of its own, trained on tags, that score windows.
+
+    Once convolutions are shared, it reads the RoI maps of the detector, and of its own backbone only the neck is used.
+    """
+
+    def __init__(self, backbone: Backbone, features: int, columns: int) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(backbone)
+        self.mil = MilHead(features, columns)
+        self.is_shared = True
+
+    def maps(self, batch: Batch, maps: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R ch h w"]:
+        """The RoI maps that it reads; ``maps`` are those of the detector, which it does not train."""
+        return maps.detach() if self.is_shared or batch.maps is not None else compute_maps(self.backbone, batch)
+
+    def logits(
+        self, maps: Float[Tensor, "R ch h w"], row_rng: RowRng | None = None
+    ) -> tuple[Float[Tensor, "R c"], Float[Tensor, "R c"]]:
+        """Logits of both streams, of each window."""
+        return self.mil.logits(self.backbone.neck(maps, row_rng)[:, : self.mil.cls.in_features])
 
 
 class Detector(nn.Module):
@@ -117,7 +159,10 @@ class Detector(nn.Module):
         features = self.vector_size = backbone.vector_size
         self.num_classes = num_classes
         self.context = heads.context
-        self.backbone = backbone if heads.context.on == "none" else ContextBackbone(backbone, heads.context.scale)
+        context = heads.context
+        if heads.early_layers:
+            backbone = LayeredBackbone(backbone, heads.early_layers)
+        self.backbone = backbone if context.on == "none" else ContextBackbone(backbone, context.scale, context.regions)
         self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
@@ -126,19 +171,20 @@ class Detector(nn.Module):
             RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
         )
         self.similarity = SimilarityHead(features, heads.embed_dim)
+        self.region = RegionClassifier(self.backbone, features, columns) if heads.region else None
         self.class_maps = class_maps.requires_grad_(False) if class_maps is not None else None
         self.is_adapted = False
 
     def load_adapted(self) -> None:
         """Start from the backbone of the class maps, which has learned the tags."""
         assert self.class_maps is not None
-        own = self.backbone.inner if isinstance(self.backbone, ContextBackbone) else self.backbone
-        own.load_state_dict(self.class_maps.backbone.state_dict())
+        for backbone in [self.backbone] + ([self.region.backbone] if self.region is not None else []):
+            innermost(backbone).load_state_dict(self.class_maps.backbone.state_dict())
         self.is_adapted = True
 
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map per proposal; read from the batch if it comes from the feature cache."""
-        maps = self._compute_maps(batch) if batch.maps is None else batch.maps
+        maps = compute_maps(self.backbone, batch) if batch.maps is None else batch.maps
         return self.weight_by_objectness(maps, batch.side_info.objectness) if self.box_prior else maps
 
     def weight_by_objectness(
@@ -149,13 +195,6 @@ class Detector(nn.Module):
             return maps
         assert objectness is not None  # checked before training starts
         return maps * (self.box_prior * objectness).to(maps)[:, None, None, None]
-
-    def _compute_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
-        if batch.images is not None:
-            return self.backbone.roi_maps(self.backbone.trunk(batch.images), batch.proposals)
-        assert batch.trunks is not None  # a Batch carries one of the three
-        photos = enumerate(batch.trunks)
-        return torch.cat([self.backbone.roi_maps(trunk[None], batch.proposals.image(i)) for i, trunk in photos])
 
     def neck(self, maps: Float[Tensor, "R ch h w"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
         """v = eta(f): the feature vector of each proposal; with context, followed by that of its surroundings."""
@@ -169,8 +208,8 @@ class Detector(nn.Module):
         """Logits and box deltas of all stages."""
         own = contrast = vector
         if self.context.on != "none":
-            own, around = vector.split(self.vector_size, dim=1)
-            contrast = self.context.contrast(own, around)
+            own, *_, around = parts = vector.split(self.vector_size, dim=1)
+            contrast = self.context.contrast(parts[-2], around)
         seen = contrast if self.context.on in {"mil", "both"} else own  # by the detection stream
         refined = contrast if self.context.on in {"refine", "both"} else own
         stages = [stage for stage in self.refine if isinstance(stage, RefineHead)]

@@ -24,6 +24,7 @@ from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
 
 _TRUNK_BLOCKS = 11
+_EARLY_BLOCKS = (0, 2, 4)  # at strides 2, 4 and 8
 _PYRAMID_STAGES = (3, 5, 7)  # the last stages of strides 8, 16 and 32; the stem is 0
 _BATCH_NORM_EPS = 1e-3
 _CHUNK = 64  # proposals per pass through frozen tail blocks: their maps then stay in the CPU cache
@@ -35,12 +36,15 @@ class Lite0(BackboneSettings):
 
     kind: Literal["lite0"] = "lite0"
     layers: ClassVar[int] = 2
+    early_layers: ClassVar[int] = 2
     pooling: Literal["align", "max"] = "align"
     """RoI pooling: RoIAlign, whose values are like those the blocks were pretrained on, or max pooling (RoIPool)."""
     pool_size: Annotated[int, Field(ge=2, le=64, multiple_of=2)] = 14
     """Side of the pooled grid before blocks 11-15, which halve it: 14 gives the paper's 7 x 7 maps, 8 is cheaper."""
     train_tail: bool = False
     """Train blocks 11-15. The feature cache then holds maps of photos instead of RoI maps."""
+    train_blocks: Annotated[int, Field(ge=1, le=5)] = 5
+    """With ``train_tail``, only so many of the last blocks are trained: 1 is block 15, which makes the RoI map f."""
     train_neck: bool = True
     """Train the head convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -69,6 +73,7 @@ class Lite0Backbone(Backbone):
     channels = state_dict.LITE0_STAGES[-1][2]
     vector_size = state_dict.LITE0_HEAD
     layers = Lite0.layers
+    early_layers = Lite0.early_layers
 
     def __init__(self, settings: Lite0) -> None:
         super().__init__()
@@ -83,7 +88,8 @@ class Lite0Backbone(Backbone):
         self.dropout = settings.dropout
         self.stem.requires_grad_(False)
         self.body.requires_grad_(False)
-        self.tail.requires_grad_(settings.train_tail)
+        self.tail.requires_grad_(False)
+        self.tail[-settings.train_blocks :].requires_grad_(settings.train_tail)
         self.head.requires_grad_(settings.train_neck)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -103,6 +109,32 @@ class Lite0Backbone(Backbone):
             for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True)
         ]
         return torch.cat(parts)
+
+    def layered_roi_maps(
+        self, features: Float[Tensor, "N 112 h w"], means: Float[Tensor, "N 0 h w"], proposals: Proposals
+    ) -> tuple[Float[Tensor, "R 320 s s"], Float[Tensor, "R 2 s s"]]:
+        """RoI maps, and the channel means of the trunk (block 10) and of block 14, whose maps f is computed from."""
+        ids, scale, made = proposals.image_ids(), 1 / self.stride, []
+        step = max(1, len(ids)) if any(p.requires_grad for p in self.tail.parameters()) else _CHUNK
+        *blocks, last = self.tail
+        for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True):
+            x = self.pool(features, boxes, image, size=self.pool_size, scale=scale)
+            for block in blocks:
+                x = block(x)
+            made.append((last(x), x.mean(dim=1, keepdim=True)))
+        trunk = roi_align(features.mean(dim=1, keepdim=True), proposals.boxes, ids, size=self.map_size, scale=scale)
+        return torch.cat([maps for maps, _ in made]), torch.cat([trunk, torch.cat([mean for _, mean in made])], dim=1)
+
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of the depthwise filters in blocks 0, 2 and 4, which are non-negative; blocks end in a linear projection."""
+        x, means = self.stem(self.preprocess(images)), []
+        for index in range(_EARLY_BLOCKS[-1] + 1):
+            block = self.body[index]
+            assert isinstance(block, _Block)
+            if index in _EARLY_BLOCKS:
+                means.append(block.depthwise(block.expand(x)).mean(dim=1))
+            x = block(x)
+        return tuple(means)
 
     @property
     def photo_channels(self) -> int:
@@ -187,6 +219,7 @@ class PooledLite0Backbone(Lite0Backbone):
 
     channels = state_dict.LITE0_HEAD
     layers = 1
+    early_layers = 0
 
     def __init__(self, settings: Lite0) -> None:
         super().__init__(settings)

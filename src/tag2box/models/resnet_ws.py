@@ -11,7 +11,7 @@ that training mode could change.
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ class ResNetWs(BackboneSettings):
     """R50-WS or R101-WS with ImageNet weights, stored or from a file."""
 
     kind: Literal["resnet_ws"] = "resnet_ws"
+    early_layers: ClassVar[int] = 2
     depth: Literal[50, 101] = 50
     """50 for R50-WS, 101 for R101-WS; must match the weights."""
     weights: str | None = None
@@ -78,6 +79,7 @@ class ResNetWsBackbone(PreprocessBufferBackbone):
     """R-WS as trunk and fc neck; the stem and res2 are always frozen."""
 
     stride = 8
+    early_layers = trunk_means = ResNetWs.early_layers
     map_size = 7
 
     def __init__(
@@ -102,9 +104,21 @@ class ResNetWsBackbone(PreprocessBufferBackbone):
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
         """Photo maps at stride 8: stem and res2 to res5. Sizes are rounded up when halved, so that no edge is lost."""
-        x = _halved(self.res2(_halved(self.stem(self.preprocess(images)))))
-        y: Tensor = self.res5(self.res4(self.res3(x)))
-        return y
+        return self.layered_trunk(images)[0]
+
+    def layered_trunk(
+        self, images: Float[Tensor, "N 3 H W"]
+    ) -> tuple[Float[Tensor, "N c h w"], Float[Tensor, "N 2 h w"]]:
+        """Photo maps, and the channel means of res3 and res4."""
+        third = self.res3(_halved(self.res2(_halved(self.stem(self.preprocess(images))))))
+        fourth = self.res4(third)
+        return self.res5(fourth), torch.stack([third.mean(dim=1), fourth.mean(dim=1)], dim=1)
+
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of the stem, res2 and res3."""
+        stem = self.stem(self.preprocess(images))
+        second = self.res2(_halved(stem))
+        return tuple(x.mean(dim=1) for x in (stem, second, self.res3(_halved(second))))
 
     def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R c 7 7"]:
         """RoIPool 7 x 7."""

@@ -24,6 +24,7 @@ class Stream(IntEnum):
     NOISE = 5
     NOISE_NECK = 6
     CONCRETE = 7
+    REGION_NECK = 8
 
 
 @dataclass(frozen=True)

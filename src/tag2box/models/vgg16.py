@@ -7,8 +7,9 @@ pool5. Modules keep torchvision's indices, so that its weight files load by name
 import warnings
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Vgg16(BackboneSettings):
     """VGG16 with ImageNet weights, stored or from a file."""
 
     kind: Literal["vgg16"] = "vgg16"
+    early_layers: ClassVar[int] = 2
     weights: str | None = None
     """Name of stored weights (``tag2box weights list``), or a file; preferably with fc6 and fc7."""
     preprocess: Literal["torchvision", "caffe"] | None = None
@@ -59,6 +61,7 @@ class Vgg16Backbone(PreprocessBufferBackbone):
     """VGG16 as trunk and fc neck; conv1 and conv2 are always frozen."""
 
     stride = 8
+    early_layers = trunk_means = Vgg16.early_layers
     channels = state_dict.VGG_BLOCKS[-1][0]
     map_size = 7
 
@@ -82,6 +85,27 @@ class Vgg16Backbone(PreprocessBufferBackbone):
         """Photo maps at stride 8: conv1 to conv5_3, raw."""
         x: Tensor = self.features(self.preprocess(images))
         return x
+
+    def layered_trunk(
+        self, images: Float[Tensor, "N 3 H W"]
+    ) -> tuple[Float[Tensor, "N 512 h w"], Float[Tensor, "N 2 h w"]]:
+        """Photo maps, and the channel means of conv3 (after its pool) and conv4."""
+        *blocks, conv3, conv4, conv5 = self.pyramid_modules()
+        third = conv3(nn.Sequential(*blocks)(self.preprocess(images)))
+        fourth = conv4(third)
+        # the first layers of a block are not in place, so the maps of the block before it are intact
+        return conv5(fourth), torch.stack([third.mean(dim=1), fourth.mean(dim=1)], dim=1)
+
+    def early_responses(self, images: Float[Tensor, "N 3 H W"]) -> tuple[Float[Tensor, "N h w"], ...]:
+        """Of conv2, conv3 and conv4, before their pools."""
+        conv1, *blocks, _ = self.pyramid_modules()
+        x, means = conv1(self.preprocess(images)), []
+        for block in blocks:
+            *layers, pool = block.children()
+            x = nn.Sequential(*layers)(x)
+            means.append(x.mean(dim=1))
+            x = pool(x)
+        return tuple(means)
 
     def roi_maps(self, features: Float[Tensor, "N 512 h w"], proposals: Proposals) -> Float[Tensor, "R 512 7 7"]:
         """RoIPool 7 x 7."""

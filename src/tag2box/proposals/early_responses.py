@@ -1,9 +1,9 @@
 """WSRPN's first stage: edge boxes on the responses of a network's early layers (Tang et al., ECCV 2018)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Literal
+from functools import lru_cache, partial
+from typing import Annotated, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -12,26 +12,33 @@ from jaxtyping import Float32, UInt8
 from pydantic import Field
 from torch.nn import functional as F
 
-from tag2box.models.lite0 import Lite0, Lite0Backbone
+from tag2box.models.backbone import Backbone, BackboneSettings
+from tag2box.models.lite0 import Lite0
+from tag2box.models.resnet_ws import ResNetWs
+from tag2box.models.vgg16 import Vgg16
 from tag2box.proposals import base, edge_boxes
 
 _STRONG_PERCENTILE = 99.0  # of a response map: mapped to an edge strength of 1
 _MIN_RANGE = 1e-6  # of a constant map
-_TAPPED_BLOCKS = (0, 2, 4)  # of lite0's body: strides 2, 4 and 8
-_PARTS = ("", ".expand", ".depthwise")  # a block, and the two convolutions in it before its projection
+_STRIDES = (2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wsrpn(base.ProposalMethod):
-    """Edge boxes on the mean responses of early layers of EfficientNet-lite0. Boxes are ranked.
+    """Edge boxes on the mean responses of early layers of the backbone. Boxes are ranked.
 
     Tang et al., "Weakly Supervised Region Proposal Network and Object Detection", ECCV 2018,
     https://doi.org/10.1007/978-3-030-01252-6_22
     """
 
     kind: Literal["wsrpn"] = "wsrpn"
+    unrecorded: ClassVar[Mapping[str, object]] = {"network": "lite0", "weights": None}
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
+    network: Literal["lite0", "vgg16", "r50-ws", "r101-ws"] = "lite0"
+    """The network: that of the backbone in the system ``wsrpn``."""
+    weights: str | None = None
+    """Its weights, as those of the backbone; lite0 has its own."""
     layers: Annotated[int, Field(ge=1, le=3)] = 3
     """Number of layers used, finest first: at strides 2, 4 and 8."""
     smoothing: Annotated[float, Field(gt=0)] = 2.0
@@ -43,11 +50,13 @@ class Wsrpn(base.ProposalMethod):
 
     def ready(self) -> None:
         """Raise a UserError unless the weights are installed."""
-        _network()
+        _network(self.network, self.weights)
 
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> base.FoundBoxes:
         """Find all boxes of an image that enclose enough of the layers' responses, with their scores."""
-        edges = response_edges(channel_means(bgr)[: self.layers], (bgr.shape[1], bgr.shape[0]))
+        edges = response_edges(
+            channel_means(_network(self.network, self.weights), bgr)[: self.layers], (bgr.shape[1], bgr.shape[0])
+        )
         normals = ridge_normals(edges, self.smoothing)
         return edge_boxes.boxes_from_edges(
             edge_boxes.thin_edges(edges, normals),
@@ -59,28 +68,16 @@ class Wsrpn(base.ProposalMethod):
         )
 
 
-def channel_means(bgr: UInt8[np.ndarray, "h w 3"]) -> tuple[Float32[np.ndarray, "_ _"], ...]:
-    """Mean activation of the filters in lite0's blocks 0, 2 and 4, each cropped to the image.
-
-    Blocks of lite0 end in a linear projection with values of either sign; the depthwise filters before it are
-    non-negative, like the layers of VGG16 in the paper.
-    """
-    network, stride = _network(), 2 ** len(_TAPPED_BLOCKS)
+def channel_means(network: Backbone, bgr: UInt8[np.ndarray, "h w 3"]) -> tuple[Float32[np.ndarray, "_ _"], ...]:
+    """Mean activation of a network's early layers at strides 2, 4 and 8, each cropped to the image."""
     height, width = bgr.shape[:2]
     rgb = torch.from_numpy(np.ascontiguousarray(bgr[..., ::-1])).permute(2, 0, 1)[None].float()
-    padded = F.pad(rgb, (0, -width % stride, 0, -height % stride), mode="replicate")
-    means = []
+    padded = F.pad(rgb, (0, -width % _STRIDES[-1], 0, -height % _STRIDES[-1]), mode="replicate")
     with torch.no_grad():
-        x = network.stem(network.preprocess(padded))
-        for index in range(_TAPPED_BLOCKS[-1] + 1):
-            block, expand, filters = (network.get_submodule(f"body.{index}{part}") for part in _PARTS)
-            if index in _TAPPED_BLOCKS:
-                means.append(filters(expand(x)).mean(dim=1)[0])
-            x = block(x)
-    cells = [2**power for power in range(1, len(_TAPPED_BLOCKS) + 1)]
+        means = network.early_responses(padded)
     return tuple(
-        mean[: -(-height // cell), : -(-width // cell)].contiguous().numpy()
-        for mean, cell in zip(means, cells, strict=True)
+        mean[0, : -(-height // cell), : -(-width // cell)].contiguous().numpy()
+        for mean, cell in zip(means, _STRIDES, strict=True)
     )
 
 
@@ -113,6 +110,17 @@ def _above_median(mean: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"
     return np.asarray(((mean - low) / max(high - low, _MIN_RANGE)).clip(0, 1), np.float32)
 
 
+NETWORKS: dict[str, type[BackboneSettings]] = {
+    "lite0": Lite0,
+    "vgg16": Vgg16,
+    "r50-ws": ResNetWs,
+    "r101-ws": partial(ResNetWs, depth=101),  # type: ignore[dict-item]
+}
+"""Networks whose early layers are read, by the titles of their settings."""
+
+
 @lru_cache(maxsize=1)
-def _network() -> Lite0Backbone:
-    return Lite0().build().eval()
+def _network(name: str, weights: str | None) -> Backbone:
+    """A network with its weights of before the training."""
+    settings = NETWORKS[name]() if weights is None else NETWORKS[name](weights=weights)  # type: ignore[call-arg]
+    return settings.build().eval()

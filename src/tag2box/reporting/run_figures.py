@@ -30,7 +30,8 @@ LOSSES = {
     "box": "regression of proposals towards pseudo boxes",
     "contrast": "similarity within a class against similarity between classes",
     "spatial": "similarity of the features around the top box",
-    "attention": "consistency of the attention between views of a photo",
+    "attention": "consistency of the attention between views of a photo, and between layers",
+    "region": "image-level classification against the tags, by the region classifier",
 }
 CHALLENGE_KEYS = tuple(field.name for field in fields(records.Challenges))
 MAX_POINTS = 240  # per line: more than a chart has pixels for

@@ -40,7 +40,7 @@ class Loader:
     """Photos per batch. The exemplars S_c span the batch, so this is part of the method."""
     resize: images.Resize = images.Resize()
     views_per_image: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Views of every photo in its batch, with the same proposals; CASD compares them and uses 4."""
+    """Views of every photo in its batch, with the same proposals: scales and their flips. CASD compares 4."""
     max_proposals: Annotated[int, Field(ge=1)] | None = None
     """Proposals per photo and iteration, a random subset each time; default: all."""
     box_copies: Annotated[int, Field(ge=0, le=1000)] = 8
@@ -62,13 +62,15 @@ class Loader:
             )
 
     def views(self, draw: tuple[int, int, int]) -> tuple[images.View, ...]:
-        """The views of a photo in one batch: a random one, and others beside it."""
+        """The views of a photo in one batch: a random one, its flip, then random scales, each followed by its flip."""
         first = self.resize.view(*draw)
         if self.views_per_image == 1:
             return (first,)
-        others = [view for view in self.resize.views() if view != first]
-        order = np.random.default_rng([*draw, self.views_per_image]).permutation(len(others))
-        return (first, *(others[i] for i in order[: self.views_per_image - 1]))
+        possible, flips = self.resize.views(), (first.flip, not first.flip)
+        scales = [short for short in dict.fromkeys(view.short for view in possible) if short != first.short]
+        order = np.random.default_rng([*draw, self.views_per_image]).permutation(len(scales))
+        ranked = [replace(first, short=s, flip=f) for s in (first.short, *(scales[i] for i in order)) for f in flips]
+        return tuple(view for view in ranked if view in possible)[: self.views_per_image]
 
 
 class BatchSource(Protocol):

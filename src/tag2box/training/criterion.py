@@ -187,17 +187,36 @@ class Criterion:
         self, outputs: Outputs, meta: BatchMeta, augment_rois: AugmentRois, *, fraction: float = 0.0
     ) -> LossOutput:
         """Losses and pseudo labels of a batch: MIL scores, exemplars, labels, then every term."""
+        if outputs.scores.region:
+            return self._alternate(outputs, meta, augment_rois, fraction)
         everything = StageInputs(outputs, meta, augment_rois, self.mil(outputs.scores, meta, fraction))
         if not self.rescore.acts(fraction):
             return self._loss(everything, everything, fraction)
-        foreground = everything.mil.scores.detach()[:, : meta.tags.shape[1]]
+        rows = self._kept(everything.mil.scores, meta)
+        loss = self._loss(everything.subset(rows), everything, fraction)
+        return replace(loss, labeling=scatter_labels(loss.labeling, rows, meta))
+
+    def _alternate(self, outputs: Outputs, meta: BatchMeta, augment_rois: AugmentRois, fraction: float) -> LossOutput:
+        """WSRPN: the loss of the region classifier, or that of the detector on the proposals which that one keeps."""
+        mil = self.mil if isinstance(self.mil, wsddn.Wsddn) else wsddn.Wsddn()
+        cls, det = outputs.scores.region
+        region = mil(StageScores(cls, det, (), ()), meta, fraction)
+        rows = self._kept(region.scores, meta)
+        kept = StageInputs(outputs, meta, augment_rois, region).subset(rows)
+        kept = replace(kept, mil=self.mil(kept.outputs.scores, kept.meta, fraction))
+        loss = self._loss(kept, kept, fraction)
+        total = mil.weight * region.loss if self.rescore.trains_region(fraction) else loss.total
+        labeling = scatter_labels(loss.labeling, rows, meta)
+        return replace(loss, total=total, losses={**loss.losses, "region": region.loss}, labeling=labeling)
+
+    def _kept(self, scores: Float[Tensor, "R c"], meta: BatchMeta) -> Int[Tensor, " kept"]:
+        """The proposals that rescoring keeps, and all reviewed boxes."""
+        foreground = scores.detach()[:, : meta.tags.shape[1]]
         is_kept = self.rescore(mean_over_views(foreground, meta).sum(dim=1), meta)
         codes = meta.side_info.reviewed
         if codes is not None:
             is_kept = is_kept | (codes >= 0) | (codes == IGNORED)
-        rows = is_kept.nonzero().flatten()
-        loss = self._loss(everything.subset(rows), everything, fraction)
-        return replace(loss, labeling=scatter_labels(loss.labeling, rows, meta))
+        return is_kept.nonzero().flatten()
 
     def _loss(self, batch: StageInputs, everything: StageInputs, fraction: float) -> LossOutput:
         factors = relative_factors(self.prior, batch.meta) if self.prior != NO_PRIOR else None
@@ -225,7 +244,7 @@ class Criterion:
 
     def _attention(self, x: LossInputs) -> Float[Tensor, ""]:
         assert x.outputs.responses is not None
-        return self.attention(x.outputs.responses, x.labeling.stages[-1], x.meta)
+        return self.attention(x.outputs.responses, x.labeling.stages, x.meta)
 
     def _with_last_teacher(self, augment_rois: AugmentRois) -> AugmentRois:
         """Augmented copies scored by the same teachers as the proposals."""

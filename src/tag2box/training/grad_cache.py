@@ -18,10 +18,12 @@ from typing import Protocol
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tag2box.models.augment import Chosen, rois_of
 from tag2box.models.detector import Detector, RefineHead
-from tag2box.models.rng import StepRng
+from tag2box.models.drop_block import FixedFactors, InvertedAttention, hardest_rows
+from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import SINGLE_PROCESS
@@ -42,6 +44,29 @@ def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fract
     step.dist.all_reduce_gradients(learner.parameters())
     unscale(learner.parameters(), scale)
     return loss.detached()
+
+
+def inverted(step: Step, settings: InvertedAttention, batch: Batch, rng: StepRng, fraction: float) -> Step:
+    """The step whose regularizer drops cells by inverted attention, after a first pass that drops none."""
+    run = ForwardPass.run(replace(step, memory="exact"), step.detector, batch, rng)
+    run.outputs.requires_grad_()
+    loss, sizes = run.loss(fraction), run.meta.proposals.sizes
+    drawn = run.forward.draw(run.meta.proposals.image_ids())
+    if not loss.losses["refine"].requires_grad:  # no refinement stage: no class whose cells could be dropped
+        return replace(step, regularizer=FixedFactors(drawn))
+    (grad,) = torch.autograd.grad(loss.losses["refine"], run.outputs)
+    gradient = torch.zeros_like(drawn)
+    for done in run.passes:
+        assert isinstance(done, Recomputed)
+        gradient[done.part.rows] = done.cell_gradient(grad[done.part.rows]).to(drawn)
+    logits = run.layout.unpack(run.outputs.detach()).scores.refine
+    stages = list(zip(logits, loss.labeling.stages, strict=False))
+    losses = sum(x.weight * functional.cross_entropy(scores, x.cls, reduction="none") for scores, x in stages)
+    assert isinstance(losses, Tensor)
+    is_hard = hardest_rows(losses, stages[-1][1].cls < run.layout.classes, sizes, settings.hardest)
+    rand = rng.row_rng(Stream.DROP_BLOCK, run.meta.proposals.image_ids()).uniform(*drawn.shape[1:])
+    values = settings.invert(gradient, rand, is_hard, late=fraction >= settings.late)
+    return replace(step, regularizer=FixedFactors(values))
 
 
 def preview(step: Step, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
@@ -217,6 +242,15 @@ class Recomputed:
             rois = rois_of(self._forward.step.detector, _subset(self._batch, chosen.rows))
             return pack_copies(self._forward.augmented(rois, partition, chosen))
 
+    def cell_gradient(self, grad: Float[Tensor, "R w"]) -> Float[Tensor, "R h w"]:
+        """Gradients of the regularizer's factors, given those of the outputs: sums over channels of f times its own."""
+        drawn = self.part.drawn.clone().requires_grad_()
+        with self._forward.autocast():
+            with torch.no_grad():
+                rois = rois_of(self._forward.step.detector, self._batch)
+            out = pack(self._forward.outputs(rois, drawn, self.part.images()))
+        return torch.autograd.grad(out, drawn, grad.to(out.dtype))[0]
+
     def release(self) -> None:
         """A trainable trunk runs again in backward: its map is freed."""
         if not self._forward.step.detector.backbone.frozen_trunk:
@@ -231,7 +265,8 @@ class Recomputed:
 
 
 def _with_trunk_maps(detector: Detector, photo: Batch) -> Batch:
-    if photo.images is None:
+    has_own_trunk = detector.region is not None and not (detector.region.is_shared or detector.backbone.frozen_trunk)
+    if photo.images is None or has_own_trunk:  # a trunk of the region classifier runs on the images, too
         return photo
     return replace(photo, images=None, trunks=tuple(detector.backbone.trunk(photo.images)))
 
@@ -260,6 +295,7 @@ class Layout:
     mil_heads: int = 1
     layers: int = 0  # 0 if responses are not required
     side: int = 0  # of the response maps
+    region: bool = False  # whether there is a region classifier
 
     @classmethod
     def of(cls, detector: Detector, requirements: Requirements) -> Layout:
@@ -275,6 +311,7 @@ class Layout:
             mil_heads=1 + len(detector.mil_more),
             layers=detector.backbone.layers if requirements.responses else 0,
             side=detector.backbone.map_size,
+            region=detector.region is not None,
         )
 
     @property
@@ -287,7 +324,8 @@ class Layout:
         boxes = [4 * self.classes] * self.stages if self.regress else []
         stages = [self.classes + 1] * self.stages
         responses = self.layers * self.side**2
-        return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, self.embed, self.vector, responses]
+        region = [self.mil] * 2 if self.region else []
+        return [*[self.mil] * (2 * self.mil_heads), *stages, *boxes, *region, self.embed, self.vector, responses]
 
     @property
     def copy_widths(self) -> list[int]:
@@ -299,7 +337,9 @@ class Layout:
         *scores, embed, vectors, flat = rows.split(self._widths, dim=1)
         mil_cls, mil_det, *more = scores[: 2 * self.mil_heads]
         rest = scores[2 * self.mil_heads :]
-        stages = StageScores(mil_cls, mil_det, tuple(rest[: self.stages]), tuple(rest[self.stages :]), tuple(more))
+        ends = self.stages, self.stages * (2 if self.regress else 1)
+        parts = (tuple(rest[: ends[0]]), tuple(rest[ends[0] : ends[1]]), tuple(more), tuple(rest[ends[1] :]))
+        stages = StageScores(mil_cls, mil_det, *parts)
         responses = flat.unflatten(1, (self.layers, self.side, self.side)) if self.layers else None
         return Outputs(stages, embed, vectors, responses)
 

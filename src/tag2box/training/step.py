@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tag2box.models.adversary import MaskNet
 from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
-from tag2box.models.detector import Detector
-from tag2box.models.drop_block import Regularizer
+from tag2box.models.detector import Detector, RegionClassifier
+from tag2box.models.drop_block import InvertedAttention, Regularizer
 from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import at_least_single, mil_partition
 from tag2box.training.criterion import Criterion, LossOutput
@@ -54,7 +54,22 @@ class Step:
 
     def __call__(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """Losses and labels of the batch of all ranks; gradients are left in the detector's parameters."""
-        return self._run(self.detector, batch, rng, fraction)
+        if self.detector.region is None:
+            return self._run(self.detector, batch, rng, fraction)
+        self.detector.region.is_shared = self.criterion.rescore.shares(fraction)
+        loss = self._run(self.detector, batch, rng, fraction)
+        self._drop_gradients(self.detector.region, fraction)
+        return loss
+
+    def _drop_gradients(self, region: RegionClassifier, fraction: float) -> None:
+        """Leave those of the region classifier or those of the detector; shared convolutions are not trained."""
+        rescore, detector = self.criterion.rescore, self.detector
+        own, shared = set(region.parameters()), set[nn.Parameter]()
+        if rescore.shares(fraction):
+            shared = {p for part in detector.backbone.roi_map_modules() for p in part.parameters()}
+        for p in detector.parameters():
+            if (p in own) != rescore.trains_region(fraction) or p in shared:
+                p.grad = None
 
     def adversarial_step(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """The same batch again; the adversary gets its negated, weighted share of the gradients."""
@@ -66,6 +81,10 @@ class Step:
         return loss
 
     def _run(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+        if isinstance(self.regularizer, InvertedAttention):
+            from tag2box.training.grad_cache import inverted  # imported here because it builds on this module
+
+            return inverted(self, self.regularizer, batch, rng, fraction)._run(learner, batch, rng, fraction)
         if self.memory == "plain" and self.precision != "fp16" and self.dist.world_size == 1:
             return plain_step(self, learner, batch, rng, fraction)
         from tag2box.training.grad_cache import exact_step  # imported here because it builds on this module
@@ -132,7 +151,11 @@ class Forward:
             embed = detector.embed(detector.backbone.neck_tail(rois.stem, torch.ones_like(drawn), row_rng))
         responses = detector.backbone.responses(rois.maps, rois.stem) if needed.responses else None
         kept = detector.own(vectors) if needed.vectors else nothing
-        outputs = Outputs(detector.score(vectors), embed, kept, responses)
+        scores = detector.score(vectors)
+        if detector.region is not None and rois.region is not None:
+            logits = detector.region.logits(rois.region, self.rng.row_rng(Stream.REGION_NECK, images))
+            scores = replace(scores, region=logits)
+        outputs = Outputs(scores, embed, kept, responses)
         return outputs.map(at_least_single) if self.step.precision in _AUTOCAST else outputs
 
     def chosen(self, rows: Int[Tensor, " m"], images: Int[Tensor, " m"]) -> Chosen:
