@@ -210,7 +210,7 @@ TABLE = [
     row(f"{LABELER}.kind", "discovery", f"{LABELER}.kind=oicr", kind="discovery"),
     row(f"{LABELER}.criterion", "score_adaptive", kind="discovery"),
     row(f"{LABELER}.score_threshold", "0.05", *FIXED, kind="discovery"),
-    row(f"{LABELER}.exclusive", "false", kind="discovery"),
+    row(f"{LABELER}.rule", "published", kind="discovery"),
     row(f"{LABELER}.nms_iou", "0.9", kind="discovery"),
     row(f"{LABELER}.foreground_iou", "0.2", kind="discovery"),
     row(f"{LABELER}.begin", "0.9", kind="discovery"),
