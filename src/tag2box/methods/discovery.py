@@ -47,7 +47,7 @@ def published_candidates(
     """Candidates of the published code: tau itself suffices, and so does a similarity <= 0 to another class's top.
 
     Its rule for other classes compares the mask of candidates (0 or 1) with similarities: 1 >= s holds for all, 0 >= s
-    for whatever points away from the other class. So it rejects none and adds what looks like neither class. Only
+    for whatever points away from the other class. So it rejects none and adds what resembles neither class. Only
     rounding, a similarity of 1 plus an epsilon, removes a top proposal of another class there; here it stays.
     """
     return (similarity >= threshold) | (to_others <= 0).any(dim=1)

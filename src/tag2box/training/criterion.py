@@ -85,11 +85,12 @@ class LossOutput:
     losses: Mapping[str, Float[Tensor, ""]]  # unweighted, by term
     labeling: Labeling
     tags: Bool[Tensor, "N C"]
+    contrast_share: float | None = None  # of the gradient at the neck; None if not measured, or if the neck is frozen
 
-    def detached(self) -> LossOutput:
+    def detached(self, contrast_share: float | None = None) -> LossOutput:
         """The same values without an autograd graph."""
         losses = {name: value.detach() for name, value in self.losses.items()}
-        return LossOutput(self.total.detach(), losses, self.labeling, self.tags)
+        return LossOutput(self.total.detach(), losses, self.labeling, self.tags, contrast_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +222,7 @@ class Criterion:
     def _contrast(self, x: LossInputs) -> Float[Tensor, ""]:
         if not self.contrast.enabled:
             return x.mil.loss.new_zeros(())
-        return self.contrast(wscl.with_discovered(x.inputs, x.labeling))
+        return self.contrast(wscl.with_discovered(x.inputs, x.labeling), x.meta.proposals.image_ids())
 
     def _attention(self, x: LossInputs) -> Float[Tensor, ""]:
         assert x.outputs.responses is not None
