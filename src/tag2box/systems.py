@@ -119,8 +119,8 @@ def to_c_midn(config: recipes.Config) -> recipes.Config:
 
 
 def to_wsod2(config: recipes.Config) -> recipes.Config:
-    """WSOD2: superpixel evidence weights the pseudo labels."""
-    return with_labeler(config, wsod2.Wsod2())
+    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels."""
+    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed"))
 
 
 def to_oim(config: recipes.Config) -> recipes.Config:

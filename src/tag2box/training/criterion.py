@@ -168,6 +168,11 @@ class Criterion:
         needed = needed | Requirements(class_evidence=self.prior.evidence != 0)
         return reduce(or_, (term.requirements for term in self.extra), needed)
 
+    def for_classes(self, names: Sequence[str]) -> Criterion:
+        """The criterion for classes of these names, for a labeler that has settings by class (``for_classes``)."""
+        bind = getattr(self.labeler, "for_classes", None)
+        return self if bind is None else replace(self, labeler=bind(names))
+
     def terms(self, fraction: float, everything: StageInputs) -> tuple[Term, ...]:
         """The summands of the total loss, in order. The spatial term reads all proposals, also rejected ones."""
         mil, meta, outputs = everything.mil, everything.meta, everything.outputs
@@ -252,6 +257,7 @@ class Criterion:
             outputs.embed,
             wscl.no_exemplars(outputs.embed),
             vectors=outputs.vectors.detach() if self.labeler.requirements.vectors else None,
+            deltas=tuple(x.detach() for x in outputs.scores.deltas) if self.labeler.requirements.deltas else (),
             second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], meta),
             side_info=meta.side_info,
             fraction=fraction,
