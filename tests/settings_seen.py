@@ -182,14 +182,17 @@ def mil_scores_of_inputs(config: Config) -> object:
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags), 0.01)
+    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
+    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags, side_info=side_info), 0.01)
     return result.scores.tolist(), None if result.second is None else result.second.tolist(), result.loss.item()
 
 
 def labels_of_two_heads(config: Config) -> object:
     """Pseudo labels of many random proposals with different scores of two MIL heads."""
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
-    labels = config.criterion.labeler(replace(inputs, second=inputs.probs[1], fraction=0.01)).stages
+    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
+    inputs = replace(inputs, second=inputs.probs[1], fraction=0.01, side_info=side_info)
+    labels = config.criterion.labeler(inputs).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 
 
