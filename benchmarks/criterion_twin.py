@@ -53,8 +53,9 @@ def total_loss(
     tags: Tensor,
     views: AugmentRois,
     positives: str = "outside",
+    rule: str = "paper",
 ) -> Tensor:
-    """L = L_mil + L_cls + L_reg + 0.03 L_wscl, with the settings of ``Criterion()``."""
+    """L = L_mil + L_cls + L_reg + 0.03 L_wscl, with the settings of ``Criterion()`` and a rule of discovery."""
     boxes = proposals.boxes.tolist()
     mil, loss = mil_scores_and_loss(scores, proposals, tags)
     teachers = [mil.detach(), *(logits.detach().softmax(dim=1)[:, : tags.shape[1]] for logits in scores.refine[:-1])]
@@ -65,7 +66,8 @@ def total_loss(
     for stage, teacher in enumerate(teachers):
         pseudo_boxes: dict[int, list[PseudoBox]] = {}
         for image, span in enumerate(proposals.spans()):
-            pseudo_boxes[image] = discover(z.detach(), teacher, sampled, tops, boxes, span=span, key=(image, stage))
+            key = (image, stage)
+            pseudo_boxes[image] = discover(z.detach(), teacher, sampled, tops, boxes, span=span, key=key, rule=rule)
             for pseudo_box in pseudo_boxes[image]:
                 if (pseudo_box.row, pseudo_box.cls) not in held:
                     held.add((pseudo_box.row, pseudo_box.cls))
@@ -149,8 +151,9 @@ def discover(
     *,
     span: range,
     key: tuple[int, int],
+    rule: str,
 ) -> list[PseudoBox]:
-    """Pseudo boxes of one image and stage: more similar to the top than the exemplars' mean, and than to other tops."""
+    """Pseudo boxes of one image and stage: more similar to the top than the exemplars' mean, and by a rule."""
     mine = {c: row for (image, stage, c), row in tops.items() if (image, stage) == key}
     pseudo_boxes = []
     for c, top in mine.items():
@@ -160,7 +163,7 @@ def discover(
         candidates = [
             row
             for i, row in enumerate(span)
-            if to_tops[c][i] > tau and all(to_tops[c][i] > to_tops[k][i] for k in mine if k != c) and row != top
+            if row != top and is_candidate(to_tops[c][i], tau, [to_tops[k][i] for k in mine if k != c], rule)
         ]
         score = teacher[:, c].tolist()
         kept = [top]
@@ -169,6 +172,13 @@ def discover(
                 kept.append(row)
         pseudo_boxes += [PseudoBox(row, c, teacher[row, c]) for row in kept]
     return pseudo_boxes
+
+
+def is_candidate(similarity: float, tau: float, others: list[float], rule: str) -> bool:
+    """Whether one proposal is a candidate by a rule of discovery."""
+    if rule == "published":
+        return similarity >= tau or any(other <= 0 for other in others)
+    return similarity > tau and (rule == "paper" or all(similarity > other for other in others))
 
 
 def stage_loss(

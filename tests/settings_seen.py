@@ -176,8 +176,10 @@ def labels_on_the_way(config: Config) -> object:
     """Pseudo labels of random proposals with feature vectors and evidence, early and late in training."""
     inputs = make_labeler_input((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
     evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
-    inputs = replace(inputs, vectors=inputs.embed, side_info=SideInfo(evidence=evidence))
-    stages = [x for p in (0.3, 0.9) for x in config.criterion.labeler(replace(inputs, fraction=p)).stages]
+    deltas = tuple(torch.randn(140, 12, generator=torch.Generator().manual_seed(2)) for _ in inputs.probs)
+    inputs = replace(inputs, vectors=inputs.embed, deltas=deltas, side_info=SideInfo(evidence=evidence))
+    labeler = config.criterion.for_classes(("person", "disc", "bar")).labeler
+    stages = [x for p in (0.3, 0.9) for x in labeler(replace(inputs, fraction=p)).stages]
     pseudo_boxes = [x.pseudo_boxes.placed(inputs.proposals).tolist() for x in stages]
     return pseudo_boxes, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
 
@@ -187,14 +189,17 @@ def mil_scores_of_inputs(config: Config) -> object:
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags), 0.01)
-    return result.scores.tolist(), None if result.second is None else result.second.tolist()
+    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
+    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags, side_info=side_info), 0.01)
+    return result.scores.tolist(), None if result.second is None else result.second.tolist(), result.loss.item()
 
 
 def labels_of_two_heads(config: Config) -> object:
     """Pseudo labels of many random proposals with different scores of two MIL heads."""
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
-    labels = config.criterion.labeler(replace(inputs, second=inputs.probs[1], fraction=0.01)).stages
+    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
+    inputs = replace(inputs, second=inputs.probs[1], fraction=0.01, side_info=side_info)
+    labels = config.criterion.labeler(inputs).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 
 

@@ -61,6 +61,14 @@ def test_od_wscl_is_the_last_row_and_oicr_plus_the_first():
     assert isinstance(RECIPES["scenes"]().proposals, SelectiveSearch)
 
 
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"oicr-plus"}))
+def test_recipes_of_the_paper_discover_by_its_rule(name):
+    labeler = RECIPES[name]().criterion.labeler
+    ours = {"photos", "inspection", "photos-frozen", "scenes"}
+    assert labeler == Discovery(rule="exclusive" if name in ours else "paper")
+    assert table_3a(RECIPES[name](), discovery=True, contrast=True).criterion.labeler == labeler
+
+
 # ---------------------------------------------------------------- length of training
 
 

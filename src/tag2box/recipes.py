@@ -72,8 +72,13 @@ class Config:
         "plan.optimiser": "plan.optimizer",
         "maps": "feature_cache",
         "maps_budget": "feature_cache_gb",
+        "criterion.labeler.exclusive": "criterion.labeler.rule",
     }
-    """Keys of version 0.1, still read, with a warning."""
+    """Keys of earlier versions, still read, with a warning."""
+    RENAMED_VALUES: ClassVar[dict[str, dict[object, str]]] = {
+        "criterion.labeler.exclusive": {True: "exclusive", False: "paper"},
+    }
+    """Values of renamed keys that are spelt otherwise now."""
     CLEARS: ClassVar[dict[str, str]] = {"plan.iterations": "plan.epochs"}
     """A length given in iterations replaces one in epochs."""
 
@@ -101,11 +106,15 @@ class Config:
 
 
 def table_3a(config: Config, *, discovery: bool, contrast: bool) -> Config:
-    """One row of the paper's table 3a: object discovery and WSCL, each on or off. Off and off is OICR+."""
+    """One row of the paper's table 3a: object discovery and WSCL, each on or off. Off and off is OICR+.
+
+    A config whose labeler is discovery keeps the settings of it.
+    """
+    own = config.criterion.labeler
     name = {(0, 0): "OICR+", (1, 0): "OICR+ with OD", (0, 1): "OICR+ with WSCL", (1, 1): "OD-WSCL"}
     criterion = replace(
         config.criterion,
-        labeler=Discovery() if discovery else oicr.Oicr(),
+        labeler=(own if isinstance(own, Discovery) else Discovery()) if discovery else oicr.Oicr(),
         contrast=replace(config.criterion.contrast, enabled=contrast),
     )
     return replace(config, name=name[discovery, contrast], criterion=criterion)
@@ -129,6 +138,7 @@ def scenes() -> Config:
     return Config(
         proposals=selective_search.SelectiveSearch(short_side=144, min_side=16, max_boxes=200),
         backbone=lite0.Lite0(pool_size=8, dropout=0.5),
+        criterion=Criterion(labeler=Discovery(rule="exclusive")),
         loader=batches.Loader(batch_size=8, resize=images.Resize(scales=(384,), flip=0.0)),
         plan=loop.Plan(
             iterations=150,
@@ -192,7 +202,7 @@ def photos_frozen() -> Config:
     return Config(
         proposals=selective_search.SelectiveSearch(short_side=200),
         backbone=lite0.Lite0(pool_size=8, dropout=0.5),
-        criterion=Criterion(mil=wsddn.Wsddn(over_classes="sum")),
+        criterion=Criterion(mil=wsddn.Wsddn(over_classes="sum"), labeler=Discovery(rule="exclusive")),
         loader=batches.Loader(batch_size=8, max_proposals=128, resize=images.Resize(scales=(480,), flip=0.0)),
         plan=loop.Plan(
             iterations=400,

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from tag2box import errors, paper_runs, recipes
 from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, protocols, slv, wsddn, wsod2, wsrpn
@@ -113,16 +113,17 @@ def to_c_mil(config: recipes.Config) -> recipes.Config:
 
 
 def to_c_midn(config: recipes.Config) -> recipes.Config:
-    """C-MIDN: two coupled MIL heads, and pseudo labels from both."""
-    coupled = c_midn.CMidn(**_tag_loss(config))
-    plain = without_regression(with_labeler(config, c_midn.CMidnLabeler()))
+    """C-MIDN: two coupled MIL heads, and pseudo labels from both; guided by class maps, if the config has them."""
+    guide: Literal["mil", "class_maps"] = "class_maps" if config.adaptation.epochs > 0 else "mil"
+    coupled = c_midn.CMidn(**_tag_loss(config), guide=guide)
+    plain = without_regression(with_labeler(config, c_midn.CMidnLabeler(guide=guide)))
     heads = replace(plain.heads, mil_heads=2)
     return replace(plain, heads=heads, criterion=replace(plain.criterion, mil=coupled))
 
 
 def to_wsod2(config: recipes.Config) -> recipes.Config:
-    """WSOD2: superpixel evidence weights the pseudo labels."""
-    return with_labeler(config, wsod2.Wsod2())
+    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels."""
+    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed"))
 
 
 def to_oim(config: recipes.Config) -> recipes.Config:

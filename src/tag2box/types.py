@@ -308,6 +308,7 @@ class Requirements:
 
     exemplars: bool = False  # the set S, and embeddings with it
     vectors: bool = False  # feature vectors of proposals
+    deltas: bool = False  # box deltas of the stages, for the labeler
     counts: bool = False  # SideInfo.counts
     evidence: bool = False  # SideInfo.evidence
     objectness: bool = False  # SideInfo.objectness
@@ -348,6 +349,7 @@ class LabelerInput:
     embed: Float[Tensor, "R D"]  # unit length
     exemplars: Exemplars
     vectors: Float[Tensor, "R F"] | None = None  # detached; None unless the labeler needs them
+    deltas: tuple[Float[Tensor, "R c4"], ...] = ()  # box deltas of K stages, detached, if the labeler needs them
     second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, if there is one; detached
     side_info: SideInfo = SideInfo()
     fraction: float = 0.0  # share of the training iterations done

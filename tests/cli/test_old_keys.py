@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from tag2box import settings
 from tag2box.cli.detect import detect
 from tag2box.cli.train import resume, train
+from tag2box.errors import UserError
+from tag2box.methods.discovery import Discovery
 from tag2box.recipes import Config
 from tag2box.runs import CONFIG_FILE, load_run, read_config
+from tag2box.training.criterion import Criterion
 from tiny_world import call, process, same, small_config, small_data, small_network, weights
 
 OLD_FILE = """\
@@ -21,7 +25,7 @@ maps = "/cache"
 maps_budget = 2.5
 
 [objective.labeler]
-kind = "oicr"
+exclusive = true
 
 [feed]
 batch = 6
@@ -40,6 +44,7 @@ RENAMED = {  # old key -> new key
     "plan.optimiser": "plan.optimizer",
     "maps": "feature_cache",
     "maps_budget": "feature_cache_gb",
+    "criterion.labeler.exclusive": "criterion.labeler.rule",
 }
 
 
@@ -65,8 +70,8 @@ def test_a_file_of_old_keys_is_read_with_a_warning_for_each(tmp_path):
         config = settings.load(Config, [tmp_path / "old.toml"])
     assert (config.feature_cache, config.feature_cache_gb) == (Path("/cache"), 2.5)
     assert (config.loader.batch_size, config.loader.views_per_image, config.loader.max_proposals) == (6, 2, 64)
-    assert (config.criterion.labeler.kind, config.plan.optimizer.kind, config.plan.optimizer.lr) == (
-        "oicr",
+    assert (config.criterion.labeler.rule, config.plan.optimizer.kind, config.plan.optimizer.lr) == (
+        "exclusive",
         "sgd",
         0.25,
     )
@@ -86,12 +91,22 @@ def test_a_file_of_old_keys_is_read_with_a_warning_for_each(tmp_path):
         ("plan.optimiser.lr=0.5", "plan.optimizer.lr=0.5"),
         ("maps=cache", "feature_cache=cache"),
         ("maps_budget=1", "feature_cache_gb=1"),
+        ("criterion.labeler.exclusive=true", "criterion.labeler.rule=exclusive"),
     ],
 )
 def test_an_old_override_means_the_new_one(old, new):
     with pytest.warns(FutureWarning, match=f"--set {old.partition('=')[0]}=.* is now called"):
         config = settings.load(Config, [], [old])
     assert config == settings.load(Config, [], [new]) != Config()
+
+
+def test_the_old_rule_of_discovery_could_be_off_which_is_the_papers_and_nothing_else():
+    base = replace(Config(), criterion=Criterion(labeler=Discovery(rule="published")))
+    with pytest.warns(FutureWarning, match="criterion.labeler.exclusive is now called criterion.labeler.rule"):
+        config = settings.load(Config, [], ["criterion.labeler.exclusive=false"], base=base)
+    assert config.criterion.labeler.rule == "paper"
+    with pytest.warns(FutureWarning), pytest.raises(UserError, match=r"labeler\.exclusive=maybe.*'published'"):
+        settings.load(Config, [], ["criterion.labeler.exclusive=maybe"])
 
 
 def test_the_command_prints_a_warning_as_one_line_and_continues(tmp_path):

@@ -15,14 +15,18 @@ from PIL import Image
 from study_world import WORLD, Killed, Mortal, study, write_voc
 
 from pages import DOCS, load
+from tag2box import settings
 from tag2box.annotations import Detections
 from tag2box.errors import UserError
+from tag2box.experiments import comparison
 from tag2box.experiments.comparison import compare, plan_comparisons, run_comparisons
 from tag2box.experiments.grid import read_result, reset_peak_memory, with_outcomes
 from tag2box.experiments.outcomes import best_of
 from tag2box.experiments.reproduction import StudyFiles
 from tag2box.experiments.study_data import Splits, open_data, splits_of
 from tag2box.formats.listing import DataSource
+from tag2box.models.vgg16 import Vgg16
+from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
 from tiny_world import TINY, call, tree
 
@@ -195,6 +199,38 @@ def test_several_datasets_and_seeds_are_one_page(out: Path, tmp_path: Path) -> N
     page = written.page.read_text()
     assert f"On {folder['on']}" in page and "On scenes" in page
     assert len(re.findall(r'<section id="\d-table">', page)) == 2
+
+
+def test_several_backbones_are_a_table_each(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(comparison.BACKBONES, "other", ("backbone.dropout=0.25",))
+    written = run_compare(out, "oicr", "casd", backbones=("recipe", "other"))
+    found = numbers(out)["datasets"]
+    assert [own["backbone"] for own in found] == ["recipe", "other"]
+    folders = [[place for row in own["rows"] for place in row["runs"].values()] for own in found]
+    assert len({*folders[0], *folders[1]}) == 4
+    for folder, dropout in zip(folders, ("dropout = 0.5", "dropout = 0.25"), strict=True):
+        assert all(dropout in (out / place / "config.toml").read_text() for place in folder)
+    page = written.page.read_text()
+    assert "On scenes, backbone recipe" in page and "On scenes, backbone other" in page
+    assert len(re.findall(r'<section id="\d-table">', page)) == 2
+    for own in found:
+        assert all(min(row["figures"]["ms a step"].values()) > 0 for row in own["rows"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("vgg19", "--backbone vgg19: unknown; there are recipe"), ("vgg16-narrow", "weights get vgg16")],
+)
+def test_a_backbone_that_is_not_there_is_named_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_compare(tmp_path, "oicr", backbones=(name,))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_narrow_vgg16_is_settings_that_exist() -> None:
+    base = RECIPES["scenes"]()
+    config = settings.load(Config, [], list(comparison.BACKBONES["vgg16-narrow"]), base=base)
+    assert config.backbone == Vgg16(weights="vgg16-conv", train_trunk=False, neck_channels=128, neck_size=1024)
 
 
 def test_the_command_compares_on_a_folder(tmp_path: Path, monkeypatch, capsys) -> None:

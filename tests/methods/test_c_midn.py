@@ -11,7 +11,7 @@ from tag2box.methods.c_midn import CMidn
 from tag2box.methods.slv import cells_of, likelihood_map
 from tag2box.ops.boxes import iou
 from tag2box.ops.losses import mil_loss, mil_scores
-from tag2box.types import BatchMeta, Proposals, Requirements, StageScores
+from tag2box.types import BatchMeta, Proposals, Requirements, SideInfo, StageScores
 
 WORLDS: list[tuple[tuple[int, ...], list[list[int]]]] = [
     ((), []),  # no photo
@@ -28,7 +28,9 @@ def world(sizes: tuple[int, ...], tags: list[list[int]], background: int = 0) ->
     inputs = make_labeler_input(sizes, tags)
     shape = (sum(sizes), inputs.tags.shape[1] + background)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4)]
-    return StageScores(leaves[0], leaves[1], (), (), (leaves[2], leaves[3])), BatchMeta(inputs.proposals, inputs.tags)
+    evidence = torch.rand(sum(sizes), inputs.tags.shape[1], generator=torch.Generator().manual_seed(5)).square()
+    meta = BatchMeta(inputs.proposals, inputs.tags, side_info=SideInfo(class_evidence=evidence))
+    return StageScores(leaves[0], leaves[1], (), (), (leaves[2], leaves[3])), meta
 
 
 def loop_removed(first: Tensor, meta: BatchMeta, ours: CMidn) -> list[list[bool]]:
@@ -38,7 +40,9 @@ def loop_removed(first: Tensor, meta: BatchMeta, ours: CMidn) -> list[list[bool]
         boxes = meta.proposals.boxes[span.start : span.stop]
         for c in [c for c, present in enumerate(tags) if present and len(span)]:
             scores = first[span.start : span.stop, c]
-            votes = likelihood_map(boxes, scores, ours.cell).tolist()
+            assert meta.side_info.class_evidence is not None
+            voters = scores if ours.guide == "mil" else meta.side_info.class_evidence[span.start : span.stop, c]
+            votes = likelihood_map(boxes, voters.to(scores.dtype), ours.cell).tolist()
             held = {(x, y) for y, line in enumerate(votes) for x, v in enumerate(line) if v >= ours.mask and v > 0}
             top, hidden = scores.tolist().index(max(scores.tolist())), []
             for i, (left, up, right, down) in enumerate(cells_of(boxes, ours.cell).tolist()):
@@ -52,7 +56,16 @@ def loop_removed(first: Tensor, meta: BatchMeta, ours: CMidn) -> list[list[bool]
 
 @pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 @pytest.mark.parametrize("background", [0, 1])
-@pytest.mark.parametrize("ours", [CMidn(), CMidn(removed_iou=0.1, covered=1.1), CMidn(mask=0.9, cell=3.0)], ids=str)
+@pytest.mark.parametrize(
+    "ours",
+    [
+        CMidn(),
+        CMidn(removed_iou=0.1, covered=1.1),
+        CMidn(mask=0.9, cell=3.0),
+        CMidn(guide="class_maps", covered=0.5, removed_iou=0.2),
+    ],
+    ids=str,
+)
 def test_both_heads_match_their_definition(sizes: tuple, tags: list, background: int, ours: CMidn) -> None:
     scores, meta = world(sizes, tags, background)
     result = ours(scores, meta, 0.3)
@@ -118,3 +131,19 @@ def test_one_head_is_too_few() -> None:
 def test_it_is_registered_and_requires_two_heads() -> None:
     assert extend.find_part("MIL head", "c_midn") is CMidn
     assert CMidn().kind == "c_midn" and CMidn().requirements == Requirements(mil_heads=2)
+
+
+def test_class_maps_keep_a_box_that_covers_the_object_where_scores_would_remove_it() -> None:
+    """The first head's top box is a part; its neighbour is the whole object by the class maps, not by the scores."""
+    boxes = torch.tensor([[0.0, 0, 40, 40], [0.0, 0, 48, 64], [100.0, 100, 140, 140]])
+    meta = BatchMeta(
+        Proposals(boxes, (3,)),
+        torch.ones(1, 1, dtype=torch.bool),
+        side_info=SideInfo(class_evidence=torch.tensor([[0.1], [0.9], [0.0]])),
+    )
+    first = torch.tensor([[0.8], [0.1], [0.1]])
+    ours = CMidn(covered=0.8)
+    assert ours.removed(first, meta).flatten().tolist() == [False, False, False]  # the mask of the scores is the part
+    guided = CMidn(guide="class_maps", covered=0.8)
+    assert guided.removed(first, meta).flatten().tolist() == [True, False, False]
+    assert guided.requirements == Requirements(mil_heads=2, class_evidence=True)

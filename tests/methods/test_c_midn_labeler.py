@@ -13,7 +13,7 @@ from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.methods.slv import cells_of, likelihood_map
 from tag2box.ops.boxes import areas, intersections
 from tag2box.ops.losses import assign
-from tag2box.types import LabelerInput, Proposals, Requirements
+from tag2box.types import LabelerInput, Proposals, Requirements, SideInfo
 
 WORLDS = [
     ((), []),
@@ -29,7 +29,8 @@ WORLDS = [
 def coupled_inputs(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0) -> LabelerInput:
     inputs = make_labeler_input(sizes, tags, seed=seed)
     second = torch.rand(inputs.probs[0].shape, generator=torch.Generator().manual_seed(seed + 1))
-    return replace(inputs, second=second)
+    evidence = torch.rand(inputs.probs[0].shape, generator=torch.Generator().manual_seed(seed + 2)).square()
+    return replace(inputs, second=second, side_info=SideInfo(class_evidence=evidence))
 
 
 def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, int, float]]:
@@ -45,7 +46,10 @@ def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, in
             continue
         span = next(s for s in inputs.proposals.spans() if a in s)
         inside = slice(span.start, span.stop)
-        votes = likelihood_map(boxes[inside], inputs.probs[0][inside, c] + inputs.second[inside, c], ours.cell).tolist()
+        voters = inputs.probs[0][inside, c] + inputs.second[inside, c]
+        if ours.guide == "class_maps" and inputs.side_info.class_evidence is not None:
+            voters = inputs.side_info.class_evidence[inside, c]
+        votes = likelihood_map(boxes[inside], voters, ours.cell).tolist()
         held = {(x, y) for y, line in enumerate(votes) for x, v in enumerate(line) if v >= ours.mask and v > 0}
         fits = []
         for left, up, right, down in cells_of(boxes[[a, b]], ours.cell).tolist():
@@ -57,7 +61,14 @@ def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, in
 
 @pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 @pytest.mark.parametrize(
-    "ours", [CMidnLabeler(), CMidnLabeler(apart=0.6, foreground_iou=0.3), CMidnLabeler(mask=0.8, cell=3.0)], ids=str
+    "ours",
+    [
+        CMidnLabeler(),
+        CMidnLabeler(apart=0.6, foreground_iou=0.3),
+        CMidnLabeler(mask=0.8, cell=3.0),
+        CMidnLabeler(guide="class_maps"),
+    ],
+    ids=str,
 )
 def test_labels_match_the_loop(sizes: tuple, tags: list, ours: CMidnLabeler) -> None:
     inputs = coupled_inputs(sizes, tags)

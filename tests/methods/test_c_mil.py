@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from strategies import make_labeler_input
 from tag2box import extend
-from tag2box.methods.c_mil import CMil, greedy_subsets
+from tag2box.methods.c_mil import CMil, greedy_subsets, hinge_loss
 from tag2box.methods.protocols import MilResult
 from tag2box.methods.wsddn import Wsddn
 from tag2box.ops.losses import image_scores
@@ -140,3 +141,51 @@ def test_it_is_registered() -> None:
     assert [extend.find_part("MIL head", kind) for kind in ("wsddn", "c_mil")] == [Wsddn, CMil]
     assert (CMil().kind, Wsddn().kind) == ("c_mil", "wsddn")
     assert CMil().requirements == Wsddn().requirements == Requirements()
+
+
+def loop_hinge(merged: list[list[float]], tags: list[list[int]], counts: list[int], over: str) -> float:
+    """One photo and class at a time."""
+    total, first = 0.0, 0
+    for present, count in zip(tags, counts, strict=True):
+        own, first = merged[first : first + count], first + count
+        terms = [max(0.0, 1 - (1 if y else -1) * max(f[c] for f in own)) for c, y in enumerate(present)] if own else [0]
+        total += sum(terms) / (len(terms) if over == "mean" else 1)
+    return total / max(len(counts), 1)
+
+
+@pytest.mark.parametrize("over", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("counts", "tags"),
+    [([], []), ([0], [[1, 0]]), ([1], [[1, 1]]), ([3, 0, 5], [[1, 0, 1], [1, 1, 0], [0, 0, 0]]), ([4], [[0]])],
+)
+def test_the_hinge_loss_matches_the_loop(
+    counts: list[int], tags: list[list[int]], over: Literal["mean", "sum"]
+) -> None:
+    classes = len(tags[0]) if tags else 2
+    merged = 2 * torch.rand(sum(counts), classes, dtype=torch.float64)
+    target = torch.tensor(tags, dtype=torch.bool).reshape(len(tags), classes)
+    got = hinge_loss(merged, target, counts, over_classes=over)
+    assert got.item() == pytest.approx(loop_hinge(merged.tolist(), tags, counts, over))
+    assert hinge_loss(merged, target, counts, unsure=torch.ones_like(target), over_classes=over).item() == 0
+
+
+def test_the_hinge_loss_raises_the_best_subset_of_a_tag_and_lowers_that_of_other_classes() -> None:
+    merged = torch.rand(7, 3, dtype=torch.float64, requires_grad=True)
+    hinge_loss(merged, torch.tensor([[1, 0, 0], [0, 1, 1]], dtype=torch.bool), [4, 3]).backward()
+    expected = torch.zeros(7, 3, dtype=torch.float64)
+    for rows, signs in ((slice(0, 4), (-1, 1, 1)), (slice(4, 7), (1, -1, -1))):
+        for c, sign in enumerate(signs):
+            expected[rows.start + int(merged[rows, c].argmax()), c] = sign / 6
+    torch.testing.assert_close(merged.grad, expected)
+
+
+@pytest.mark.parametrize(("sizes", "tags"), WORLDS)
+@pytest.mark.parametrize("fraction", [0.0, EARLY, 1.0])
+def test_with_the_hinge_loss_scores_are_the_same(sizes: tuple, tags: list, fraction: float) -> None:
+    scores, meta = world(sizes, tags, background=1)
+    result, plain = CMil(loss="hinge")(scores, meta, fraction), CMil()(scores, meta, fraction)
+    assert torch.equal(result.scores, plain.scores)
+    assert 0 <= result.loss.item() <= 2
+    grads = gradients(result, scores)
+    assert all(g is None or g.isfinite().all() for g in grads)
+    assert not sum(sizes) or (grads[0] is not None and grads[0].abs().sum() > 0)

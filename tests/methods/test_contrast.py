@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import golden_names, load_golden
 from tag2box.methods import wscl as contrast
-from tag2box.methods.wscl import wscl
+from tag2box.methods.wscl import Contrast, no_exemplars, relative_difficulty, wscl
+from tag2box.types import Exemplars
 
 
 def with_loops(s: torch.Tensor, t: list[int], omega: list[float], eps: float, inside: bool) -> float:
@@ -38,6 +41,47 @@ def test_wscl_matches_the_definition_written_with_loops(classes: list[int], posi
     got = wscl(embed, torch.tensor(classes, dtype=torch.long), omega, temperature=temperature, positives=positives)
     expected = with_loops(embed, classes, omega.tolist(), temperature, positives == "inside") if classes else 0.0
     assert got.item() == pytest.approx(expected, abs=1e-9)
+
+
+def loop_relative(omega: list[float], group: list[int]) -> list[float]:
+    """Each weight over the mean weight of its group, one at a time."""
+    found = []
+    for own, number in zip(omega, group, strict=True):
+        members = [w for w, other in zip(omega, group, strict=True) if other == number]
+        mean = sum(members) / len(members)
+        found.append(own / mean if mean > 0 else 0.0)
+    return found
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.25, 1.0]), st.integers(0, 3)), max_size=8))
+def test_relative_difficulty_matches_the_loop_and_has_a_mean_of_one(pairs: list[tuple[float, int]]) -> None:
+    omega, group = [w for w, _ in pairs], [g for _, g in pairs]
+    found = relative_difficulty(torch.tensor(omega), torch.tensor(group, dtype=torch.long))
+    assert found.tolist() == pytest.approx(loop_relative(omega, group), rel=1e-5)
+    for number in set(group):
+        mean = found[torch.tensor(group) == number].mean().item()
+        assert mean == pytest.approx(1, rel=1e-5) or mean == 0
+
+
+@pytest.mark.parametrize("omega", ["share", "batch", "pair"])
+def test_the_loss_has_the_weights_of_its_setting(omega: Literal["share", "batch", "pair"]) -> None:
+    """Rows 0 to 5 are proposals of two photos; the same class in two photos is two pairs."""
+    g = torch.Generator().manual_seed(3)
+    embed = torch.nn.functional.normalize(torch.randn(8, 5, generator=g), dim=1)
+    cls, rows = torch.tensor([0, 1, 0, 0, 1, 2, 2, 0]), torch.tensor([0, 0, 1, 4, 2, 5, 5, 3])
+    images, weight = torch.tensor([0, 0, 0, 1, 1, 1]), torch.rand(8, generator=g)
+    groups = {
+        "batch": [0] * 8,
+        "pair": [3 * int(images[row]) + c for row, c in zip(rows.tolist(), cls.tolist(), strict=True)],
+    }
+    wanted = weight.tolist() if omega == "share" else loop_relative(weight.tolist(), groups[omega])
+    got = Contrast(omega=omega)(Exemplars(embed, cls, weight, rows), images)
+    assert got.item() == pytest.approx(with_loops(embed, cls.tolist(), wanted, 0.2, inside=False), rel=1e-5)
+
+
+@pytest.mark.parametrize("omega", ["share", "batch", "pair"])
+def test_without_exemplars_every_weighting_gives_zero(omega: Literal["share", "batch", "pair"]) -> None:
+    assert Contrast(omega=omega)(no_exemplars(torch.zeros(3, 4)), torch.zeros(3, dtype=torch.long)).item() == 0
 
 
 @pytest.mark.parametrize("positives", ["outside", "inside"])

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.methods.discovery import adaptive_threshold, drop_parts, is_candidate, keep_apart, neighbours
+from tag2box.methods.discovery import CANDIDATE_RULES, adaptive_threshold, drop_parts, keep_apart, neighbours
 from tag2box.methods.oicr import top_rows
 from tag2box.ops.boxes import iou, nms
 
@@ -126,34 +126,68 @@ def test_threshold_of_copies_of_the_top_is_one() -> None:
     assert adaptive_threshold(top, top.expand(4, -1)).item() == pytest.approx(1.0)
 
 
-@given(st.lists(GRID, max_size=6), GRID, st.integers(0, 3), st.data())
-def test_candidates_match_the_loop(similarity: list[float], tau: float, columns: int, data: st.DataObject) -> None:
-    others = [[data.draw(GRID) for _ in range(columns)] for _ in similarity]
-    expected = [s > tau and all(s > o for o in row) for s, row in zip(similarity, others, strict=True)]
+SIGNED = st.integers(-4, 4).map(lambda n: n / 4)
+
+
+def loop_candidate(rule: str, similarity: float, tau: float, others: list[float]) -> bool:
+    """One proposal by one rule; that of the published code step by step, as a mask of 0 and 1 passed on."""
+    if rule == "published":
+        mask = similarity >= tau
+        for other in others:
+            mask = float(mask) >= other
+        return mask
+    if rule == "exclusive" and any(similarity <= other for other in others):
+        return False
+    return similarity > tau
+
+
+@pytest.mark.parametrize("rule", CANDIDATE_RULES)
+@given(st.lists(SIGNED, max_size=6), SIGNED, st.integers(0, 3), st.data())
+def test_candidates_match_the_loop(
+    rule: str, similarity: list[float], tau: float, columns: int, data: st.DataObject
+) -> None:
+    others = [[data.draw(SIGNED) for _ in range(columns)] for _ in similarity]
+    expected = [loop_candidate(rule, s, tau, row) for s, row in zip(similarity, others, strict=True)]
     table = torch.tensor(others).reshape(len(similarity), columns)
-    assert is_candidate(torch.tensor(similarity), torch.tensor(tau), table).tolist() == expected
+    found = CANDIDATE_RULES[rule](torch.tensor(similarity), torch.tensor(tau), table)
+    assert found.tolist() == expected
 
 
-def test_equality_makes_no_candidate() -> None:
-    similarity = torch.tensor([0.5, 0.6, 0.6])
-    columns = torch.tensor([[0.0], [0.6], [0.5]])
-    assert is_candidate(similarity, torch.tensor(0.5), columns).tolist() == [False, False, True]
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("paper", [False, True, True, False]),
+        ("exclusive", [False, False, True, False]),
+        ("published", [True, True, True, True]),  # tau itself; nothing is rejected; what points away is added
+    ],
+)
+def test_rules_differ_at_tau_and_where_another_class_is_nearer_or_far(rule: str, expected: list[bool]) -> None:
+    similarity = torch.tensor([0.5, 0.6, 0.6, -0.2])
+    columns = torch.tensor([[0.1], [0.6], [0.5], [-0.3]])
+    assert CANDIDATE_RULES[rule](similarity, torch.tensor(0.5), columns).tolist() == expected
 
 
+@pytest.mark.parametrize("rule", CANDIDATE_RULES)
 @given(st.lists(GRID, max_size=8), GRID, GRID)
-def test_raising_tau_never_adds_candidates(similarity: list[float], low: float, more: float) -> None:
+def test_raising_tau_never_adds_candidates(rule: str, similarity: list[float], low: float, more: float) -> None:
     values, none = torch.tensor(similarity), torch.zeros(len(similarity), 0)
-    loose = is_candidate(values, torch.tensor(low), none)
-    strict = is_candidate(values, torch.tensor(low + more), none)
+    loose = CANDIDATE_RULES[rule](values, torch.tensor(low), none)
+    strict = CANDIDATE_RULES[rule](values, torch.tensor(low + more), none)
     assert not (strict & ~loose).any()
 
 
-@given(st.lists(GRID, max_size=8), GRID, st.data())
-def test_another_class_never_adds_candidates(similarity: list[float], tau: float, data: st.DataObject) -> None:
+@given(st.lists(SIGNED, max_size=8), SIGNED, st.data())
+def test_another_class_removes_none_adds_none_or_only_adds(
+    similarity: list[float], tau: float, data: st.DataObject
+) -> None:
     values, threshold = torch.tensor(similarity), torch.tensor(tau)
-    adversary = torch.tensor([data.draw(GRID) for _ in similarity]).reshape(-1, 1)
-    alone = is_candidate(values, threshold, torch.zeros(len(similarity), 0))
-    assert not (is_candidate(values, threshold, adversary) & ~alone).any()
+    column = torch.tensor([data.draw(SIGNED) for _ in similarity]).reshape(-1, 1)
+    alone = {name: rule(values, threshold, column[:, :0]) for name, rule in CANDIDATE_RULES.items()}
+    beside = {name: rule(values, threshold, column) for name, rule in CANDIDATE_RULES.items()}
+    assert torch.equal(alone["paper"], beside["paper"]) and torch.equal(alone["paper"], alone["exclusive"])
+    assert not (beside["exclusive"] & ~alone["exclusive"]).any()
+    assert not (alone["published"] & ~beside["published"]).any()
+    assert not (beside["paper"] & ~beside["published"]).any()
 
 
 @given(box_sets(low=1), st.sampled_from([0.0, 0.1, 0.4, 1.0]), st.data())

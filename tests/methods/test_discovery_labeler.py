@@ -6,12 +6,13 @@ from typing import Literal
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from test_discovery import loop_candidate
 from torch import Tensor
 from torch.nn import functional
 
 from strategies import make_labeler_input, random_boxes
 from tag2box import extend
-from tag2box.methods.discovery import Discovery
+from tag2box.methods.discovery import CANDIDATE_RULES, Discovery
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.ops.boxes import containment, iou
 from tag2box.ops.losses import assign
@@ -19,6 +20,7 @@ from tag2box.training.criterion import run_labeler
 from tag2box.types import Exemplars, LabelerInput, Proposals, PseudoBoxes, Requirements
 
 Criterion = Literal["similarity", "score_fixed", "score_adaptive"]
+Rule = Literal["paper", "exclusive", "published"]
 CRITERIA: tuple[Criterion, ...] = ("similarity", "score_fixed", "score_adaptive")
 
 
@@ -74,10 +76,9 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
             for row in span:
                 score = inputs.probs[stage][row, c].item()
                 close = (z[row] @ z[top]).item() if labeler.criterion == "similarity" else score
-                competitors = [tops[other] for other in tops if other != c]
-                ours = all(close > (z[row] @ z[other]).item() for other in competitors)
-                judged = labeler.exclusive and labeler.criterion == "similarity"
-                if close > tau and (ours or not judged) and row != top:
+                rule = labeler.rule if labeler.criterion == "similarity" else "paper"
+                to_others = [(z[row] @ z[tops[other]]).item() for other in tops if other != c]
+                if row != top and loop_candidate(rule, close, tau, [min(x, 1.0) for x in to_others]):
                     candidates.append((-score, row))
             kept = [top]
             for _, row in sorted(candidates):
@@ -88,14 +89,14 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
     return found, taus
 
 
-@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("rule", CANDIDATE_RULES)
 @pytest.mark.parametrize("criterion", CRITERIA)
 @settings(max_examples=40)
 @given(inputs=labeler_inputs(), nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_pseudo_boxes_and_thresholds_match_the_loop(
-    criterion: Criterion, exclusive: bool, inputs: LabelerInput, nms_iou: float
+    criterion: Criterion, rule: Rule, inputs: LabelerInput, nms_iou: float
 ) -> None:
-    labeler = Discovery(criterion=criterion, exclusive=exclusive, nms_iou=nms_iou)
+    labeler = Discovery(criterion=criterion, rule=rule, nms_iou=nms_iou)
     labeling = labeler(inputs)
     for stage, (labels, tau) in enumerate(zip(labeling.stages, labeling.thresholds, strict=True)):
         found, taus = loop_find(labeler, inputs, stage)
@@ -123,7 +124,7 @@ def test_the_top_proposal_is_always_a_pseudo_box(criterion: Criterion, inputs: L
 @given(labeler_inputs(), st.sampled_from([0.0, 0.1, 0.5]))
 def test_pseudo_boxes_of_a_class_keep_apart(inputs: LabelerInput, nms_iou: float) -> None:
     images = inputs.proposals.image_ids()
-    pseudo_boxes, _ = Discovery(nms_iou=nms_iou, exclusive=False).find(inputs, 0)
+    pseudo_boxes, _ = Discovery(nms_iou=nms_iou).find(inputs, 0)
     overlap = iou(inputs.proposals.boxes[pseudo_boxes.rows], inputs.proposals.boxes[pseudo_boxes.rows]).fill_diagonal_(
         0
     )
@@ -193,13 +194,20 @@ def two_class_inputs() -> LabelerInput:
     return LabelerInput(Proposals(boxes, (4,)), torch.ones(1, 2, dtype=torch.bool), (probs,), embed, exemplars)
 
 
-def test_exclusive_gives_what_lies_between_to_the_nearer_class_alone() -> None:
+def test_what_lies_between_two_classes_and_what_lies_behind_both() -> None:
     def pairs(labeler: Discovery) -> set[tuple[int, int]]:
         pseudo_boxes, _ = labeler.find(two_class_inputs(), 0)
         return set(zip(pseudo_boxes.rows.tolist(), pseudo_boxes.cls.tolist(), strict=True))
 
-    assert pairs(Discovery(exclusive=True)) == {(0, 0), (3, 0), (1, 1), (2, 1)}
-    assert pairs(Discovery(exclusive=False)) == {(0, 0), (3, 0), (1, 1), (2, 1), (2, 0)}
+    near = {(0, 0), (3, 0), (1, 1), (2, 1)}
+    assert pairs(Discovery(rule="exclusive")) == near
+    assert pairs(Discovery(rule="paper")) == near | {(2, 0)} <= pairs(Discovery(rule="published"))
+    away = two_class_inputs()
+    away.embed[3] = -away.embed[2]  # far from both classes
+    pseudo_boxes, _ = Discovery(rule="published").find(away, 0)
+    assert {(3, 0), (3, 1)} <= pairs_of(pseudo_boxes)
+    for rule in ("paper", "exclusive"):
+        assert not {(3, 0), (3, 1)} & pairs_of(Discovery(rule=rule).find(away, 0)[0])
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)

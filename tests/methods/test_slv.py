@@ -12,6 +12,7 @@ from tag2box import extend
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.slv import Slv, voted_boxes
 from tag2box.ops.boxes import iou
+from tag2box.training.criterion import Criterion
 from tag2box.types import LabelerInput, Proposals, Requirements
 
 
@@ -141,3 +142,25 @@ def test_it_survives(sizes: tuple[int, ...], tags: list[list[int]]) -> None:
 def test_it_is_registered_and_requires_only_scores() -> None:
     assert extend.find_part("labeler", "slv") is Slv
     assert Slv().requirements == Requirements()
+
+
+@settings(max_examples=40)
+@given(labeler_inputs(), st.sampled_from([("person", "a", "b"), ("a", "person", "b"), ("a", "b", "c")]))
+def test_people_have_a_threshold_of_their_own(inputs: LabelerInput, names: tuple[str, ...]) -> None:
+    """Class by class as a labeler with one threshold for all."""
+    labeler = Slv(threshold=0.7, low_threshold=0.2, cell=1.0)
+    found = labeler.for_classes(names).find(inputs, inputs.probs[-1])
+    parts = {t: Slv(threshold=t, cell=1.0).find(inputs, inputs.probs[-1]) for t in (0.2, 0.7)}
+    for c in range(inputs.tags.shape[1]):
+        wanted = parts[0.2 if names[c] == "person" else 0.7]
+        for kind in ("rows", "score", "boxes"):
+            assert torch.equal(getattr(found, kind)[found.cls == c], getattr(wanted, kind)[wanted.cls == c])
+
+
+def test_names_of_classes_are_no_setting_and_reach_the_labeler_of_a_criterion() -> None:
+    plain = Criterion(labeler=Slv(low_classes=("cat",)))
+    bound = plain.for_classes(["dog", "cat"])
+    assert isinstance(bound.labeler, Slv) and isinstance(plain.labeler, Slv)
+    assert [bound.labeler.threshold_of(c) for c in (0, 1)] == [0.5, 0.2]
+    assert [plain.labeler.threshold_of(c) for c in (0, 1)] == [0.5, 0.5]
+    assert Criterion(labeler=Oicr()).for_classes(["dog"]) == Criterion(labeler=Oicr())

@@ -11,8 +11,8 @@ from strategies import make_labeler_input
 from tag2box import extend
 from tag2box.errors import UserError
 from tag2box.methods.wsod2 import Wsod2
-from tag2box.ops.boxes import iou
-from tag2box.types import LabelerInput, Requirements, SideInfo
+from tag2box.ops.boxes import decode, encode, iou
+from tag2box.types import LabelerInput, Proposals, PseudoLabels, Requirements, SideInfo
 
 
 def with_evidence(inputs: LabelerInput) -> LabelerInput:
@@ -129,3 +129,54 @@ def test_it_is_registered_and_requires_evidence() -> None:
     assert Wsod2().requirements == Requirements(evidence=True)
     with pytest.raises(UserError, match="superpixels"):
         Wsod2()(make_labeler_input((2,), [[1]]))
+
+
+def loop_regressed(labels: PseudoLabels, deltas: torch.Tensor, inputs: LabelerInput) -> list[float]:
+    """One proposal at a time: move it, then take the evidence of the first proposal of its photo nearest to it."""
+    assert inputs.side_info.evidence is not None
+    found, boxes = inputs.side_info.evidence.tolist(), inputs.proposals.boxes
+    for span in inputs.proposals.spans():
+        for r in span:
+            c = int(labels.cls[r])
+            if c == inputs.tags.shape[1]:
+                continue
+            moved = decode(deltas[r : r + 1, 4 * c : 4 * c + 4], boxes[r : r + 1])
+            overlaps = [iou(moved, boxes[other][None]).item() for other in span]
+            best = max(overlaps)
+            if best >= 0.5:
+                found[r] = inputs.side_info.evidence[span[overlaps.index(best)]].item()
+    return found
+
+
+@settings(max_examples=40)
+@given(labeler_inputs(), st.floats(0, 8))
+def test_the_evidence_of_regressed_boxes_matches_the_loop(inputs: LabelerInput, reach: float) -> None:
+    classes, total = inputs.tags.shape[1], len(inputs.proposals.boxes)
+    g = torch.Generator().manual_seed(total)
+    deltas = tuple(reach * torch.randn(total, 4 * classes, generator=g) for _ in inputs.probs)
+    labeler = Wsod2(evidence_of="regressed", near_best=0.5)
+    plain = replace(labeler, evidence_of="proposal")(inputs)
+    for stage, labels in enumerate(labeler(replace(inputs, deltas=deltas, fraction=0.0)).stages):
+        assert torch.equal(labels.cls, plain.stages[stage].cls)
+        expected = loop_regressed(labels, deltas[stage], inputs)
+        weights = [e if c < classes else 1.0 for e, c in zip(expected, labels.cls.tolist(), strict=True)]
+        assigned = (labels.owner >= 0).tolist()
+        assert labels.weight.tolist() == pytest.approx([w * a for w, a in zip(weights, assigned, strict=True)])
+
+
+def test_a_regression_that_moves_nothing_changes_nothing_and_one_onto_another_takes_its_evidence() -> None:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [4.0, 0, 14, 10], [30.0, 0, 40, 10]])
+    inputs = make_labeler_input((3,), [[1]], stages=1)
+    inputs = replace(
+        inputs,
+        proposals=Proposals(boxes, (3,)),
+        probs=(torch.tensor([[0.9], [0.1], [0.1]]),),
+        side_info=SideInfo(evidence=torch.tensor([0.2, 0.7, 0.5])),
+    )
+    labeler = Wsod2(evidence_of="regressed")
+    assert labeler.requirements == Requirements(evidence=True, deltas=True)
+    for deltas, weight in ((torch.zeros(3, 4), 0.2), (encode(boxes[[1, 1, 2]], boxes), 0.7)):
+        assert labeler(replace(inputs, deltas=(deltas,))).stages[0].weight[0].item() == pytest.approx(weight)
+    away = torch.tensor([[100.0, 100, 0, 0]]).repeat(3, 1)  # to a place without proposals
+    assert labeler(replace(inputs, deltas=(away,))).stages[0].weight[0].item() == pytest.approx(0.2)
+    assert labeler(inputs).stages[0].weight[0].item() == pytest.approx(0.2)  # without box regression

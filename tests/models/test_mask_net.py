@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from tag2box.models.adversary import ConcreteDropBlock, MaskNet, concrete_centres, rescaled_by_photo
+from tag2box.models.adversary import BatchStatNorm, ConcreteDropBlock, MaskNet, concrete_centres, rescaled_by_photo
 from tag2box.models.drop_block import DropBlock, keep_mask
 from tag2box.models.rng import StepRng
 
@@ -115,3 +115,34 @@ def test_its_weights_follow_the_seed_and_disturb_no_other_draw():
     assert torch.equal(first.shortcut.weight, second.shortcut.weight)
     assert not torch.equal(first.shortcut.weight, other.shortcut.weight)
     assert DropBlock().build(3, 1) == DropBlock()
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (3, 2, 1, 1), (4, 3, 2, 5)])
+def test_batch_norm_matches_the_loop_and_torchs(shape: tuple[int, int, int, int]) -> None:
+    x, norm = torch.randn(shape, dtype=torch.float64), BatchStatNorm(shape[1]).double()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    expected = torch.empty_like(x)
+    for c in range(shape[1]):
+        values = x[:, c].flatten().tolist()
+        mean = sum(values) / len(values)
+        std = (sum((v - mean) ** 2 for v in values) / len(values) + 1e-5) ** 0.5
+        expected[:, c] = (x[:, c] - mean) / std * norm.weight[c] + norm.bias[c]
+    torch.testing.assert_close(norm(x), expected)
+    torch.testing.assert_close(norm.eval()(x), expected)  # the same in every mode
+    if x[:, 0].numel() > 1:
+        torch.testing.assert_close(
+            norm(x), torch.nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, training=True)
+        )
+
+
+def test_with_batch_norm_the_mask_net_has_512_channels_and_learns() -> None:
+    made = ConcreteDropBlock(norm="batch", temperature=1.0, drop=1.0).build(CHANNELS, 3).double()
+    assert [type(part) for part in made.inner if not isinstance(part, torch.nn.Conv2d | torch.nn.ReLU)] == [
+        BatchStatNorm, BatchStatNorm,
+    ]  # fmt: skip
+    assert made.inner[0].out_channels == 512
+    maps, images = torch.randn(6, CHANNELS, 3, 3).double(), torch.zeros(6, dtype=torch.long)
+    factors = made.factors(torch.rand(6, 3, 3).double(), maps, images)
+    (factors * torch.randn(6, 3, 3)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())

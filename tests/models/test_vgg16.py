@@ -187,3 +187,49 @@ def test_pixels_come_back_to_the_last_digit(small):
     with torch.device("meta"):
         assert Vgg16(preprocess="caffe").build(pretrained=False).preprocess.order == "bgr"
         assert Vgg16().build(pretrained=False).preprocess.order == "rgb"
+
+
+# ---------------------------------------------------------------- a narrow neck
+
+
+def neck_twin(maps, backbone):
+    """One proposal and cell at a time: 1 x 1 convolution and ReLU, then two layers."""
+    found = []
+    for own in maps:
+        cells = torch.zeros(backbone.reduce.out_channels, 7, 7)
+        for y in range(7):
+            for x in range(7):
+                cells[:, y, x] = torch.relu(backbone.reduce.weight[:, :, 0, 0] @ own[:, y, x])
+        vector = cells.flatten()
+        for layer in (backbone.classifier[0], backbone.classifier[3]):
+            vector = torch.relu(layer.weight @ vector + layer.bias)
+        found.append(vector)
+    return torch.stack(found)
+
+
+def test_a_narrow_neck_matches_the_loop_and_commutes_with_factors_on_cells(narrow):
+    backbone = Vgg16Backbone(Vgg16(dropout=0.0, neck_channels=3, neck_size=10))
+    assert (backbone.vector_size, backbone.reduce.out_channels) == (10, 3)
+    assert [layer.in_features for layer in (backbone.classifier[0], backbone.classifier[3])] == [3 * 49, 10]
+    with torch.no_grad():
+        maps, factors = 5 * torch.randn(4, 8, 7, 7), torch.rand(4, 7, 7)
+        torch.testing.assert_close(backbone.neck(maps), neck_twin(maps, backbone), rtol=1e-4, atol=1e-5)
+        dropped = backbone.neck_tail(backbone.neck_stem(maps), factors)
+        torch.testing.assert_close(dropped, neck_twin(maps * factors[:, None], backbone), rtol=1e-4, atol=1e-5)
+        assert backbone.neck(maps[:0]).shape == (0, 10)
+    assert {p.shape for p in backbone.neck_parameters()} == {
+        p.shape for part in (backbone.reduce, backbone.classifier) for p in part.parameters()
+    }
+
+
+@pytest.mark.parametrize("neck", [True, False])
+@pytest.mark.parametrize("settings", [{"neck_channels": 3}, {"neck_size": 10}, {"neck_channels": 3, "neck_size": 10}])
+def test_a_neck_of_another_width_takes_the_convolutions_of_any_weights_without_a_warning(narrow, donor, settings, neck):
+    kept("mine", donor, neck=neck, pixels="caffe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built = Vgg16(weights="mine", **settings).build()
+    assert all(torch.equal(built.state_dict()[k], v) for k, v in tensors(donor, neck=False).items())
+    assert built.preprocess == PREPROCESS["caffe"]
+    again = Vgg16(weights="mine", **settings).build(pretrained=False)
+    again.load_state_dict(built.state_dict())  # as a checkpoint does

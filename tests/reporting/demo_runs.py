@@ -69,6 +69,7 @@ def events(name: str, truth: Truth, *, boxes: float, tau: bool, seed: int) -> li
         losses = {"mil": wave[0], "refine": 2 * wave[1], "box": 0.4 * wave[2], "contrast": wave[3] if tau else 0.0}
         losses["total"] = sum(losses.values())
         out.append({"event": "step", "time": 0.4 * iteration, "iteration": iteration, "losses": losses}
+                   | ({"contrast_share": 0.01 * wave[3]} if tau else {})
                    | {"lr": 0.01, "seconds": 0.4 * iteration})  # fmt: skip
         if iteration % 10 == 0:
             counts = [1 + (boxes - 1) * part + chance.gauss(0, 0.04) for _ in range(3)]

@@ -119,9 +119,16 @@ def test_the_page_is_self_contained(page: str) -> None:
 
 def test_charts_are_well_formed_and_named(page: str) -> None:
     charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    # top boxes (two splits, over training), challenges, classes, counts, tau, by class, losses, proposals
-    assert len(charts) == 3 + 1 + 2 + 3 + 3 + 1 + 5 + 1
+    # top boxes (two splits, over training), challenges, classes, counts, tau, by class, losses, WSCL's share, proposals
+    assert len(charts) == 3 + 1 + 2 + 3 + 3 + 1 + 5 + 1 + 1
     assert all(ElementTree.fromstring(chart).attrib["aria-label"] for chart in charts)
+
+
+def test_the_share_of_wscl_is_drawn_for_the_run_that_has_it(page: str, demo: ReportInputs) -> None:
+    label = 'aria-label="Share of the contrastive loss in the gradient at the neck"'
+    assert page.count(label) == 1
+    without = render_report(build_report(replace(demo, runs=demo.runs[:1])))
+    assert label not in without
 
 
 def test_each_photo_is_embedded_once_however_often_shown(page: str) -> None:

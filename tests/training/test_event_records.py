@@ -52,8 +52,10 @@ def stage(classes: list[int]) -> PseudoLabels:
 
 def test_a_step_event_holds_all_losses_and_their_weighted_sum(tmp_path: Path) -> None:
     step, source = world(tmp_path)
-    outcome = step(source.batch(0), RNG)
+    assert "contrast_share" not in step_event(7, step(source.batch(0), RNG), 0.01, 2.5)
+    outcome = step(source.batch(0), RNG, measure=True)
     event = step_event(7, outcome, 0.01, 2.5)
+    assert event["contrast_share"] == outcome.contrast_share is not None
     losses = event["losses"]
     assert isinstance(losses, dict)
     assert (event["iteration"], event["lr"], event["seconds"]) == (7, 0.01, 2.5)

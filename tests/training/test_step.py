@@ -174,6 +174,66 @@ def test_the_exact_step_equals_the_plain_one_to_the_bit(name: str) -> None:
         assert all(torch.equal(plain_grads[key], exact_grads[key]) for key in plain_grads)
 
 
+@pytest.mark.parametrize("memory", ["plain", "exact"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["one photo, no proposals", "no tags at all", "many", "trunks", "context", "OICR+"])
+def test_the_share_of_wscl_is_that_of_two_steps_and_measuring_changes_no_bit(
+    name: str, precision: str, memory: str
+) -> None:
+    """The twin: the whole step with WSCL and without it, and the difference of their gradients at the neck."""
+    world, found = WORLDS[name], {}
+    for weight, measure in ((0.0, False), (1.0, False), (1.0, True)):
+        contrast = replace(world.criterion.contrast, weight=weight)
+        made = replace(world, criterion=replace(world.criterion, contrast=contrast))
+        step = made.step(memory=memory, precision=precision)
+        loss = step(made.batch(), RNG, 0.5, measure=measure)
+        found[weight, measure] = loss, gradients(step.detector)
+        names = {key for key, p in step.detector.named_parameters() for q in neck_of(step) if p is q}
+    assert names and found[1.0, False][0].contrast_share is None
+    assert_equal(found[1.0, False][1], found[1.0, True][1])
+    own = [g - found[0.0, False][1][key] for key, g in found[1.0, True][1].items() if key in names]
+    rest = [g for key, g in found[0.0, False][1].items() if key in names]
+    share, norms = found[1.0, True][0].contrast_share, [float(sum(g.square().sum() for g in x)) for x in (own, rest)]
+    if not world.criterion.contrast.enabled or not norms[1]:
+        assert share is None
+    else:
+        assert share == pytest.approx((norms[0] / norms[1]) ** 0.5, rel=1e-6 if precision == "fp32" else 0.02, abs=1e-6)
+
+
+def neck_of(step: Step) -> list[torch.nn.Parameter]:
+    return step.detector.backbone.neck_parameters()
+
+
+def assert_equal(mine: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert mine.keys() == wanted.keys() and all(torch.equal(mine[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("memory", ["plain", "exact"])
+def test_processes_together_measure_the_share_of_one(memory: str) -> None:
+    world = WORLDS["many"]
+    alone = world.step()(world.batch(), RNG, 0.5, measure=True).contrast_share
+    assert alone is not None and alone > 0
+
+    def work(dist: DistContext) -> tuple[float | None, dict[str, Tensor], dict[str, Tensor]]:
+        step, batch = world.step(memory=memory, dist=dist), share_of(world.batch(), dist)
+        share = step(batch, RNG, 0.5, measure=True).contrast_share
+        measured = gradients(step.detector)
+        step(batch, RNG, 0.5)
+        return share, measured, gradients(step.detector)
+
+    for share, measured, plain in together(3, work):
+        assert share == pytest.approx(alone, rel=1e-9)
+        assert_equal(measured, plain)
+
+
+def test_a_frozen_neck_has_no_share() -> None:
+    world = WORLDS["many"]
+    step = world.step()
+    for p in neck_of(step):
+        p.requires_grad_(False)
+    assert neck_of(step) == [] and step(world.batch(), RNG, measure=True).contrast_share is None
+
+
 def converted(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(
         batch,

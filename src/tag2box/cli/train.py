@@ -204,7 +204,8 @@ def _step_and_batches(
         source = replace(_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
-    return Step(detector, config.criterion, regularizer, config.augment, memory, compute.precision, dist), source
+    criterion = config.criterion.for_classes(photos.classes)
+    return Step(detector, criterion, regularizer, config.augment, memory, compute.precision, dist), source
 
 
 def _adapt(config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress) -> None:

@@ -123,6 +123,10 @@ def compare_command(
     proposals: options.ProposalsOption = None,
     test_proposals: options.TestProposalsOption = None,
     recipe: options.RecipeOption = None,
+    backbone: Annotated[
+        list[str],
+        typer.Option("--backbone", metavar="NAME", help="`recipe` (default), `vgg16-narrow` or `vgg16`; repeatable."),
+    ] = [],  # noqa: B006
     override: Annotated[
         list[str], typer.Option("--set", metavar="a.b=c", help="Override a setting of all systems; repeatable.")
     ] = [],  # noqa: B006
@@ -149,6 +153,7 @@ def compare_command(
         out,
         seeds=options.seed_list(seeds),
         recipe=recipe,
+        backbones=backbone,
         overrides=override,
         commands=[shlex.join(["tag2box", *sys.argv[1:]])],
         progress=TerminalProgress(),

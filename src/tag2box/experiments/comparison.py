@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
-from tag2box import io, recipes
+from tag2box import errors, io, recipes
 from tag2box.cli.requirements import check_requirements
 from tag2box.cli.training_data import read_training
 from tag2box.experiments import grid, pictures, reproduction, study_data, summary
@@ -19,6 +19,7 @@ from tag2box.experiments.experiment import (
     StudyResults,
     StudyVariant,
 )
+from tag2box.models.weights.weight_cache import stored_names
 from tag2box.progress import Progress, silent
 from tag2box.reporting import formatting as fmt, study_page, study_tables
 from tag2box.systems import SYSTEMS, System, changes, find_system
@@ -26,6 +27,19 @@ from tag2box.systems import SYSTEMS, System, changes, find_system
 NAME = "compare"
 PAPER = {"voc07": "VOC07", "voc12": "VOC12", "coco14": "COCO14, AP50"}
 """Datasets of the paper -> columns of its figures."""
+BACKBONES: dict[str, tuple[str, ...]] = {
+    "recipe": (),
+    "vgg16-narrow": (
+        "backbone.kind=vgg16",
+        "backbone.weights=vgg16-conv",
+        "backbone.train_trunk=false",
+        "backbone.neck_channels=128",
+        "backbone.neck_size=1024",
+    ),
+    "vgg16": ("backbone.kind=vgg16", "backbone.weights=vgg16"),
+}
+"""Names of ``compare --backbone`` -> settings: the recipe's own; VGG16's convolutions, frozen, with a trained neck of a
+1 x 1 convolution to 128 channels and two layers of 1,024; VGG16 as in the paper."""
 OUTCOME_COLUMNS = tuple(StudyColumn(name, (grid.OUTCOMES, name)) for name in ("found", "part", "grouped", "missed"))
 TRIVIAL = StudyColumn("mAP50 in a\ntrivial box", ("test", "verdicts", "voc12", "best"))
 COST = (
@@ -56,13 +70,14 @@ class DatasetComparison:
         return self.experiment.runs(self.base, self.data)
 
 
-def compare(
+def compare(  # noqa: PLR0913 - the options of the command
     names: Sequence[str],
     sources: Sequence[study_data.StudySource],
     out: Path,
     *,
     seeds: Sequence[int] = (),
     recipe: str | None = None,
+    backbones: Sequence[str] = (),
     overrides: Sequence[str] = (),
     commands: Sequence[str] = (),
     progress: Progress = silent,
@@ -74,12 +89,22 @@ def compare(
     Args:
         names: of ``SYSTEMS``; default: all.
         seeds: of training, and of scenes; default: 0, 1 and 2.
-        recipe: settings to start from; default: ``scenes`` on scenes, else ``photos``.
+        recipe: settings to start from; default: ``scenes`` on scenes, else ``photos-frozen``.
+        backbones: of ``BACKBONES``, a table each; default: the recipe's.
         overrides: settings of all systems, in the form of ``--set``, applied after the changes of a system.
         commands: command lines shown on the page.
     """
     io.check_writable(out / f"{NAME}.html")
-    plans = plan_comparisons(names, sources, out, seeds=seeds, recipe=recipe, overrides=overrides, progress=progress)
+    plans = plan_comparisons(
+        names,
+        sources,
+        out,
+        seeds=seeds,
+        recipe=recipe,
+        backbones=backbones,
+        overrides=overrides,
+        progress=progress,
+    )
     results = run_comparisons(plans, out, progress=progress)
     return write_comparison(results, plans[0].base, out, commands=commands)
 
@@ -91,6 +116,7 @@ def plan_comparisons(
     *,
     seeds: Sequence[int] = (),
     recipe: str | None = None,
+    backbones: Sequence[str] = (),
     overrides: Sequence[str] = (),
     progress: Progress = silent,
 ) -> list[DatasetComparison]:
@@ -98,18 +124,28 @@ def plan_comparisons(
     reproduction.check_overrides(overrides)
     systems = [find_system(name) for name in dict.fromkeys(names or SYSTEMS)]
     bare, planned = _experiment((), ()), []
-    for source in sources:
-        base = reproduction.base_config(bare, source, recipe, ())
-        experiment = _experiment(systems, [_row(system, base, overrides) for system in systems])
+    chosen_backbones = list(dict.fromkeys(backbones)) or ["recipe"]
+    for (number, source), backbone in product(enumerate(sources), chosen_backbones):
+        base = reproduction.base_config(bare, source, recipe, _backbone_settings(backbone))
+        rows = [_row(system, base, overrides) for system in systems]
+        experiment = _experiment(systems, rows, backbone if len(chosen_backbones) > 1 else "")
         for row in experiment.rows:
             row.config(base, 0)  # raises for a setting that a system does not have
-        planned.append((source, experiment, base))
+        planned.append((number, experiment, base))
     chosen = reproduction.unique_seeds(seeds or bare.seeds)
-    plans = []
-    for source, experiment, base in planned:
-        data = {seed: study_data.open_data(source, seed, out, progress=progress) for seed in chosen}
-        plans.append(DatasetComparison(experiment, base, data))
-    return plans
+    data = [{seed: study_data.open_data(own, seed, out, progress=progress) for seed in chosen} for own in sources]
+    return [DatasetComparison(experiment, base, data[number]) for number, experiment, base in planned]
+
+
+def _backbone_settings(name: str) -> tuple[str, ...]:
+    """The settings of a backbone; raises if there is none of this name, or its weights are not stored."""
+    if name not in BACKBONES:
+        raise errors.UserError(f"--backbone {name}: unknown; there are {', '.join(BACKBONES)}")
+    for setting in BACKBONES[name]:
+        key, _, value = setting.partition("=")
+        if key == "backbone.weights" and value not in stored_names():
+            raise errors.UserError(f"--backbone {name}: its weights are not stored here; `tag2box weights get {value}`")
+    return BACKBONES[name]
 
 
 def run_comparisons(
@@ -132,13 +168,14 @@ def _check(run: grid.GridRun) -> None:
     check_requirements(config, read_training(config) if config.criterion.requirements.counts else run.data.tagged)
 
 
-def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant]) -> Experiment:
+def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant], backbone: str = "") -> Experiment:
     titles = [system.title for system in systems]
     against = "OICR+" if "OICR+" in titles else (titles or [""])[0]
     return Experiment(
         name=NAME,
         title="Systems compared",
         shows="",
+        backbone=backbone,
         origin="its tables 1 and 2; VGG16",
         rows=tuple(rows),
         columns=(MAP, TRIVIAL, CORLOC, *OUTCOME_COLUMNS, *LABELS, *COST),
@@ -179,8 +216,10 @@ def write_comparison(
         sections += [_table_section(results, table, at), *summary.intervals_section(results, drawn, f"{at}-")]
         sections += [*summary.errors_section(results, f"{at}-"), ranking(table, at)]
         sections += pictures.side_by_side(results, prefix=f"{at}-")
-        numbers.append(summary.study_json(results, table, Analysis(), summary.quality_curves(results), drawn))
-        text.append(f"On {results.first[1].name}:\n\n{study_tables.markdown(table)}")
+        more = {"backbone": results.experiment.backbone} if results.experiment.backbone else {}
+        curves = summary.quality_curves(results)
+        numbers.append({**summary.study_json(results, table, Analysis(), curves, drawn), **more})
+        text.append(f"On {_place(results)}:\n\n{study_tables.markdown(table)}")
     inputs = study_tables.StudyInputs(
         kicker="tag2box compare",
         title=found[0].experiment.title,
@@ -200,18 +239,24 @@ def write_comparison(
     return files
 
 
+def _place(results: StudyResults) -> str:
+    """The dataset, and the backbone if there are several."""
+    backbone = results.experiment.backbone
+    return results.first[1].name + (f", backbone {backbone}" if backbone else "")
+
+
 def _table_section(results: StudyResults, table: study_tables.StudyTable, at: int) -> study_tables.StudySection:
     words = (
         f"{summary.setting(results)} Each figure is the mean over the seeds, with the smallest and the largest: "
         "differences within this range are not significant. Shares are in per cent. Time and memory are of training "
         "on this machine; labels' precision and recall are of the last stage's pseudo boxes at the end of training."
     )
-    return study_tables.StudySection(f"{at}-table", f"On {results.first[1].name}", words, table=table, warnings=NOTES)
+    return study_tables.StudySection(f"{at}-table", f"On {_place(results)}", words, table=table, warnings=NOTES)
 
 
 def _facts(found: Sequence[StudyResults], tables: Sequence[study_tables.StudyTable]) -> tuple[fmt.Fact, ...]:
     best = [
-        replace(summary.study_facts(results, table)[0], name=f"Best mAP50, {results.first[1].name}")
+        replace(summary.study_facts(results, table)[0], name=f"Best mAP50, {_place(results)}")
         for results, table in zip(found, tables, strict=True)
     ]
     folders = {result.folder for results in found for own in results.results.values() for result in own.values()}

@@ -109,6 +109,8 @@ class Experiment:
     title: str
     shows: str
     """The paper's claim."""
+    backbone: str = ""
+    """Name of the backbone, if a comparison has several."""
     origin: str = ""
     """Source of the paper's figures: table, dataset, backbone and proposals."""
     rows: tuple[StudyVariant, ...] = ()

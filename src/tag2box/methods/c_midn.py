@@ -17,12 +17,19 @@ from tag2box.types import BatchMeta, LabelerInput, Labeling, PseudoBoxes, Requir
 def class_mask(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, cell: float, threshold: float
 ) -> Bool[Tensor, "h w"]:
-    """Mask of a class: cells whose likelihood, the sum of the scores of the boxes over them, reaches the threshold.
+    """Mask of a class: cells whose likelihood, the sum of the votes of the boxes over them, reaches the threshold.
 
     It replaces the segmentation network of the paper.
     """
     likelihood = slv.likelihood_map(boxes, scores, cell)
     return (likelihood >= threshold) & (likelihood > 0)
+
+
+def guide_votes(
+    scores: Float[Tensor, " P"], class_evidence: Float[Tensor, "R C"] | None, inside: slice, c: int
+) -> Float[Tensor, " P"]:
+    """Votes of a photo's boxes for the mask of a class: evidence of the class maps, or, without them, MIL scores."""
+    return scores if class_evidence is None else class_evidence[inside, c].to(scores.dtype)
 
 
 def cells_inside(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
@@ -99,11 +106,14 @@ class CMidn(protocols.TagLoss):
     """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
     """Side of the mask's cells, in pixels of the resized photo."""
+    guide: Literal["mil", "class_maps"] = "mil"
+    """What votes for the class mask: MIL scores, or the class maps of a network trained on the tags as an image
+    classifier, which know nothing of the MIL head that they correct. Needs ``adaptation.epochs`` above 0."""
 
     @property
     def requirements(self) -> Requirements:
-        """A second MIL head."""
-        return Requirements(mil_heads=2)
+        """A second MIL head; the evidence of class maps, if they guide it."""
+        return Requirements(mil_heads=2, class_evidence=self.guide == "class_maps")
 
     def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> protocols.MilResult:
         """Proposal scores of both heads, and the sum of their losses."""
@@ -117,12 +127,14 @@ class CMidn(protocols.TagLoss):
     def removed(self, first: Float[Tensor, "R c"], meta: BatchMeta) -> Bool[Tensor, "R c"]:
         """Mask of the proposals that are removed from the second head, per class."""
         removed = torch.zeros_like(first, dtype=torch.bool)
+        evidence = meta.side_info.class_evidence if self.guide == "class_maps" else None
         for span, tags in zip(meta.proposals.spans(), meta.tags, strict=True):
             inside = slice(span.start, span.stop)
             boxes = meta.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist() if len(span) else []:
                 scores = first[inside, c]
-                mask = class_mask(boxes, scores, cell=self.cell, threshold=self.mask)
+                votes = guide_votes(scores, evidence, inside, c)
+                mask = class_mask(boxes, votes, cell=self.cell, threshold=self.mask)
                 covered = coverage(mask, boxes, self.cell)
                 removed[inside, c] = is_removed(
                     boxes, int(scores.argmax()), covered, iou_threshold=self.removed_iou, enough=self.covered
@@ -153,13 +165,16 @@ class CMidnLabeler:
     """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
     """Side of the mask's cells, in pixels of the resized photo."""
+    guide: Literal["mil", "class_maps"] = "mil"
+    """What votes for the class mask: MIL scores, or the class maps of a network trained on the tags as an image
+    classifier. Needs ``adaptation.epochs`` above 0."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """A second MIL head."""
-        return Requirements(mil_heads=2)
+        """A second MIL head; the evidence of class maps, if they guide it."""
+        return Requirements(mil_heads=2, class_evidence=self.guide == "class_maps")
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo boxes and pseudo labels of every stage."""
@@ -182,10 +197,11 @@ class CMidnLabeler:
         return PseudoBoxes(rows[is_kept], cls[is_kept], scores[is_kept])
 
     def keep(self, inputs: LabelerInput, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
-        """Which of two top proposals of one class of one image are kept, by the mask of both heads' scores."""
+        """Which of two top proposals of one class of one image are kept, by the mask of votes of the guide."""
         assert inputs.second is not None
         span = next(span for span in inputs.proposals.spans() if int(pair[0]) in span)
         inside = slice(span.start, span.stop)
-        votes = inputs.probs[0][inside, c] + inputs.second[inside, c]
+        evidence = inputs.side_info.class_evidence if self.guide == "class_maps" else None
+        votes = guide_votes(inputs.probs[0][inside, c] + inputs.second[inside, c], evidence, inside, c)
         mask = class_mask(inputs.proposals.boxes[inside], votes, cell=self.cell, threshold=self.mask)
         return kept_of_two(inputs.proposals.boxes[pair], mask, apart=self.apart, cell=self.cell)

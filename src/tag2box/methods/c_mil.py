@@ -1,6 +1,7 @@
 """C-MIL, continuation MIL (Wan et al., 2019): proposals are scored in subsets that become smaller during training."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -124,6 +125,32 @@ def member_scores(
     return merged[subsets] * (rows == first[subsets])
 
 
+def hinge_loss(
+    merged: Float[Tensor, "S c"],
+    tags: Bool[Tensor, "N c"],
+    counts: Sequence[int],
+    *,
+    unsure: Bool[Tensor, "N c"] | None = None,
+    over_classes: Literal["mean", "sum"] = "mean",
+) -> Float[Tensor, ""]:
+    """max(0, 1 - y max over subsets J of f_J), y = 1 or -1 by tag: mean or sum over classes, mean over photos.
+
+    A photo without subsets, and a class that is ``unsure``, add zero.
+
+    Args:
+        merged: scores f of the subsets, photo after photo.
+        counts: subsets per photo.
+    """
+    terms = [merged.sum() * 0]
+    for n, own in enumerate(merged.split(list(counts))):
+        if len(own):
+            sign = tags[n].to(own.dtype) * 2 - 1
+            hinge = (1 - sign * own.amax(dim=0)).clamp(min=0)
+            hinge = hinge if unsure is None else hinge.masked_fill(unsure[n], 0)
+            terms.append(hinge.mean() if over_classes == "mean" else hinge.sum())
+    return torch.stack(terms).sum() / max(len(counts), 1)
+
+
 def drop_uncertain(
     labels: PseudoLabels, proposals: Proposals, num_classes: int, *, positive_iou: float, negative_iou: float
 ) -> PseudoLabels:
@@ -167,6 +194,8 @@ class CMil(protocols.TagLoss):
     """Boxes of a subset lie within this many ranks; None is no limit. A reimplementation uses 40."""
     share: Literal["best", "all"] = "best"
     """How the score of a subset is distributed: all of it to its best box, or equal parts to all boxes."""
+    loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
+    """Image-level loss: cross-entropy of the summed scores, or the paper's hinge loss of the best subset's score."""
 
     @property
     def requirements(self) -> Requirements:
@@ -178,8 +207,17 @@ class CMil(protocols.TagLoss):
         own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes).detach()
         subsets, counts = self.merge(own[:, : meta.tags.shape[1]], meta.proposals, fraction)
         cls, det = subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets)
-        mil = member_scores(mil_scores(cls, det, counts), subsets, own, self.share)
-        return protocols.MilResult(mil, self.tag_loss(mil, meta))
+        merged = mil_scores(cls, det, counts)
+        mil = member_scores(merged, subsets, own, self.share)
+        return protocols.MilResult(
+            mil, self.tag_loss(mil, meta) if self.loss == "cross_entropy" else self._hinge(merged, meta, counts)
+        )
+
+    def _hinge(self, merged: Float[Tensor, "S c"], meta: BatchMeta, counts: Sequence[int]) -> Float[Tensor, ""]:
+        columns = merged.shape[1]
+        unsure = None if meta.unsure is None else protocols.with_background(meta.unsure, columns)
+        tags = protocols.with_background(meta.tags, columns)
+        return hinge_loss(merged, tags, counts, unsure=unsure, over_classes=self.over_classes)
 
     def merge(
         self, own: Float[Tensor, "R C"], proposals: Proposals, fraction: float

@@ -27,15 +27,35 @@ def adaptive_threshold(top: Float[Tensor, " D"], exemplars: Float[Tensor, "M D"]
     return (exemplars @ top).mean()
 
 
-def is_candidate(
+def paper_candidates(
     similarity: Float[Tensor, " P"], threshold: Float[Tensor, ""], to_others: Float[Tensor, "P r"]
 ) -> Bool[Tensor, " P"]:
-    """Candidates (eq. 10): similarity to the top proposal above tau, and above that to any other class's top proposal.
+    """Candidates of eq. 10: similarity to the top proposal above tau, whatever other classes are in the image."""
+    return similarity > threshold
 
-    Pass no columns in ``to_others`` for the rule of the paper, which ignores other classes.
+
+def exclusive_candidates(
+    similarity: Float[Tensor, " P"], threshold: Float[Tensor, ""], to_others: Float[Tensor, "P r"]
+) -> Bool[Tensor, " P"]:
+    """Candidates of eq. 10 that are more similar to their own top proposal than to that of any other class."""
+    return (similarity > threshold) & (similarity[:, None] > to_others).all(dim=1)
+
+
+def published_candidates(
+    similarity: Float[Tensor, " P"], threshold: Float[Tensor, ""], to_others: Float[Tensor, "P r"]
+) -> Bool[Tensor, " P"]:
+    """Candidates of the published code: tau itself suffices, and so does a similarity <= 0 to another class's top.
+
+    Its rule for other classes compares the mask of candidates (0 or 1) with similarities: 1 >= s holds for all, 0 >= s
+    for whatever points away from the other class. So it rejects none and adds what resembles neither class. Only
+    rounding, a similarity of 1 plus an epsilon, removes a top proposal of another class there; here it stays.
     """
-    close = similarity > threshold
-    return close & (similarity[:, None] > to_others).all(dim=1)
+    return (similarity >= threshold) | (to_others <= 0).any(dim=1)
+
+
+CANDIDATE_RULES = {"paper": paper_candidates, "exclusive": exclusive_candidates, "published": published_candidates}
+"""The rules of ``Discovery.rule``: similarity to the top proposal (P), tau and similarity to the top proposals of the
+image's other classes (P, r) in, mask of the candidates (P) out."""
 
 
 def keep_apart(
@@ -83,8 +103,12 @@ class Discovery:
     """How candidates are selected: by similarity to the top proposal, or (appendix C) by classification score."""
     score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
     """The fixed threshold of ``criterion = "score_fixed"``; the paper's best is 0.4."""
-    exclusive: bool = True
-    """A candidate must be more similar to its own top proposal than to those of the other classes in the image."""
+    rule: Literal["paper", "exclusive", "published"] = "paper"
+    """What a candidate by similarity must satisfy, beside tau, if other classes are in the image.
+
+    ``paper``: nothing. ``exclusive``: it is more similar to its own top proposal than to theirs. ``published``, the
+    behaviour of the published code: nothing, and proposals with a similarity of 0 or less to one of theirs are added.
+    """
     nms_iou: Annotated[float, Field(ge=0, le=1)] = 0.1
     """tau_nms: pseudo boxes of one class overlap no more than this."""
     inside: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -132,9 +156,9 @@ class Discovery:
             others = [row for j, row in enumerate(tops.rows.tolist()) if images[j] == image and j != i]
             closeness = self._closeness(inputs, stage, top, c, inside)
             tau = self._threshold(inputs, stage, top, exemplars[c])
-            is_exclusive = self.exclusive and self.criterion == "similarity"
-            to_others = inputs.embed[inside] @ inputs.embed[others if is_exclusive else []].T
-            candidate = is_candidate(closeness, tau, to_others)
+            rule = self.rule if self.criterion == "similarity" else "paper"
+            to_others = inputs.embed[inside] @ inputs.embed[[] if rule == "paper" else others].T
+            candidate = CANDIDATE_RULES[rule](closeness, tau, to_others)
             boxes = inputs.proposals.boxes[inside]
             rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou)
             rows = (rows[drop_parts(boxes[rows], self.inside)] if self.inside < 1 else rows) + inside.start

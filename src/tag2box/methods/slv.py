@@ -1,7 +1,8 @@
 """SLV, spatial likelihood voting (Chen et al., 2020): boxes around the connected components of a likelihood map."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -155,7 +156,11 @@ class Slv:
     min_score: Annotated[float, Field(ge=0, lt=1)] = 0.001
     """Proposals above this score vote; if there is none, only the best one votes."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Cells with this fraction of the maximum votes of their class belong to an object; 0.2 for people in the paper."""
+    """Cells with this fraction of the maximum votes of their class belong to an object."""
+    low_threshold: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The same for the classes of ``low_classes``."""
+    low_classes: tuple[str, ...] = ("person",)
+    """Names of classes with the lower threshold; in the paper, people."""
     cell: Annotated[float, Field(gt=0)] = 4.0
     """Side of the cells of the likelihood map, in pixels of the resized photo."""
     ramp: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -164,6 +169,17 @@ class Slv:
     """Loss weights of the last stage: equal, or the score of the pseudo box as in the stages before."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal takes the class of its nearest pseudo box above this IoU (in the last stage: from it on)."""
+    names: tuple[str, ...] = field(default=(), init=False, repr=False)  # of the classes; empty until they are known
+
+    def for_classes(self, names: Sequence[str]) -> Self:
+        """The same labeler for classes of these names."""
+        bound = replace(self)
+        object.__setattr__(bound, "names", tuple(names))
+        return bound
+
+    def threshold_of(self, c: int) -> float:
+        """The threshold of a class; that of all others, if names are not known."""
+        return self.low_threshold if c < len(self.names) and self.names[c] in self.low_classes else self.threshold
 
     @property
     def requirements(self) -> Requirements:
@@ -185,18 +201,18 @@ class Slv:
             inside = slice(span.start, span.stop)
             boxes = inputs.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist() if len(span) else ():
-                voted = self._vote(boxes, probs[inside, c])
+                voted = self._vote(boxes, probs[inside, c], self.threshold_of(c))
                 rows = first_argmax(iou(voted, boxes)) + span.start
                 found.append((rows, torch.full_like(rows, c), voted))
         rows, cls, placed = (torch.cat(part) for part in zip(*found, strict=True))
         return PseudoBoxes(rows, cls, probs[rows, cls], placed)
 
-    def _vote(self, boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"]) -> Float[Tensor, "n 4"]:
+    def _vote(self, boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], threshold: float) -> Float[Tensor, "n 4"]:
         voters = (scores > self.min_score).nonzero().flatten()
         if len(voters):
-            return voted_boxes(boxes[voters], scores[voters], threshold=self.threshold, cell=self.cell)
+            return voted_boxes(boxes[voters], scores[voters], threshold=threshold, cell=self.cell)
         alone = boxes[scores.argmax()][None]
-        return voted_boxes(alone, torch.ones_like(scores[:1]), threshold=self.threshold, cell=self.cell)
+        return voted_boxes(alone, torch.ones_like(scores[:1]), threshold=threshold, cell=self.cell)
 
     def _voted(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes) -> PseudoLabels:
         labels = assign(inputs.proposals, pseudo_boxes, inputs.tags.shape[1], self.foreground_iou, or_equal=True)

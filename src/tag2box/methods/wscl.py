@@ -222,6 +222,18 @@ def instance_difficulty(inputs: LabelerInput, rows: Int[Tensor, " m"], cls: Int[
     return mil[rows, cls] / sums[inputs.proposals.image_ids()[rows], cls].clamp(min=torch.finfo(mil.dtype).tiny)
 
 
+def relative_difficulty(omega: Float[Tensor, " M"], group: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+    """omega divided by its mean over the exemplars of each group, so that this mean is 1; zeros stay zero.
+
+    >>> relative_difficulty(torch.tensor([0.1, 0.3, 0.2]), torch.tensor([0, 0, 5]))
+    tensor([0.5000, 1.5000, 1.0000])
+    """
+    _, group = group.unique(return_inverse=True)
+    members = torch.bincount(group)
+    means = omega.new_zeros(len(members)).index_add(0, group, omega) / members
+    return omega / means.clamp(min=torch.finfo(omega.dtype).tiny)[group]
+
+
 def no_exemplars(embed: Float[Tensor, "R D"]) -> Exemplars:
     """The empty set S."""
     none = torch.zeros(0, dtype=torch.long, device=embed.device)
@@ -250,16 +262,25 @@ class Contrast:
     """epsilon."""
     positives: Literal["outside", "inside"] = "outside"
     """Where the positives are averaged: outside the logarithm (the paper) or inside it (its published code)."""
+    omega: Literal["share", "batch", "pair"] = "share"
+    """Weight of an exemplar: eq. 12, its share of its photo's score, which is a few thousandths among many proposals;
+    or that divided by its mean over the batch, or over each (photo, class) pair, so that the mean weight is 1."""
 
-    def __call__(self, exemplars: Exemplars) -> Float[Tensor, ""]:
-        """The unweighted loss over S^U."""
+    def __call__(self, exemplars: Exemplars, images: Int[Tensor, " R"]) -> Float[Tensor, ""]:
+        """The unweighted loss over S^U; ``images`` are the photos of the proposals."""
         return wscl(
             exemplars.embed,
             exemplars.cls,
-            exemplars.weight,
+            exemplars.weight if self.omega == "share" else self._relative(exemplars, images),
             temperature=self.temperature,
             positives=self.positives,
         )
+
+    def _relative(self, exemplars: Exemplars, images: Int[Tensor, " R"]) -> Float[Tensor, " M"]:
+        """omega divided by its mean over the batch or over each pair."""
+        if self.omega == "batch":
+            return relative_difficulty(exemplars.weight, torch.zeros_like(exemplars.cls))
+        return relative_difficulty(exemplars.weight, images[exemplars.rows] * (1 << 31) + exemplars.cls)
 
 
 def with_discovered(inputs: LabelerInput, labeling: Labeling) -> Exemplars:

@@ -29,6 +29,12 @@ class ConcreteDropBlock:
     """tau: a cell is the centre of a dropped square with rate tau / block^2 at most, if the mask net outputs 1."""
     hidden: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Hidden channels of the mask net; 32 or 64 avoid most of its cost on a CPU."""
+    norm: Literal["group", "batch"] = "group"
+    """Normalization of the mask net: per proposal, or batch norm as in the published code.
+
+    Batch norm has the statistics of the proposals that are computed together: of the whole batch, of one photo if
+    ``compute.memory`` is exact, of a rank's photos. These modes then differ.
+    """
     temperature: Annotated[float, Field(gt=0)] = 0.01
     """Temperature of the Gumbel-softmax."""
     weight: Annotated[float, Field(ge=0)] = 0.01
@@ -47,10 +53,25 @@ class ConcreteDropBlock:
             return MaskNet(self, channels)
 
 
+class BatchStatNorm(nn.Module):
+    """Batch norm with the statistics of its input in every mode: no running averages, so that it is a pure function."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Float[Tensor, "R ch h w"]) -> Float[Tensor, "R ch h w"]:
+        """(x - mean) / std of each channel over proposals and cells, scaled and shifted."""
+        variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
+        spread = (x - mean) / (variance + 1e-5).sqrt()
+        return spread * self.weight[:, None, None] + self.bias[:, None, None]
+
+
 class MaskNet(nn.Module):
     """The adversary: predicts from RoI maps which cells to hide from the detector.
 
-    Its norms are per proposal, so the output for a photo does not depend on the rest of the batch.
+    Unless batch norm is chosen, its norms are per proposal, so the output for a photo does not depend on the batch.
     """
 
     def __init__(self, settings: ConcreteDropBlock, channels: int) -> None:
@@ -58,10 +79,10 @@ class MaskNet(nn.Module):
         self.settings = settings
         self.inner = nn.Sequential(
             nn.Conv2d(channels, settings.hidden, 3, padding=1, bias=False),
-            nn.GroupNorm(1, settings.hidden),
+            _norm(settings, settings.hidden),
             nn.ReLU(inplace=True),
             nn.Conv2d(settings.hidden, 1, 3, padding=1, bias=False),
-            nn.GroupNorm(1, 1),
+            _norm(settings, 1),
         )
         self.shortcut = nn.Conv2d(channels, 1, 1)
 
@@ -84,6 +105,10 @@ class MaskNet(nn.Module):
         logits = at_least_single(self(maps.detach()))
         centres = concrete_centres(logits, drawn, gamma=s.drop / s.block**2, temperature=s.temperature)
         return rescaled_by_photo(keep_mask(centres, s.block), images)
+
+
+def _norm(settings: ConcreteDropBlock, channels: int) -> nn.Module:
+    return nn.GroupNorm(1, channels) if settings.norm == "group" else BatchStatNorm(channels)
 
 
 def concrete_centres(

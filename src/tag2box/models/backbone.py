@@ -171,6 +171,11 @@ class Backbone(nn.Module):
         """The modules that ``trunk`` and ``roi_maps`` run."""
         raise NotImplementedError
 
+    def neck_parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters of ``neck``, on which all losses act."""
+        before = {id(p) for part in self.roi_map_modules() for p in part.parameters()}
+        return [p for p in self.parameters() if p.requires_grad and id(p) not in before]
+
     def roi_map_key(self) -> str:
         """Everything that RoI maps depend on besides weights and pixels: part of the feature cache's key."""
         return f"{type(self).__name__} stride {self.stride} side {self.map_size} {self.preprocess}"

@@ -45,6 +45,8 @@ class Lite0(BackboneSettings):
     """Train blocks 11-15. The feature cache then holds maps of photos instead of RoI maps."""
     train_blocks: Annotated[int, Field(ge=1, le=5)] = 5
     """With ``train_tail``, only so many of the last blocks are trained: 1 is block 15, which makes the RoI map f."""
+    train_trunk: bool = False
+    """Train stem and blocks 0-10. Nothing is cached then, and photos are read in every iteration."""
     train_neck: bool = True
     """Train the head convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -57,8 +59,10 @@ class Lite0(BackboneSettings):
 
     def build(self, *, pretrained: bool = True) -> "Lite0Backbone":
         """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
-        if self.pooled and (self.train_neck or self.train_tail):
-            raise UserError("backbone.pooled: needs a frozen network; set train_neck=false and train_tail=false")
+        if self.pooled and (self.train_neck or self.train_tail or self.train_trunk):
+            raise UserError(
+                "backbone.pooled: needs a frozen network; set train_neck=false, train_tail=false and train_trunk=false"
+            )
         backbone = (PooledLite0Backbone if self.pooled else Lite0Backbone)(self)
         if pretrained:
             load_into(backbone, fold_weights(lite0_weights()), LITE0_PACKAGE)
@@ -86,8 +90,8 @@ class Lite0Backbone(Backbone):
         self.tail = nn.Sequential(*blocks[_TRUNK_BLOCKS:])
         self.head = _Conv(state_dict.LITE0_STAGES[-1][2], state_dict.LITE0_HEAD)
         self.dropout = settings.dropout
-        self.stem.requires_grad_(False)
-        self.body.requires_grad_(False)
+        self.stem.requires_grad_(settings.train_trunk)
+        self.body.requires_grad_(settings.train_trunk)
         self.tail.requires_grad_(False)
         self.tail[-settings.train_blocks :].requires_grad_(settings.train_tail)
         self.head.requires_grad_(settings.train_neck)
@@ -103,7 +107,8 @@ class Lite0Backbone(Backbone):
     def roi_maps(self, features: Float[Tensor, "N 112 h w"], proposals: Proposals) -> Float[Tensor, "R 320 s s"]:
         """RoI pooling, then blocks 11-15; in chunks of proposals if these are frozen."""
         ids = proposals.image_ids()
-        step = max(1, len(ids)) if any(p.requires_grad for p in self.tail.parameters()) else _CHUNK
+        is_trained = features.requires_grad or any(p.requires_grad for p in self.tail.parameters())
+        step = max(1, len(ids)) if is_trained else _CHUNK
         parts = [
             self.tail(self.pool(features, boxes, image, size=self.pool_size, scale=1 / self.stride))
             for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True)

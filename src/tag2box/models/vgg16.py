@@ -38,6 +38,16 @@ class Vgg16(BackboneSettings):
     """Dropout rate after fc6 and fc7."""
     train_trunk: bool = True
     """Train conv3 to conv5. False freezes all convolutions, for small machines: the feature cache holds their maps."""
+    neck_channels: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Channels of a trained 1 x 1 convolution before fc6; None is none. 128 makes fc6 a quarter as large. fc6 and fc7
+    are then initialized randomly, whatever the weights hold."""
+    neck_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Width of fc6 and fc7; None is that of the pretrained ones, 4,096. Another width is initialized randomly."""
+
+    @property
+    def has_pretrained_neck(self) -> bool:
+        """Whether fc6 and fc7 have the shapes of the pretrained ones."""
+        return self.neck_channels is None and self.neck_size is None
 
     def with_absolute_paths(self) -> Self:
         """The same settings with an absolute path if ``weights`` is a file."""
@@ -67,10 +77,13 @@ class Vgg16Backbone(PreprocessBufferBackbone):
 
     def __init__(self, settings: Vgg16, *, vector_size: int = state_dict.VGG_NECK) -> None:
         super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
-        self.vector_size = vector_size
+        self.vector_size = vector_size = settings.neck_size or vector_size
+        self.has_pretrained_neck = settings.has_pretrained_neck
         self.features = _convolutions()
+        width = settings.neck_channels
+        self.reduce = None if width is None else nn.Conv2d(self.channels, width, 1, bias=False)
         self.classifier = nn.Sequential(
-            nn.Linear(self.channels * self.map_size**2, vector_size),
+            nn.Linear((width or self.channels) * self.map_size**2, vector_size),
             nn.ReLU(inplace=True),
             nn.Identity(),  # index of torchvision's dropout
             nn.Linear(vector_size, vector_size),
@@ -78,6 +91,8 @@ class Vgg16Backbone(PreprocessBufferBackbone):
         )
         self.dropout = settings.dropout
         normal_init(self.classifier, std=0.01)
+        if self.reduce is not None:
+            nn.init.kaiming_normal_(self.reduce.weight)
         frozen = self.features[:_FROZEN] if settings.train_trunk else self.features
         frozen.requires_grad_(False)
 
@@ -113,9 +128,23 @@ class Vgg16Backbone(PreprocessBufferBackbone):
         return roi_pool(features, proposals.boxes, proposals.image_ids(), size=self.map_size, scale=scale)
 
     def neck(self, maps: Float[Tensor, "R 512 7 7"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
-        """fc6 and fc7, each with ReLU and dropout."""
+        """The 1 x 1 convolution, if there is one, then fc6 and fc7, each with ReLU and dropout."""
+        return self._linear(self.neck_stem(maps), row_rng)
+
+    def neck_stem(self, maps: Float[Tensor, "R 512 7 7"]) -> Float[Tensor, "R c 7 7"]:
+        """The 1 x 1 convolution without its ReLU."""
+        return maps if self.reduce is None else self.reduce(maps)
+
+    def neck_tail(
+        self, stem: Float[Tensor, "R c 7 7"], factors: Float[Tensor, "R 7 7"], row_rng: RowRng | None = None
+    ) -> Float[Tensor, "R F"]:
+        """The rest of ``neck``, after multiplying the cells of the stem's output by factors."""
+        return self._linear(stem * factors[:, None].to(stem.dtype), row_rng)
+
+    def _linear(self, stem: Float[Tensor, "R c 7 7"], row_rng: RowRng | None) -> Float[Tensor, "R F"]:
         fc6, fc7 = self.classifier[:3], self.classifier[3:]
-        return dropout(fc7(dropout(fc6(maps.flatten(1)), self.dropout, row_rng)), self.dropout, row_rng)
+        cells = (stem if self.reduce is None else stem.relu()).flatten(1)
+        return dropout(fc7(dropout(fc6(cells), self.dropout, row_rng)), self.dropout, row_rng)
 
     def pyramid_modules(self) -> tuple[nn.Module, ...]:
         """conv1 to conv5."""
@@ -140,16 +169,17 @@ def _convolutions() -> nn.Sequential:
 
 
 def load_vgg16(backbone: Vgg16Backbone, weights: Weights, where: str) -> None:
-    """Load the convolutions, their preprocessing and, if present, fc6 and fc7.
+    """Load the convolutions, their preprocessing and, if present and of the same shape, fc6 and fc7.
 
-    Without fc6 and fc7 these stay randomly initialized, with a warning.
+    Without fc6 and fc7 these stay randomly initialized, with a warning unless the settings have another neck.
     """
     if weights.architecture not in {"vgg16", "vgg16-conv"}:
         raise UserError(f"backbone.weights = {where}: these are weights of {weights.architecture}, not of vgg16")
-    neck = {name: value for name, value in backbone.state_dict().items() if name.startswith("classifier.")}
-    own = {} if weights.architecture == "vgg16" else neck
-    load_into(backbone, {**own, **weights.tensors, PIXELS_BUFFER: weights.preprocess.to_tensor()}, where)
-    if own:
+    neck = {n: value for n, value in backbone.state_dict().items() if n.startswith(("classifier.", "reduce."))}
+    own = {} if weights.architecture == "vgg16" and backbone.has_pretrained_neck else neck
+    known = {n: value for n, value in weights.tensors.items() if not own or not n.startswith("classifier.")}
+    load_into(backbone, {**own, **known, PIXELS_BUFFER: weights.preprocess.to_tensor()}, where)
+    if own and backbone.has_pretrained_neck:
         warnings.warn(
             f"{where}: holds the convolutions alone, so fc6 and fc7 start random and learn from your photos alone; "
             "prefer weights with fc6 and fc7",

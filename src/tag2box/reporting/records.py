@@ -57,6 +57,7 @@ class StepRecord:
 
     iteration: Natural
     losses: FigureMap = field(default_factory=dict)
+    contrast_share: float | None = None  # of WSCL in the gradient at the neck
     lr: float | None = None
     seconds: float | None = None  # since the start of training
 
@@ -390,8 +391,7 @@ def _parse(kind: type[Record], value: object, where: str) -> Record:
     if kind not in _validators:
         _validators[kind] = TypeAdapter(kind)
     try:
-        parsed: Record = _validators[kind].validate_python(value)
-        return parsed
+        return _validators[kind].validate_python(value)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         name = printable(".".join(str(part) for part in first["loc"]) or kind.__name__)

@@ -91,7 +91,20 @@ def loss_charts(runs: Sequence[NamedRun]) -> tuple[Chart, ...]:
                 lines.append(Line(run.name, run.css, smooth(thin(raw)), thin(raw)))
         if lines:
             charts.append(Chart(name, LOSSES.get(name, ""), line_chart(lines, label=f"Loss {name} over training")))
-    return tuple(charts)
+    return (*charts, *share_charts(runs))
+
+
+def share_charts(runs: Sequence[NamedRun]) -> tuple[Chart, ...]:
+    """The gradient of WSCL at the neck in per cent of all other losses', for runs that have WSCL and train the neck."""
+    lines = []
+    for run in runs:
+        shares = [(s.iteration, s.contrast_share) for s in run.record.steps]
+        raw = _points([(at, None if share is None else 100 * share) for at, share in shares])
+        if raw:
+            lines.append(Line(run.name, run.css, smooth(thin(raw)), thin(raw)))
+    note = "norm of the gradient of λ contrast, in per cent of that of all other losses"
+    svg = line_chart(lines, label="Share of the contrastive loss in the gradient at the neck") if lines else ""
+    return (Chart("contrast at the neck", note, svg),) if lines else ()
 
 
 def count_charts(runs: Sequence[NamedRun], truth: float | None) -> tuple[Chart, ...]:

@@ -8,7 +8,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -163,8 +163,12 @@ def default_kinds(cls: type, base: object) -> Tree:
     return tree
 
 
-def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
-    """The tree with old keys moved to where they belong now, each with a warning that names both."""
+def with_new_keys(tree: Tree, renamed: Mapping[str, str], values: Mapping[str, Mapping[object, str]]) -> Tree:
+    """The tree with old keys moved to where they belong now, each with a warning that names both.
+
+    Args:
+        values: by old key, its values that are spelt otherwise under the new one.
+    """
     for old, new in renamed.items():
         *path, name = old.split(".")
         owner: Tree | Given | None = tree
@@ -176,6 +180,8 @@ def with_new_keys(tree: Tree, renamed: Mapping[str, str]) -> Tree:
         given = latest(node)
         if given is None:  # an empty table, as another key of it has been moved already
             continue
+        if isinstance(node, Given) and isinstance(node.value, bool) and node.value in values.get(old, {}):
+            node = replace(node, value=values[old][node.value], text=None)
         renaming = f"{old} is now called {new}; the old name works until version 0.3"
         warnings.warn(f"{given.origin}: {renaming}", FutureWarning, 3)
         for step in reversed(new.split(".")):
@@ -216,18 +222,20 @@ T = TypeVar("T", bound="DataclassInstance")
 def load(cls: type[T], files: Sequence[Path] = (), overrides: Sequence[str] = (), *, base: T | None = None) -> T:
     """The settings that defaults (those of ``base`` if given), TOML files and ``a.b=c`` overrides add up to.
 
-    A class may have ``RENAMED``, a dict of old keys to new ones: old keys are accepted with a FutureWarning; and
-    ``CLEARS``, a dict of keys, each with the one that becomes None if a file, or the overrides, have the first alone.
+    A class may have ``RENAMED``, a dict of old keys to new ones: old keys are accepted with a FutureWarning;
+    ``RENAMED_VALUES``, by old key the values that are spelt otherwise now; and ``CLEARS``, a dict of keys, each with
+    the one that becomes None if a file, or the overrides, have the first alone.
     """
     renamed: Mapping[str, str] = getattr(cls, "RENAMED", {})
+    values: Mapping[str, Mapping[object, str]] = getattr(cls, "RENAMED_VALUES", {})
     clears: Mapping[str, str] = getattr(cls, "CLEARS", {})
     tree = default_kinds(cls, base)
     for layer, path in enumerate(files):
-        tree = merge(tree, with_cleared(with_new_keys(read_file(path, layer), renamed), clears))
+        tree = merge(tree, with_cleared(with_new_keys(read_file(path, layer), renamed, values), clears))
     # One layer for all overrides: "labeler.tau=1 labeler.kind=x" means the same in either order.
     flags: Tree = {}
     for override in overrides:
-        flags = merge(flags, with_new_keys(parse_override(override, len(files)), renamed))
+        flags = merge(flags, with_new_keys(parse_override(override, len(files)), renamed, values))
     reader = _Reader(cls, str(files[-1]) if files else "settings")
     return cast(T, reader.table(cls, merge(tree, with_cleared(flags, clears)), base, ""))
 

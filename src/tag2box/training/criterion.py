@@ -85,11 +85,12 @@ class LossOutput:
     losses: Mapping[str, Float[Tensor, ""]]  # unweighted, by term
     labeling: Labeling
     tags: Bool[Tensor, "N C"]
+    contrast_share: float | None = None  # of the gradient at the neck; None if not measured, or if the neck is frozen
 
-    def detached(self) -> LossOutput:
+    def detached(self, contrast_share: float | None = None) -> LossOutput:
         """The same values without an autograd graph."""
         losses = {name: value.detach() for name, value in self.losses.items()}
-        return LossOutput(self.total.detach(), losses, self.labeling, self.tags)
+        return LossOutput(self.total.detach(), losses, self.labeling, self.tags, contrast_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +168,11 @@ class Criterion:
         needed = needed | Requirements(class_evidence=self.prior.evidence != 0)
         return reduce(or_, (term.requirements for term in self.extra), needed)
 
+    def for_classes(self, names: Sequence[str]) -> Criterion:
+        """The criterion for classes of these names, for a labeler that has settings by class (``for_classes``)."""
+        bind = getattr(self.labeler, "for_classes", None)
+        return self if bind is None else replace(self, labeler=bind(names))
+
     def terms(self, fraction: float, everything: StageInputs) -> tuple[Term, ...]:
         """The summands of the total loss, in order. The spatial term reads all proposals, also rejected ones."""
         mil, meta, outputs = everything.mil, everything.meta, everything.outputs
@@ -240,7 +246,7 @@ class Criterion:
     def _contrast(self, x: LossInputs) -> Float[Tensor, ""]:
         if not self.contrast.enabled:
             return x.mil.loss.new_zeros(())
-        return self.contrast(wscl.with_discovered(x.inputs, x.labeling))
+        return self.contrast(wscl.with_discovered(x.inputs, x.labeling), x.meta.proposals.image_ids())
 
     def _attention(self, x: LossInputs) -> Float[Tensor, ""]:
         assert x.outputs.responses is not None
@@ -270,6 +276,7 @@ class Criterion:
             outputs.embed,
             wscl.no_exemplars(outputs.embed),
             vectors=outputs.vectors.detach() if self.labeler.requirements.vectors else None,
+            deltas=tuple(x.detach() for x in outputs.scores.deltas) if self.labeler.requirements.deltas else (),
             second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], meta),
             side_info=meta.side_info,
             fraction=fraction,

@@ -133,11 +133,13 @@ def _checked_events(path: Path) -> Iterator[tuple[dict[str, object], bool]]:
 
 
 def step_event(iteration: int, loss: criterion.LossOutput, lr: float, seconds: float) -> dict[str, object]:
-    """Losses of one batch."""
+    """Losses of one batch, and the share of WSCL in the gradient at the neck if it was measured."""
     losses = {name: value.item() for name, value in loss.losses.items()}
+    share = {} if loss.contrast_share is None else {"contrast_share": loss.contrast_share}
     return {
         "iteration": iteration,
         "losses": {**losses, "total": loss.total.item()},
+        **share,
         "lr": lr,
         "seconds": seconds,
     }

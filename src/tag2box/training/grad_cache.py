@@ -27,15 +27,23 @@ from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import SINGLE_PROCESS
-from tag2box.training.step import Forward, Step
+from tag2box.training.step import Forward, Step, contrast_share
 from tag2box.types import AugmentedRois, Batch, BatchMeta, Outputs, Requirements, StageScores
 
 
-def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
-    """Losses and labels of the batch of all ranks; gradients are left in the parameters of ``learner``."""
+def exact_step(
+    step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float, *, measure: bool = False
+) -> LossOutput:
+    """Losses and labels of the batch of all ranks; gradients are left in the parameters of ``learner``.
+
+    Args:
+        measure: also the share of WSCL in the gradient at the neck.
+    """
     run = ForwardPass.run(step, learner, batch, rng)
     run.outputs.requires_grad_()
     loss = run.loss(fraction)
+    neck, weighted = step.measured(loss) if measure else ([], loss.total)
+    contrast = _neck_gradients(run, neck, weighted) if neck else []
     loss.total.backward()
     grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (run.outputs, *run.copies)]
     scale = loss_scale(grads) if step.precision == "fp16" else 1.0
@@ -43,7 +51,24 @@ def exact_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fract
     run.backward(grads[0] * scale, [grad * scale for grad in grads[1:]])
     step.dist.all_reduce_gradients(learner.parameters())
     unscale(learner.parameters(), scale)
-    return loss.detached()
+    return loss.detached(contrast_share(neck, contrast) if measure else None)
+
+
+def _neck_gradients(run: ForwardPass, neck: list[nn.Parameter], loss: Float[Tensor, ""]) -> list[Tensor | None]:
+    """Gradients of a loss at the neck, summed over all ranks; the graphs are kept, and ``grad`` is empty afterwards."""
+    leaves = [run.outputs, *run.copies]
+    found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+    grads = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+    scale = loss_scale(grads) if run.step.precision == "fp16" else 1.0
+    for p in neck:
+        p.grad = None
+    run.backward(grads[0] * scale, [grad * scale for grad in grads[1:]], only=neck)
+    run.step.dist.all_reduce_gradients(neck)
+    unscale(neck, scale)
+    contrast = [p.grad for p in neck]
+    for p in neck:
+        p.grad = None
+    return contrast
 
 
 def inverted(step: Step, settings: InvertedAttention, batch: Batch, rng: StepRng, fraction: float) -> Step:
@@ -125,13 +150,22 @@ class ForwardPass:
         self.images.append(images)
         return self.layout.unpack_copies(leaf, kinds)
 
-    def backward(self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]]) -> None:
-        """Propagate the gradients of the outputs through the network, micro-batch by micro-batch."""
-        for done in self.passes:
+    def backward(
+        self,
+        grad: Float[Tensor, "R w"],
+        copy_grads: Sequence[Float[Tensor, "m w"]],
+        only: Sequence[nn.Parameter] | None = None,
+    ) -> None:
+        """Propagate the gradients of the outputs through the network, micro-batch by micro-batch.
+
+        Args:
+            only: the parameters that get gradients, for a first of two passes; default: all of the learner.
+        """
+        for done in self.passes if only is None else ():
             done.release()
         for done in self.passes:
             own = [g[done.part.owns(images)] for g, images in zip(copy_grads, self.images, strict=True)]
-            done.backward(grad[done.part.rows], own)
+            done.backward(grad[done.part.rows], own, only)
 
 
 @dataclass(frozen=True)
@@ -188,8 +222,13 @@ class MicroBatchPass(Protocol):
         """Free what only further copies would need."""
         ...
 
-    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
-        """Add to the parameters' gradients, given those of the outputs and of every request of copies."""
+    def backward(
+        self,
+        grad: Float[Tensor, "R w"],
+        copy_grads: list[Float[Tensor, "m w"]],
+        only: Sequence[nn.Parameter] | None = None,
+    ) -> None:
+        """Add to the gradients of all, or ``only`` some, parameters, given those of the outputs and of all copies."""
         ...
 
 
@@ -215,12 +254,18 @@ class StoredGraph:
     def release(self) -> None:
         """Everything is needed in backward."""
 
-    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
-        """Backward through the stored graph."""
+    def backward(
+        self,
+        grad: Float[Tensor, "R w"],
+        copy_grads: list[Float[Tensor, "m w"]],
+        only: Sequence[nn.Parameter] | None = None,
+    ) -> None:
+        """Backward through the stored graph, which is kept if ``only`` some parameters get gradients."""
         ends = zip([self._out, *self._copies], [grad, *copy_grads], strict=True)
         roots = [(out, g) for out, g in ends if out.requires_grad]
-        inputs = [p for p in self._forward.learner.parameters() if p.requires_grad]
-        torch.autograd.backward([out for out, _ in roots], [g for _, g in roots], inputs=inputs)
+        inputs = [p for p in self._forward.learner.parameters() if p.requires_grad] if only is None else only
+        keep = only is not None
+        torch.autograd.backward([out for out, _ in roots], [g for _, g in roots], inputs=inputs, retain_graph=keep)
 
 
 class Recomputed:
@@ -256,12 +301,17 @@ class Recomputed:
         if not self._forward.step.detector.backbone.frozen_trunk:
             self._batch = self.part.batch
 
-    def backward(self, grad: Float[Tensor, "R w"], copy_grads: list[Float[Tensor, "m w"]]) -> None:
+    def backward(
+        self,
+        grad: Float[Tensor, "R w"],
+        copy_grads: list[Float[Tensor, "m w"]],
+        only: Sequence[nn.Parameter] | None = None,
+    ) -> None:
         """Recompute with a graph, then backward through it."""
         again = StoredGraph(self._forward, self._layout, replace(self.part, batch=self._batch))
         for chosen in self._chosen:
             again.augmented(chosen)
-        again.backward(grad, copy_grads)
+        again.backward(grad, copy_grads, only)
 
 
 def _with_trunk_maps(detector: Detector, photo: Batch) -> Batch:

@@ -110,12 +110,15 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
     left = range(first, plan.iterations)
     with graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            loss = train_batch(step, batch.to(step.device), optimizers, plan=plan, iteration=iteration, run=run)
-            done, total = iteration + 1, loss.total.item()
+            done = iteration + 1
+            logs = done % plan.log_every == 0 or done == plan.iterations
+            own = batch.to(step.device)
+            loss = train_batch(step, own, optimizers, plan=plan, iteration=iteration, run=run, measure=logs)
+            total = loss.total.item()
             bar.advance(f"loss {total:.3f}")
             stops = bool(stop()) if dist.world_size == 1 else dist.any(bool(stop()))
             spikes.new.append(total)
-            if done % plan.log_every == 0 or done == plan.iterations:
+            if logs:
                 if (ratio := spikes.highest_ratio()) is not None:
                     events.warn(
                         log, run, done, f"the loss was {ratio:.0f} times its median; {_LOWER_LR} if it stays high"
@@ -170,12 +173,15 @@ class Optimizers:
 
 
 def train_batch(
-    step: Step, batch: Batch, optimizers: Optimizers, *, plan: Plan, iteration: int, run: Path
+    step: Step, batch: Batch, optimizers: Optimizers, *, plan: Plan, iteration: int, run: Path, measure: bool = False
 ) -> criterion.LossOutput:
-    """One batch: a step of the detector, then, if there is one, of its adversary on the same batch."""
+    """One batch: a step of the detector, then, if there is one, of its adversary on the same batch.
+
+    With ``measure``, also the share of WSCL in the gradient at the neck.
+    """
     rng, fraction = StepRng(plan.seed, iteration), iteration / plan.iterations
     _schedule_lr(optimizers.detector, plan, iteration)
-    loss = step(batch, rng, fraction)
+    loss = step(batch, rng, fraction, measure=measure)
     total = loss.total.item()
     norm = get_total_norm([p.grad for p in step.detector.parameters() if p.grad is not None]).item()
     if not (math.isfinite(total) and math.isfinite(norm)):

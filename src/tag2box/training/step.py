@@ -4,12 +4,15 @@
 (GradCache) or over several processes.
 """
 
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from tag2box.models.adversary import MaskNet
 from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
@@ -52,12 +55,16 @@ class Step:
         """The regularizer, if it is trained against the detector."""
         return self.regularizer if isinstance(self.regularizer, MaskNet) else None
 
-    def __call__(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
-        """Losses and labels of the batch of all ranks; gradients are left in the detector's parameters."""
+    def __call__(self, batch: Batch, rng: StepRng, fraction: float = 0.0, *, measure: bool = False) -> LossOutput:
+        """Losses and labels of the batch of all ranks; gradients are left in the detector's parameters.
+
+        Args:
+            measure: also the share of WSCL in the gradient at the neck, at the cost of a further backward pass of WSCL.
+        """
         if self.detector.region is None:
-            return self._run(self.detector, batch, rng, fraction)
+            return self._run(self.detector, batch, rng, fraction, measure)
         self.detector.region.is_shared = self.criterion.rescore.shares(fraction)
-        loss = self._run(self.detector, batch, rng, fraction)
+        loss = self._run(self.detector, batch, rng, fraction, measure)
         self._drop_gradients(self.detector.region, fraction)
         return loss
 
@@ -80,23 +87,34 @@ class Step:
                 p.grad.mul_(-self.adversary.settings.weight)
         return loss
 
-    def _run(self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+    def _run(
+        self, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float, measure: bool = False
+    ) -> LossOutput:
         if isinstance(self.regularizer, InvertedAttention):
             from tag2box.training.grad_cache import inverted  # imported here because it builds on this module
 
-            return inverted(self, self.regularizer, batch, rng, fraction)._run(learner, batch, rng, fraction)
+            dropped = inverted(self, self.regularizer, batch, rng, fraction)
+            return dropped._run(learner, batch, rng, fraction, measure)
         if self.memory == "plain" and self.precision != "fp16" and self.dist.world_size == 1:
-            return plain_step(self, learner, batch, rng, fraction)
+            return plain_step(self, learner, batch, rng, fraction, measure=measure)
         from tag2box.training.grad_cache import exact_step  # imported here because it builds on this module
 
-        return exact_step(self, learner, batch, rng, fraction)
+        return exact_step(self, learner, batch, rng, fraction, measure=measure)
+
+    def measured(self, loss: LossOutput) -> tuple[list[nn.Parameter], Float[Tensor, ""]]:
+        """The trainable parameters of the neck, none without WSCL, and lambda L_wscl."""
+        weighted = self.criterion.contrast.weight * loss.losses["contrast"]
+        return self.detector.backbone.neck_parameters() if weighted.requires_grad else [], weighted
 
 
-def plain_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float) -> LossOutput:
+def plain_step(
+    step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fraction: float, *, measure: bool = False
+) -> LossOutput:
     """Forward, criterion and backward through one autograd graph.
 
     Args:
         learner: the module whose parameters get gradients: the detector, or its adversary.
+        measure: also the share of WSCL in the gradient at the neck.
     """
     images = batch.proposals.image_ids()
     forward = Forward(step, learner, rng)
@@ -114,12 +132,26 @@ def plain_step(step: Step, learner: nn.Module, batch: Batch, rng: StepRng, fract
 
     loss = step.criterion(outputs, batch.meta(), augment_rois, fraction=fraction)
     learner.zero_grad(set_to_none=True)
+    neck, weighted = step.measured(loss) if measure else ([], loss.total)
+    contrast = torch.autograd.grad(weighted, neck, retain_graph=True, allow_unused=True) if neck else ()
     # A zero gradient for every output: parameters that the loss does not reach are then decayed like all others.
     roots = [x for x in (loss.total, *ends) if x.requires_grad]
     grads = [torch.ones_like(x) if x is loss.total else torch.zeros_like(x) for x in roots]
     if roots:
         torch.autograd.backward(roots, grads, inputs=[p for p in learner.parameters() if p.requires_grad])
-    return loss.detached()
+    return loss.detached(contrast_share(neck, contrast) if measure else None)
+
+
+def contrast_share(neck: Sequence[nn.Parameter], contrast: Sequence[Tensor | None]) -> float | None:
+    """||g|| / ||G - g||: gradient g of lambda L_wscl against that of all other losses, given G in ``grad`` of the neck.
+
+    None if nothing in the neck is trained, or no other loss has a gradient there.
+    """
+    pairs = [(p.grad, g) for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is not None]
+    others = [p.grad for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is None]
+    own = get_total_norm([g for _, g in pairs]).item()
+    rest = get_total_norm([*(total - g for total, g in pairs), *others]).item()
+    return own / rest if rest > 0 and math.isfinite(own / rest) else None
 
 
 @dataclass(frozen=True)
