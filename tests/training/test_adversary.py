@@ -27,9 +27,9 @@ from tag2box.training.batches import BatchSource, FeatureBatches, Loader
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
 from tag2box.training.feature_cache import RoiMaps
-from tag2box.training.grad_cache import Layout, pack
 from tag2box.training.loop import Plan, Schedule, fit
 from tag2box.training.optim import AdversaryOptimizer
+from tag2box.training.packing import Layout, pack
 from tag2box.training.step import Forward, Step
 from tag2box.types import Batch, Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store

@@ -21,7 +21,8 @@ from tag2box.models.rng import StepRng
 from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
-from tag2box.training.grad_cache import Layout, exact_step, pack, pack_copies, preview
+from tag2box.training.grad_cache import exact_step, preview
+from tag2box.training.packing import Layout, pack, pack_copies
 from tag2box.training.step import Forward, Step, plain_step
 from tag2box.types import CANDIDATE, IGNORED, TAGS_ONLY, AugmentedRois, Batch, Proposals, SideInfo
 from tiny import TinyBackbone, tiny_detector
