@@ -178,7 +178,8 @@ class _BilinearSamples(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _kernels("box_kernels").bilinear_backward(grads[0], *ctx.saved_tensors, ctx.shape), None, None, None, None
+        of_rows = _kernels("box_kernels").bilinear_backward(grads[0], *ctx.saved_tensors, ctx.shape)
+        return of_rows, None, None, None, None
 
 
 def bilinear_samples_torch(
