@@ -9,6 +9,9 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_at_once)
+    from tag2box.parallel import wait_passively
+
+    wait_passively()  # before anything imports torch
     from tag2box import cli
 
     signal.signal(signal.SIGINT, before)

@@ -6,7 +6,9 @@ from hypothesis import given, strategies as st
 
 from conftest import golden_names, load_golden
 from strategies import box_sets
-from tag2box.ops.boxes import class_nms, iou, nms
+from tag2box.ops import boxes as box_ops
+from tag2box.ops.box_kernels import survivors
+from tag2box.ops.boxes import areas, class_nms, iou, nms
 
 
 def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
@@ -68,3 +70,38 @@ def test_an_overlap_of_exactly_the_threshold_is_kept_in_every_block(others: int,
     assert iou(boxes[:1], boxes[-1:]).item() == height / 4
     kept = nms(boxes, torch.linspace(1, 0.1, len(boxes)), 0.5)
     assert kept.tolist() == list(range(len(boxes) - (not is_kept)))
+
+
+@pytest.fixture
+def always_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_ops, "_MIN_COMPILED_BOXES", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.25, 0.4, 0.5, 1.0])
+@pytest.mark.parametrize("count", [0, 1, 2, 300])
+def test_the_kernel_keeps_what_plain_torch_keeps(
+    count: int, threshold: float, dtype: torch.dtype, always_compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole coordinates and few scores: many overlaps of exactly the threshold, many ties, some empty boxes."""
+    generator = torch.Generator().manual_seed(count)
+    boxes = torch.randint(0, 12, (count, 4), generator=generator).to(dtype)
+    boxes[:, 2:] += boxes[:, :2] - 2
+    scores = torch.randint(0, 9, (count,), generator=generator).to(dtype)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    compiled = nms(boxes, scores, threshold), class_nms(boxes, scores, labels, threshold)
+    monkeypatch.setattr(box_ops, "_MIN_COMPILED_BOXES", 1 << 62)
+    assert torch.equal(compiled[0], nms(boxes, scores, threshold))
+    assert torch.equal(compiled[1], class_nms(boxes, scores, labels, threshold))
+
+
+@given(box_sets(), st.sampled_from([0.0, 0.1, 0.4, 1.0]))
+def test_the_kernel_is_greedy_suppression(boxes: torch.Tensor, threshold: float) -> None:
+    ranked = boxes[torch.arange(len(boxes))]
+    alive = survivors(ranked, areas(ranked), [len(ranked)], threshold)
+    assert alive.nonzero().flatten().tolist() == greedy(ranked, torch.zeros(len(ranked)), threshold)
+
+
+def test_a_box_that_is_not_a_number_suppresses_nothing(always_compiled: None) -> None:
+    boxes = torch.tensor([[float("nan"), 0, 4, 4], [0.0, 0, 4, 4], [0.0, 0, 4, 4]])
+    assert nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist() == [0, 1]

@@ -184,3 +184,19 @@ def test_align_of_the_whole_map_at_its_own_size_is_the_map_and_has_its_gradient(
     assert torch.allclose(roi_align(features, boxes, ids, size=6, scale=1 / 16), features)
     odd = torch.tensor([[3.0, 9.0, 71.0, 80.0]])
     assert torch.autograd.gradcheck(lambda f: roi_align(f, odd, ids, size=3, scale=1 / 16), features)
+
+
+@pytest.mark.parametrize("rois", [0, 1, 40])
+def test_the_kernel_of_roi_align_equals_plain_torch(rois: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(rois)
+    features, corner = torch.randn(2, 21, 9, 14), 60 * torch.rand(rois, 2)
+    boxes, image_ids = torch.cat([corner, corner + 70 * torch.rand(rois, 2)], dim=1), torch.arange(rois) % 2
+    grad = torch.randn(rois, 21, 5, 5)
+    results = []
+    for least in (0, 1 << 62):
+        monkeypatch.setattr(roi, "_MIN_COMPILED_CELLS", least)
+        leaf = features.clone().requires_grad_()
+        out = roi.roi_align(leaf, boxes, image_ids, size=5, scale=1 / 8)
+        results.append((out.detach(), torch.autograd.grad(out, leaf, grad)[0]))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(results[0][1], results[1][1], atol=1e-5, rtol=1e-5)

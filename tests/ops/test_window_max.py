@@ -162,3 +162,30 @@ def test_large_jobs_on_a_cpu_are_compiled_and_small_or_double_ones_are_not(monke
         assert called == expected
         scatter_gradient(torch.ones(cell.shape, dtype=dtype), cell, windows.image, features.shape)
         assert called == expected * 1 + ["spread"] * len(expected)
+
+
+@pytest.mark.parametrize("cells", [(1, 32767), (1, 32768), (260, 253)])
+def test_maps_of_many_cells_need_wider_integers(cells: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(1, 2, *cells)
+    one = torch.tensor([[0], [0]])
+    windows = Windows(one[:, 0], one, one, torch.tensor([[1], [cells[0]]]), torch.tensor([[1], [cells[1]]]))
+    found, plain_found = compiled.window_max_forward(features, windows), find_maxima_torch(features, windows)
+    assert found.cell.dtype == plain_found.cell.dtype
+    assert torch.equal(found.cell, plain_found.cell) and torch.equal(found.value, plain_found.value)
+    assert found.cell[1, :, 0].tolist() == features.flatten(2).argmax(dim=2).flatten().tolist()
+
+
+def test_memory_is_used_again_only_when_nothing_refers_to_it() -> None:
+    shape = (1 << 22,)
+    first = compiled.large_empty(shape, "float32")
+    first[:] = 1
+    second = compiled.large_empty(shape, "float32")
+    second[:] = 2
+    assert first.sum() == 1 << 22  # it was in use
+    place, kept = first.ctypes.data, torch.from_numpy(first)[3:]
+    del first
+    third = compiled.large_empty(shape, "float32")
+    assert third.ctypes.data != place  # a view of it still is
+    del kept
+    assert compiled.large_empty(shape, "float32").ctypes.data == place

@@ -22,6 +22,7 @@ from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
 from tag2box.ops.losses import mil_scores
+from tag2box.parallel import set_threads
 from tag2box.progress import Progress, silent
 from tag2box.training import batches, feature_cache
 from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, preselected
@@ -319,7 +320,7 @@ class DetectTask:
 
     @cached_property
     def _detector(self) -> Detector:
-        torch.set_num_threads(self.threads)
+        set_threads(self.threads)
         detector = self.build()
         detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
         return detector.eval()

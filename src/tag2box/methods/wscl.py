@@ -103,24 +103,28 @@ class _LogSum(torch.autograd.Function):
             for rows, columns, logits in _blocks(embed, group, ctx.temperature):
                 ends = [_End(total[part], grads[0][part]) for part in (rows, columns)]
                 shares = _block_shares(logits, ctx.bound, *ends)
-                pull[rows] += shares @ embed[columns]
+                pull[rows].addmm_(shares, embed[columns])
                 if rows != columns:
-                    pull[columns] += shares.T @ embed[rows]
+                    pull[columns].addmm_(shares.T, embed[rows])
         return pull / ctx.temperature, None, None
 
 
 def _blocks(
     embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "a b"]]]:
-    """Logits on and above the diagonal, block by block; pairs of two groups, or of one exemplar, are -inf."""
-    scaled = embed / temperature
+    """Logits on and above the diagonal, block by block; pairs of two groups, or of one exemplar, are -inf.
+
+    All blocks share their memory: a block of its own would cost more in page faults than in its exponentials.
+    """
+    scaled, memory = embed / temperature, embed.new_empty(min(_SIDE, len(embed)) ** 2)
     edges = [slice(start, min(start + _SIDE, len(embed))) for start in range(0, len(embed), _SIDE)]
     firsts, lasts = group[::_SIDE].tolist(), [int(group[edge.stop - 1]) for edge in edges]
     for i, rows in enumerate(edges):
         for j, columns in enumerate(edges[i:], start=i):
             if firsts[j] > lasts[i]:
                 break
-            logits = scaled[rows] @ embed[columns].T
+            left, right = scaled[rows], embed[columns]
+            logits = torch.mm(left, right.T, out=memory[: len(left) * len(right)].view(len(left), len(right)))
             if i == j:
                 logits.fill_diagonal_(-torch.inf)
             if firsts[i] != lasts[j]:

@@ -13,6 +13,7 @@ MAX_LOG_SIZE = math.log(1000.0 / 16)
 """Predicted log-sizes are clipped here, before exp() can overflow."""
 
 _NMS_BLOCK = 256  # boxes compared with each other at a time
+_MIN_COMPILED_BOXES = 256  # fewer are suppressed faster than a compiled kernel is loaded
 
 
 def areas(boxes: Float[Tensor, "A 4"]) -> Float[Tensor, " A"]:
@@ -113,14 +114,23 @@ def nms(boxes: Float[Tensor, "A 4"], scores: Float[Tensor, " A"], iou_threshold:
     """Greedy NMS: the rows that survive, best score first.
 
     A box is suppressed if a kept better one overlaps it by more than the threshold. Equal scores keep their order.
-    There is no loop over boxes: the best block is resolved first, then everything that it suppresses is dropped. Most
-    boxes fall to the first few blocks and are never compared with each other.
 
     >>> boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 0.0, 11.0, 10.0], [20.0, 0.0, 30.0, 10.0]])
     >>> nms(boxes, torch.tensor([0.8, 0.9, 0.7]), iou_threshold=0.5)
     tensor([1, 2])
     """
-    left = scores.argsort(descending=True, stable=True)
+    order = scores.argsort(descending=True, stable=True)
+    if _use_nms_kernel(boxes):
+        return order[_survivors(boxes[order], [len(order)], iou_threshold)]
+    return _nms_torch(boxes, order, iou_threshold)
+
+
+def _nms_torch(boxes: Float[Tensor, "A 4"], left: Int[Tensor, " A"], iou_threshold: float) -> Int[Tensor, " kept"]:
+    """NMS in plain torch, on any device, without a loop over boxes; ``left`` are the rows, best first.
+
+    The best block is resolved first, then everything that it suppresses is dropped. Most boxes fall to the first few
+    blocks and are never compared with each other.
+    """
     kept = [left[:0]]
     while len(left):
         best, left = left[:_NMS_BLOCK], left[_NMS_BLOCK:]
@@ -153,12 +163,38 @@ def class_nms(
     iou_threshold: float,
 ) -> Int[Tensor, " kept"]:
     """NMS within each class; rows of all classes, best score first."""
+    if _use_nms_kernel(boxes):
+        return _class_nms_compiled(boxes, scores, labels, iou_threshold)
     groups = [(labels == label).nonzero().flatten() for label in labels.unique()]
     kept = [ids[nms(boxes[ids], scores[ids], iou_threshold)] for ids in groups]
     if not kept:
         return labels.new_zeros(0)
     rows = torch.cat(kept)
     return rows[scores[rows].argsort(descending=True, stable=True)]
+
+
+def _class_nms_compiled(
+    boxes: Float[Tensor, "A 4"], scores: Float[Tensor, " A"], labels: Int[Tensor, " A"], iou_threshold: float
+) -> Int[Tensor, " kept"]:
+    """``class_nms`` by one call of the kernel; of equal scores the lower class is first, as without it."""
+    by_class = labels.argsort(stable=True)
+    ranked = by_class[scores[by_class].argsort(descending=True, stable=True)]
+    grouped = labels[ranked].argsort(stable=True)
+    sizes = labels[by_class].unique_consecutive(return_counts=True)[1].tolist()
+    kept = torch.empty(len(ranked), dtype=torch.bool)
+    kept[grouped] = _survivors(boxes[ranked[grouped]], sizes, iou_threshold)
+    return ranked[kept]
+
+
+def _use_nms_kernel(boxes: Float[Tensor, "A 4"]) -> bool:
+    is_float = boxes.dtype in (torch.float32, torch.float64)
+    return boxes.device.type == "cpu" and is_float and len(boxes) >= _MIN_COMPILED_BOXES
+
+
+def _survivors(ranked: Float[Tensor, "A 4"], sizes: list[int], iou_threshold: float) -> Bool[Tensor, " A"]:
+    from tag2box.ops import box_kernels  # on first use: numba takes a while to load
+
+    return box_kernels.survivors(ranked.detach(), areas(ranked).detach(), sizes, iou_threshold)
 
 
 def mask_boxes(logits: Float[Tensor, "K h w"]) -> Float[Tensor, "K 4"]:

@@ -10,6 +10,7 @@ On a CPU large jobs use the compiled kernels of ``tag2box.ops.kernels``; plain t
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 _WINDOW_CHUNK = 1 << 20  # elements gathered at a time: bounds the memory beyond the result itself
 _MIN_COMPILED_WINDOWS = 1 << 22  # fewer maxima are computed faster than a compiled kernel is loaded
-_MIN_COMPILED_CELLS = 1 << 20  # the same for the values of ``masked_mean``
+_MIN_COMPILED_CELLS = 1 << 20  # the same for the values of ``masked_mean`` and the samples of ``roi_align``
 _CHANNEL_MEAN_ROWS = 8  # proposals at a time: intermediate results then stay in the CPU cache
 _LOW = (1 << 32) - 1
 _LOGS = 64  # more than the logarithm of any side
@@ -134,17 +135,24 @@ def roi_align(
 
     Cell i of the map is centred on pixel (i + 1/2) / scale; samples beyond the outer cells take the border's values.
     Convolutions that follow get values distributed as in pre-training, while a maximum over cells is biased upwards.
-    A sample is a weighted sum of four rows of the map, channels last, which is an ``embedding_bag`` of size four.
+    A sample is a weighted sum of four rows of the map, channels last.
     """
     height, width = features.shape[-2:]
     columns, across = _between(boxes[:, 0], boxes[:, 2], size=size, scale=scale, limit=width)
     lines, down = _between(boxes[:, 1], boxes[:, 3], size=size, scale=scale, limit=height)
-    line_ids = image_ids.view(-1, 1, 1, 1, 1) * height + lines[:, :, None, :, None]
-    cells = (line_ids * width + columns[:, None, :, None, :]).reshape(-1, 4)
-    shares = (down[:, :, None, :, None] * across[:, None, :, None, :]).reshape(-1, 4)
     rows = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1])
-    sampled = functional.embedding_bag(cells, rows, per_sample_weights=shares.to(rows.dtype), mode="sum")
-    return sampled.view(len(boxes), size, size, features.shape[1]).permute(0, 3, 1, 2)
+    places = ((lines + image_ids.view(-1, 1, 1) * height) * width, columns, down, across)
+    sampled: Tensor
+    if rows.device.type == "cpu" and _is_large_single(rows, across, samples=len(boxes) * size**2):
+        sampled = _BilinearSamples.apply(rows, *places)  # type: ignore[no-untyped-call]
+    else:
+        sampled = bilinear_samples_torch(rows, *places)
+    return sampled.permute(0, 3, 1, 2)
+
+
+def _is_large_single(rows: Tensor, shares: Tensor, samples: int) -> bool:
+    is_single = rows.dtype == torch.float32 and shares.dtype == torch.float32
+    return is_single and samples * rows.shape[1] >= _MIN_COMPILED_CELLS
 
 
 def _between(start: Tensor, end: Tensor, *, size: int, scale: float, limit: int) -> tuple[Tensor, Tensor]:
@@ -155,6 +163,37 @@ def _between(start: Tensor, end: Tensor, *, size: int, scale: float, limit: int)
     first = place.floor().long()
     second = (first + 1).clamp(max=limit - 1)
     return torch.stack([first, second], dim=2), torch.stack([first + 1 - place, place - first], dim=2)
+
+
+class _BilinearSamples(torch.autograd.Function):
+    """Saves the places of the samples for backward, not the map."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> Tensor:
+        ctx.save_for_backward(*places)
+        ctx.shape = rows.shape
+        sampled: Tensor = _kernels("box_kernels").bilinear_forward(rows, *places)
+        return sampled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_rows = _kernels("box_kernels").bilinear_backward(grads[0], *ctx.saved_tensors, ctx.shape)
+        return of_rows, None, None, None, None
+
+
+def bilinear_samples_torch(
+    rows: Float[Tensor, "cells ch"],
+    lines: Int[Tensor, "R size 2"],
+    columns: Int[Tensor, "R size 2"],
+    down: Float[Tensor, "R size 2"],
+    across: Float[Tensor, "R size 2"],
+) -> Float[Tensor, "R size size ch"]:
+    """Bilinear samples in plain torch: any device, any dtype. Each is an ``embedding_bag`` of four rows of the map."""
+    cells = (lines[:, :, None, :, None] + columns[:, None, :, None, :]).reshape(-1, 4)
+    shares = (down[:, :, None, :, None] * across[:, None, :, None, :]).reshape(-1, 4)
+    sampled = functional.embedding_bag(cells, rows, per_sample_weights=shares.to(rows.dtype), mode="sum")
+    return sampled.view(len(lines), lines.shape[1], columns.shape[1], rows.shape[1])
 
 
 def window_max(features: Float[Tensor, "N ch H W"], windows: Windows) -> Float[Tensor, "R ch B"]:
@@ -203,6 +242,11 @@ def _use_window_max_kernel(x: Tensor, windows: int) -> bool:
     return x.device.type == "cpu" and single and windows * x.shape[1] >= _MIN_COMPILED_WINDOWS
 
 
+def cell_dtype(cells: int) -> torch.dtype:
+    """The smallest integer type that holds every cell of a map, and -1: maxima are many, and kept for backward."""
+    return torch.int16 if cells <= torch.iinfo(torch.int16).max else torch.int32
+
+
 def look_ups(windows: Windows, rows: Int[Tensor, " r"], width: int) -> list[LookUp]:
     """The tables that the windows of some rows read, in the order in which they can be built."""
     top, left = windows.top[rows].flatten(), windows.left[rows].flatten()
@@ -220,10 +264,10 @@ def look_ups(windows: Windows, rows: Int[Tensor, " r"], width: int) -> list[Look
 
 def find_maxima_torch(features: Float[Tensor, "N ch H W"], windows: Windows) -> WindowMaxima:
     """``find_maxima`` in plain torch: any device, any dtype."""
-    _, channels, _, width = features.shape
+    _, channels, height, width = features.shape
     count, bins = windows.top.shape
     value = features.new_zeros(count * bins, channels)
-    cell = torch.full(value.shape, -1, dtype=torch.int32, device=value.device)
+    cell = torch.full(value.shape, -1, dtype=cell_dtype(height * width), device=value.device)
     for image, map_ in enumerate(features.detach()):
         rows = (windows.image == image).nonzero().flatten()
         flat = (rows[:, None] * bins + torch.arange(bins, device=rows.device)).flatten()
@@ -233,7 +277,7 @@ def find_maxima_torch(features: Float[Tensor, "N ch H W"], windows: Windows) -> 
         reverse = _LOW - torch.arange(len(table), device=rows.device)  # on ties the earlier cell is the larger
         for where, packed in _maxima((rank << 32) | reverse[:, None], look_ups(windows, rows, width), width):
             value[flat[where]] = levels[packed >> 32]
-            cell[flat[where]] = (_LOW - (packed & _LOW)).int()
+            cell[flat[where]] = (_LOW - (packed & _LOW)).to(cell.dtype)
     return WindowMaxima(_by_channel(value, count), _by_channel(cell, count))
 
 
@@ -350,8 +394,6 @@ class _ChannelMean(torch.autograd.Function):
         return of_x, of_bias
 
 
-def _kernels() -> ModuleType:
-    """The compiled kernels, imported on first use: numba takes a while to load."""
-    from tag2box.ops import kernels
-
-    return kernels
+def _kernels(name: str = "kernels") -> ModuleType:
+    """A module of compiled kernels, imported on first use: numba takes a while to load."""
+    return import_module(f"tag2box.ops.{name}")

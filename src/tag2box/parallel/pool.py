@@ -14,10 +14,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import cv2
-import torch
-
 from tag2box import errors
+from tag2box.parallel import set_threads
 
 _FILES_PER_WORKER = 16  # one process finishes this many files before another one has started
 
@@ -192,8 +190,7 @@ def _serve(pipe: Connection, work: Callable[[Item], Result]) -> None:
     """Main loop of a worker. It ends when the pipe closes, so workers never outlive their parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these may reach every process of a job; the parent handles them
         signal.signal(number, signal.SIG_IGN)
-    cv2.setNumThreads(1)  # the processes share the cores already
-    torch.set_num_threads(1)
+    set_threads(1)  # the processes share the cores already
     while True:
         try:
             item = pipe.recv()

@@ -24,6 +24,7 @@ import PIL
 import torch
 
 from tag2box.errors import UserError
+from tag2box.parallel import set_threads
 from tag2box.parallel.pool import File, Result
 
 RETRIES = 3
@@ -333,8 +334,7 @@ def _prepare(work: list[Any], context: _TaskContext) -> str:
     """Fetch the work for the first task of this process; returns the problem, or an empty string."""
     if context.token in _LOADED:
         return ""
-    cv2.setNumThreads(1)  # the tasks share the cores already
-    torch.set_num_threads(1)
+    set_threads(1)  # the tasks share the cores already
     if context.folder.is_dir():
         os.chdir(context.folder)  # so that relative paths work, and messages name files as the caller does
     import ray

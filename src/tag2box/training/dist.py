@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
 from tag2box.errors import Interrupted, UserError
+from tag2box.parallel import set_threads
 
 Memory = Literal["plain", "exact"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -146,7 +147,7 @@ def init_distributed() -> Iterator[DistContext]:
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     else:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        set_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     has_own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
     distributed.init_process_group("nccl" if has_own_gpu else "gloo", timeout=_TIMEOUT)
     try:
