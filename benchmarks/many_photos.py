@@ -10,13 +10,15 @@ store    a listing of so many rows and the store of their proposals: shards, mer
          generated, and photos are not opened
 found    detections logged as `detect` does, read again as it does when it resumes, and written as a COCO file
 
-An exponent is the slope of log time over log number: 1 is linear, 2 quadratic.
+Resumable: sizes that the file of --out has are not measured again. An exponent is the slope of log time over log
+number: 1 is linear, 2 quadratic.
 """
 
 from __future__ import annotations
 
 import argparse
 import io as bytes_io
+import json
 import os
 import tempfile
 import time
@@ -152,9 +154,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/many-photos.json"))
     parser.add_argument("--plot", type=Path, default=None, help="SVG file to write")
     args = parser.parse_args()
-    rows: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    before = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
+    rows: dict[str, list[dict[str, Any]]] = {part: before.get(part, []) for part in PARTS}
     plan = [(part, size) for part in ("store", "names", "found") for size in (SMALL if args.small else SIZES[part])]
-    for part, size in sorted(plan, key=lambda pair: pair[1]):
+    for part, size in plan:
+        if any(point["photos"] == size for point in rows[part]):
+            continue
         rows[part].append(measuring.in_fresh_process(partial(one_size, part, size, args.folder)))
         print(part, rows[part][-1], flush=True)
         done = {name: points for name, points in rows.items() if len(points) > 1}

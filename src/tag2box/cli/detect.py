@@ -304,7 +304,7 @@ def detect_in_pool(
 def detect_command(
     run: Annotated[Path, typer.Argument(help="A trained run.")],
     photos: Annotated[
-        list[Path],
+        list[str],  # as paths, 50,000 would take typer some seconds
         typer.Argument(
             help="Photos, folders of them, patterns, videos; - reads a list on standard input; with --split, a dataset."
         ),
@@ -362,7 +362,7 @@ def detect_command(
     with init_distributed() as dist:
         detect(
             run,
-            dist.all_gather_object(inputs.with_listed(photos) if dist.is_main else photos)[0],
+            dist.all_gather_object(inputs.with_listed(inputs.as_paths(photos)) if dist.is_main else [])[0],
             out,
             export=export,
             split=split,

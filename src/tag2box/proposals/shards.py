@@ -20,7 +20,8 @@ from tag2box.proposals.base import Candidates, ProposalSource, unrecorded_settin
 from tag2box.proposals.store import StoreEntry
 
 _SOURCE_FILE = "source.json"
-_MAX_PHOTOS = 256  # per shard
+_MAX_PHOTOS = 16  # of the first shards
+_SHARE, _LARGEST_SHARD = 64, 256  # later, a shard has a 64th of the finished photos, up to 256: fewer files to sync
 _MAX_SECONDS = 5.0  # of work per shard: the most that a killed process loses
 
 
@@ -74,7 +75,8 @@ class Shards:
         """Add the candidates of a photo."""
         self.entries[entry.id] = entry
         self.pending[entry.id] = candidates
-        if len(self.pending) >= _MAX_PHOTOS or time.monotonic() - self.flushed > _MAX_SECONDS:
+        most = max(_MAX_PHOTOS, min(len(self.entries) // _SHARE, _LARGEST_SHARD))
+        if len(self.pending) >= most or time.monotonic() - self.flushed > _MAX_SECONDS:
             self.flush()
 
     def flush(self) -> None:
