@@ -1,9 +1,13 @@
 """Proposals on a cluster of two Ray nodes, one of them killed half way: the store equals that of a local run.
 
     python benchmarks/ray_kill.py --data VOC2007 --split test --photos 40 --out docs/results/ray.json
+    python benchmarks/ray_kill.py --photos 100000 --out docs/results/ray-many.json
 
 Three runs of ``tag2box propose``, each in its own process: local, on two nodes with one CPU each, and on two such nodes
 of which the second (raylet and workers) gets ``kill -9`` when half of the photos are done.
+
+Without ``--data``, photos are generated, and tiny, and their proposals are given: what is tested is the number of
+tasks. The second run is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
 
 from tag2box.formats.datasets import read_photos
 from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
+from tag2box.proposals.base import FoundBoxes, ProposalMethod
+from tag2box.proposals.store import ProposalStore
 
 COMMAND = (sys.executable, "-c", "from tag2box.cli import main; main()")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
@@ -79,13 +87,35 @@ def descendants(process: int) -> list[int]:
     return [*own, *(deeper for child in own for deeper in descendants(child))]
 
 
-def photos_done(out: Path) -> int:
-    """Number of photos on disk in an unfinished store."""
-    count = 0
-    for part in sorted(out.glob("parts/0*.npz")):
-        with np.load(part, allow_pickle=False) as content:
-            count += len(content["counts"])
-    return count
+@dataclass(frozen=True, kw_only=True)
+class Halves(ProposalMethod):
+    """The left and the right half of every photo."""
+
+    kind: str = "ray_kill:Halves"
+    min_side: int = 1
+
+    def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
+        height, width = bgr.shape[:2]
+        half = width / 2
+        return FoundBoxes(np.array([[0, 0, half, height], [half, 0, width, height]]), np.array([1.0, 0.5]))
+
+
+def generate(folder: Path, count: int) -> None:
+    """Write tiny photos, each of another colour."""
+    folder.mkdir()
+    for number in range(count):
+        colour = number % 256, number // 256 % 256, number // 65536
+        Image.new("RGB", (8, 6), colour).save(folder / f"{number:07}.png")
+
+
+def photos_done(out: Path, counted: dict[Path, int] | None = None) -> int:
+    """Number of photos on disk in an unfinished store; ``counted`` remembers those of each shard."""
+    known: dict[Path, int] = {} if counted is None else counted
+    for part in out.glob("parts/0*.npz"):
+        if part not in known:
+            with np.load(part, allow_pickle=False) as content:
+                known[part] = len(content["counts"])
+    return sum(known.values())
 
 
 def timed(argv: Sequence[str], watch: Callable[[], bool] = lambda: False) -> float:
@@ -103,19 +133,22 @@ def content(path: Path) -> dict[str, bytes]:
     return {f"{file.relative_to(path)}": file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def measure(argv: Sequence[str], photos: int, folder: Path) -> dict[str, object]:
-    """Duration of the three runs, and whether their stores are equal."""
+def measure(argv: Sequence[str], photos: int, folder: Path, *, is_short: bool) -> dict[str, object]:
+    """Duration of the runs, and whether their stores are equal; ``is_short`` leaves out the second."""
     local, undisturbed, disturbed = (folder / name for name in ("local", "undisturbed", "disturbed"))
     seconds = {"local, 2 processes": timed([*argv, "--workers", "2", "--out", f"{local}"])}
-    with two_nodes() as nodes:
-        on = ["--on", "ray", "--address", nodes.address]
-        seconds["ray, 2 nodes"] = timed([*argv, *on, "--out", f"{undisturbed}"])
+    if not is_short:
+        with two_nodes() as nodes:
+            on = ["--on", "ray", "--address", nodes.address]
+            seconds["ray, 2 nodes"] = timed([*argv, *on, "--out", f"{undisturbed}"])
     killed: list[int] = []
+    counted: dict[Path, int] = {}
     with two_nodes() as nodes:
 
         def kill_half_way() -> bool:
-            if photos_done(disturbed) * 2 >= photos:
-                killed.extend([photos_done(disturbed), nodes.kill()])
+            done = photos_done(disturbed, counted)
+            if done * 2 >= photos:
+                killed.extend([done, nodes.kill()])
             return bool(killed)
 
         on = ["--on", "ray", "--address", nodes.address]
@@ -128,24 +161,35 @@ def measure(argv: Sequence[str], photos: int, folder: Path) -> dict[str, object]
         "processes_killed": killed[1],
         "store_bytes": sum(map(len, wanted.values())),
         "equal_to_the_local_store": {
-            "ray, 2 nodes": content(undisturbed) == wanted,
+            **({} if is_short else {"ray, 2 nodes": content(undisturbed) == wanted}),
             "ray, 2 nodes, one killed": content(disturbed) == wanted,
         },
+        "photos_in_the_store": len(ProposalStore.open(disturbed)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="default: generated photos")
     parser.add_argument("--split")
     parser.add_argument("--photos", type=int, default=40, help="number of photos, from the first")
+    parser.add_argument("--folder", type=Path, default=None, help="parent of the temporary folder")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    photos = read_photos(DataSource(path=args.data, split=args.split))[: args.photos]
-    with tempfile.TemporaryDirectory() as folder:
-        split = Path(folder) / "split.txt"
-        split.write_text("".join(f"{photo.id}\n" for photo in photos))
-        figures = measure(["propose", f"{args.data}", "--split", f"{split}"], len(photos), Path(folder))
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        if args.data is None:
+            generate(Path(folder) / "photos", args.photos)
+            os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent}"
+            argv, count = (
+                ["propose", f"{folder}/photos", "--method", "ray_kill:Halves", "--short-side", "0"],
+                args.photos,
+            )
+        else:
+            photos = read_photos(DataSource(path=args.data, split=args.split))[: args.photos]
+            split, count = Path(folder) / "split.txt", len(photos)
+            split.write_text("".join(f"{photo.id}\n" for photo in photos))
+            argv = ["propose", f"{args.data}", "--split", f"{split}"]
+        figures = measure(argv, count, Path(folder), is_short=args.data is None)
     packages = {name: version(name) for name in ("ray", "tag2box", "torch", "opencv-contrib-python-headless")}
     load = [round(value, 1) for value in os.getloadavg()]  # above the number of cores: the machine was busy
     figures |= {

@@ -170,3 +170,17 @@ def test_groups_follow_where_work_ran_forward_and_back() -> None:
     _, network = tools.profiled(lambda: outside().sum().backward())
     assert criterion["criterion"] > 0 and criterion["linear"] == 0
     assert network["linear"] > 0 and network["criterion"] == 0
+
+
+def test_the_exponent_of_a_growth() -> None:
+    exponent = bench("many_photos").exponent
+    assert exponent([{"photos": n, "cpu": 3e-4 * n} for n in (10, 100, 1000)], "cpu") == 1
+    assert exponent([{"photos": n, "cpu": 3e-4 * n * n} for n in (10, 100)], "cpu") == 2
+
+
+@pytest.mark.slow
+def test_many_photos_are_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = bench("many_photos")
+    rows = {part: [many.one_size(part, size, tmp_path) for size in (20, 40)] for part in many.PARTS}
+    assert all(point["photos"] > 0 and point["wall"] >= 0 for points in rows.values() for point in points)
+    assert many.plot(rows).count("photos") >= 6 and not [*tmp_path.iterdir()]

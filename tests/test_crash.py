@@ -18,7 +18,7 @@ from crash_simulator import Recording, check, crash_states, record, write_tree
 from tag2box import identity, io, runs, storage
 from tag2box.annotations import Detections, Photo
 from tag2box.cli.train import resume, train
-from tag2box.formats.detection_files import DetectionLog
+from tag2box.formats.detection_log import DetectionLog
 from tag2box.images import View
 from tag2box.labels.journal import Journal, read_history
 from tag2box.labels.label_set import LabelSet
@@ -208,9 +208,9 @@ def write_shards(folder: Path, done: Done) -> None:
 def read_shards(folder: Path) -> object:
     """How many photos need no search after a restart."""
     parts = shards.Shards.open(folder / "store" / "parts", SOURCE)
-    for photo in parts.sizes:
+    for photo in parts.entries:
         assert torch.equal(parts.candidates(photo).boxes, boxes_of(1, int(photo[-1])).boxes), "mixed boxes"
-    return len(parts.sizes)
+    return len(parts.entries)
 
 
 # ---------------------------------------------------------------- features, weights

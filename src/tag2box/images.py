@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -177,9 +179,10 @@ def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
 
 def distinct_names(paths: Sequence[PurePosixPath]) -> list[str]:
     """Photo ids: the shortest of stem, path without suffix and whole path that is different for all photos."""
-    whole = [path.as_posix() for path in paths]
-    candidates = ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in paths], whole)
-    return next((names for names in candidates if len(set(names)) == len(names)), whole)
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [path.with_suffix("").as_posix() for path in paths]
+    return names if len(set(names)) == len(names) else [path.as_posix() for path in paths]
 
 
 @contextmanager
@@ -188,9 +191,10 @@ def _opened(path: Path) -> Iterator[tuple[ImageFile, int, bool]]:
 
     Every decoding error becomes a ``UserError``.
     """
-    if not path.is_file():
+    size = _file_size(path)
+    if size is None:
         raise UserError(f"{path}: no such photo; {_near_name(path)}")
-    if path.stat().st_size == 0:
+    if size == 0:
         raise UserError(f"{path}: the file is empty (0 bytes); replace or remove this photo")
     try:
         with path.open("rb") as file:
@@ -208,11 +212,32 @@ def _opened(path: Path) -> Iterator[tuple[ImageFile, int, bool]]:
 
 def _near_name(path: Path) -> str:
     """Advice about a photo that does not exist: the file with the most similar name."""
-    others = islice(path.parent.iterdir(), _MOST_NAMES) if path.parent.is_dir() else ()
-    names = {other.name.lower(): other.name for other in others if other.suffix.lower() in SUFFIXES}
-    wanted = path.name.lower()  # a photo of another number is another photo
-    near = difflib.get_close_matches(wanted, [name for name in names if _digits(name) == _digits(wanted)], 1)
+    wanted, folder = path.name.lower(), path.parent
+    known = _names_by_digits(folder, folder.stat().st_mtime_ns) if folder.is_dir() else {}
+    names = known.get(_digits(wanted), {})  # a photo of another number is another photo
+    near = difflib.get_close_matches(wanted, names, 1)
     return f"did you mean {names[near[0]]}?" if near else "check the name and the photos folder"
+
+
+@lru_cache(maxsize=4)  # of thousands of photos that are missing, the folder is read once
+def _names_by_digits(folder: Path, mtime_ns: int) -> dict[str, dict[str, str]]:
+    """The photos of a folder, which changed last at ``mtime_ns``: by digits, lower case name to name."""
+    found: dict[str, dict[str, str]] = {}
+    for other in islice(folder.iterdir(), _MOST_NAMES):
+        if other.suffix.lower() in SUFFIXES:
+            found.setdefault(_digits(other.name), {})[other.name.lower()] = other.name
+    return found
+
+
+def _file_size(path: Path) -> int | None:
+    """Bytes of a file; None if there is no file of this name."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        if path.is_file():  # raises if there is no permission to look
+            raise
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _digits(name: str) -> str:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -154,6 +154,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """Write a text file atomically, part by part: it may be larger than memory."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", buffering=1 << 20) as file:
+        file.writelines(parts)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -205,7 +205,7 @@ def test_two_calls_cannot_write_one_file(small: Path) -> None:
 KILLED = """
 import os, signal
 from tag2box.cli import main
-from tag2box.formats.detection_files import DetectionLog
+from tag2box.formats.detection_log import DetectionLog
 
 flush = DetectionLog.flush
 
@@ -298,3 +298,17 @@ def test_if_no_photo_can_be_read_nothing_is_written(small: Path) -> None:
     with pytest.raises(UserError, match=r"no photo can be read, 6 were skipped; the first: .*photo0\.jpg"):
         boxes_of(small, skipped=[])
     assert not (small / "boxes.json").exists() and not (small / UNFINISHED).exists()
+
+
+def test_boxes_that_are_handed_over_are_not_returned(small: Path) -> None:
+    seen: dict[str, int] = {}
+    places = [small / "new"]
+    kept = detect(small / "run", places, min_score=0)
+    rest = detect(
+        small / "run",
+        places,
+        small / "boxes.json",
+        min_score=0,
+        on_found=lambda name, own: seen.update({name: len(own)}),
+    )
+    assert rest == {} and seen == {name: len(own) for name, own in kept.items()} and sum(seen.values()) > 0

@@ -240,3 +240,13 @@ def test_unreadable_photos_are_skipped_if_asked(tmp_path: Path) -> None:
     assert ["b.jpg: not readable" in skipped[0], "none.jpg: no such photo" in skipped[1]] == [True, True]
     with pytest.raises(UserError, match=r"b\.jpg: not readable as a photo"):
         find_photos(places)
+
+
+def test_for_many_missing_photos_their_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "IMG_0001.JPG").write_bytes(b"x")
+    read, seen = Path.iterdir, []
+    monkeypatch.setattr(Path, "iterdir", lambda folder: (seen.append(folder), read(folder))[1])
+    for number in range(5):
+        with pytest.raises(UserError, match="did you mean IMG_0001.JPG" if number == 1 else "check the name"):
+            photo_size(tmp_path / f"img_000{number}.jpg")
+    assert seen == [tmp_path]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tag2box.annotations import Detections, Photo
-from tag2box.formats.detection_files import DetectionLog
+from tag2box.errors import UserError
+from tag2box.formats.detection_log import DetectionLog
 
 IDENTITY = {"format": 1, "weights": "a"}
 
@@ -155,3 +156,28 @@ def test_finished_photos_are_on_disk_after_a_few(tmp_path: Path) -> None:
         log.add(photo, STORE, found_in(photo))
     assert (tmp_path / "log" / "0.jsonl").read_bytes().count(b"\n") >= 16  # of 18; the process may now be killed
     log.close()
+
+
+def test_what_was_added_is_read_from_disk(tmp_path: Path) -> None:
+    photos = photos_in(tmp_path, 4)
+    log = logged(tmp_path / "log", photos)
+    assert len(log.stored) == 4 and right(dict(log.stored), photos)
+    chosen = log.stored.of([photos[3], photos[1]])
+    assert [*chosen] == ["a/3", "a/1"] and "a/0" not in chosen
+    file = tmp_path / "log" / "0.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"[", b"("))
+    with pytest.raises(UserError, match=r"0\.jsonl: damaged while it was in use"):
+        chosen["a/1"]
+
+
+def test_a_photo_that_has_gone_meanwhile_is_of_use_to_this_call_alone(tmp_path: Path) -> None:
+    photos = photos_in(tmp_path, 2)
+    found = found_in(photos[1])
+    photos[1].path.unlink()
+    log = DetectionLog(tmp_path / "log")
+    log.open(IDENTITY)
+    log.add(photos[1], STORE, found)
+    log.close()
+    assert same(log.stored["a/1"], found)
+    photos_in(tmp_path, 2)  # it is back
+    assert DetectionLog(tmp_path / "log").finished(photos, STORE) == {}

@@ -321,3 +321,20 @@ def unweighed(detector: Detector, photo: Photo, boxes: Tensor, inference: Infere
     store = Boxes(boxes)
     live = RoiMaps(plain.backbone, (photo,), store)
     return run_detector(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+
+
+def test_detections_that_are_handed_over_are_not_kept(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 3).photos
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos))
+    detector, inference, seen = tiny_detector(3), Inference(scales=(24,)), {}
+    kept = run_detector(detector, photos, live.store, maps=live, inference=inference)
+    rest = run_detector(
+        detector,
+        photos,
+        live.store,
+        maps=live,
+        inference=inference,
+        on_photo=lambda photo, own: seen.update({photo.id: own}),
+    )
+    assert rest == {} and [*seen] == [*kept]
+    assert all(torch.equal(seen[name].scores, kept[name].scores) for name in kept)

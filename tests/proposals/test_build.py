@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from corners import COUNTS, Corner, Seen, content, counts, make, paint
 
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
 from tag2box.images import read_photo
 from tag2box.proposals import shards
+from tag2box.proposals.base import Candidates
 from tag2box.proposals.build import build_proposals
 from tag2box.proposals.store import StoreEntry
 
@@ -281,3 +283,19 @@ def test_the_index_lists_what_was_skipped(photos: list[Photo], out: Path) -> Non
     make(photos, out)
     index = json.loads((out / "index.json").read_text())
     assert [*index["failed"]] == ["p3"] and "p3" not in index["ids"] and index["format"] == 3
+
+
+def test_a_shard_is_numbered_without_a_search_through_the_photos(photos: list[Photo], tmp_path: Path) -> None:
+    class Unsearchable(dict[str, Path]):
+        def values(self) -> None:
+            raise AssertionError("with a million photos, every flush would take a second")
+
+    begun = shards.Shards(tmp_path / "parts", {"kind": "corners"}, files=Unsearchable())
+    for photo in photos[:3]:
+        begun.add(StoreEntry.of(photo), Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]])))
+        begun.flush()
+    (tmp_path / "parts" / "000002.npz").unlink()
+    again = shards.Shards.open(tmp_path / "parts", {"kind": "corners"})
+    again.add(StoreEntry.of(photos[3]), Candidates.unranked(torch.tensor([[0.0, 0, 9, 9]])))
+    again.flush()
+    assert sorted(path.name for path in (tmp_path / "parts").glob("*.npz")) == [f"00000{n}.npz" for n in (1, 3, 4)]

@@ -3,8 +3,8 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,16 @@ import typer
 from tag2box import annotations, errors, extend, io, run_inputs, runs, settings
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import inputs, label_trust, options
-from tag2box.formats import detection_files, export as exports, voc_boxes
+from tag2box.formats import detection_log, export as exports, voc_boxes
 from tag2box.inference import predict
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 from tag2box.training.feature_cache import weights_digest
+
+OnFound = Callable[[str, Detections], None]
+"""Receives the id and the detections of a photo."""
+_EXCHANGED = 64  # photos whose detections are sent to the other ranks at once
 
 
 def detect(
@@ -38,6 +42,7 @@ def detect(
     trust: Path | None = None,
     overrides: Sequence[str] = (),
     skipped: list[str] | None = None,
+    on_found: OnFound | None = None,
     pool: Pool | None = None,
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
@@ -57,6 +62,8 @@ def detect(
         trust: file of ``tag2box trust``: scores become probabilities; default ``min_score``: each class's threshold.
         overrides: of ``inference``, as ``--set`` takes them: other scales, horizontal flips, another NMS.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
+        on_found: called with the id and the detections of each photo, which are then not returned: with ``out`` they
+            are kept on disk until it is written, and need no memory, however many photos there are.
         pool: where photos are processed, e.g. a ``RayPool``; default: this process. Boxes are the same.
         dist: ranks that share the photos; all return all detections, rank 0 writes.
 
@@ -81,7 +88,7 @@ def detect(
         raise errors.UserError(f"{given.videos[0]}: frames are read on this machine; leave out --on ray for videos")
     _check_outputs(outputs, given, trained.classes)
     frames = inputs.with_frames(given, skipped=skipped, dist=dist, progress=progress)
-    with work_folder(out, dist) as work, frames as found_photos:
+    with detection_log.unfinished_folder(out, is_main=dist.is_main) as work, frames as found_photos:
         found = detect_photos(
             trained, found_photos, proposals=proposals, work=work, skipped=skipped, pool=pool, dist=dist,
             progress=progress,
@@ -98,7 +105,15 @@ def detect(
                 from tag2box.reporting.gallery import write_drawn  # imports everything that pages need
 
                 write_drawn(done, kept, trained.classes, draw, skipped)
-    return kept
+        return _handed_over(kept, on_found)
+
+
+def _handed_over(found: Mapping[str, Detections], on_found: OnFound | None) -> dict[str, Detections]:
+    if on_found is None:
+        return dict(found)
+    for name, own in found.items():
+        on_found(name, own)
+    return {}
 
 
 def _outputs(
@@ -117,30 +132,6 @@ def _check_outputs(
         exports.check_export(form, place, given.photos, classes)
         if given.videos and isinstance(form, exports.LabelExport):
             form.placing = "copy"  # frames are temporary files
-
-
-@contextmanager
-def work_folder(out: Path | None, dist: DistContext) -> Iterator[Path | None]:
-    """The folder beside ``out`` of what is finished: removed at the end, kept if the work is interrupted or fails."""
-    if out is None:
-        yield None
-        return
-    whole = out.absolute()
-    folder = whole.parent / f".{whole.name}.unfinished"
-    if not dist.is_main:
-        yield folder
-        return
-    with io.locked(folder / io.LOCK, f"detects, and will write {whole.name}"):
-        try:
-            yield folder
-        except BaseException as error:
-            if not any(path.suffix in {".jsonl", ".npz", ".npy"} for path in folder.rglob("*")):
-                shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, KeyboardInterrupt):
-                kept = f"finished photos are kept in {folder.name}" if folder.exists() else "no photo is finished yet"
-                raise errors.Interrupted(f"{out}: stopped; {kept}; rerun the same command to resume") from None
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def with_inference(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRun:
@@ -166,22 +157,23 @@ def detect_photos(
     select: predict.Select | None = None,
     selection: Mapping[str, object] | None = None,
     any_store: bool = False,
-) -> dict[str, Detections]:
+) -> Mapping[str, Detections]:
     """All detections of a run in some photos, whose proposals are made with the method of the training photos.
 
     Args:
-        work: folder that keeps proposals and finished photos, from which the next call resumes.
+        work: folder that keeps proposals and finished photos, from which the next call resumes; the detections are then
+            read from it on access, so it must stay as long as they are used.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         select: reduces the detections of a photo to those that are wanted.
         selection: what ``select`` depends on: finished photos of another one are not used.
         any_store: add photos to ``proposals`` whatever photos it has.
     """
-    log = detection_files.DetectionLog(work, dist.rank) if work is not None else None
     with tempfile.TemporaryDirectory() as own:
-        folder = proposals or (work / "proposals" if work is not None else Path(dist.all_gather_object(own)[0]))
+        log = detection_log.DetectionLog(work or Path(own), dist.rank)
+        folder = proposals or (work or Path(dist.all_gather_object(own)[0])) / "proposals"
         try:
             with dist.main_process_first():
-                if log is not None and dist.is_main:
+                if work is not None and dist.is_main:
                     log.open(detector_identity(trained) | dict(selection or {}))
                 is_skipping = skipped is not None
                 how = {"skip_bad": is_skipping, "any_store": any_store or proposals is None}
@@ -189,32 +181,49 @@ def detect_photos(
         except errors.Interrupted:
             if proposals is not None or work is not None:
                 raise
-            raise errors.Interrupted(
-                "stopped, nothing saved; `tag2box propose` writes proposals that are kept"
-            ) from None
+            advice = "`tag2box propose` writes proposals that are kept"
+            raise errors.Interrupted(f"stopped, nothing saved; {advice}") from None
         failed = store.failed if is_skipping else {}
         wanted = [photo for photo in photos if photo.id not in failed]
-        done = dist.all_gather_object(log.finished(wanted, store) if log is not None and dist.is_main else {})[0]
+        done = set(dist.all_gather_object(list(log.finished(wanted, store)) if dist.is_main else [])[0])
         rest = [photo for photo in wanted if photo.id not in done]
         bad = [failed[photo.id] for photo in photos if photo.id in failed] if dist.is_main else []
 
         def on_photo(photo: Photo, result: Detections | errors.UserError) -> None:
             if isinstance(result, Detections):
-                if log is not None:
-                    log.add(photo, store, result)
+                log.add(photo, store, result)
             elif is_skipping:
                 bad.append(str(result))
             else:
                 raise result
 
         try:
-            found = done | _detect(trained, rest, store, on_photo, select, pool=pool, dist=dist, progress=progress)
+            _detect(trained, rest, store, on_photo, select, pool=pool, dist=dist, progress=progress)
+            log.close()
+            _exchange(log.stored, wanted, on_photo, dist)
         finally:
-            if log is not None:
-                log.close()
-    if skipped is not None:
-        skipped += [line for share in dist.all_gather_object(bad) for line in share]
-    return {photo.id: found[photo.id] for photo in photos if photo.id in found}
+            log.close()
+        if skipped is not None:
+            skipped += [line for share in dist.all_gather_object(bad) for line in share]
+        found = log.stored.of(photos)
+        return dict(found) if work is None else found
+
+
+def _exchange(
+    mine: Mapping[str, Detections], photos: Sequence[Photo], on_photo: predict.OnPhoto, dist: DistContext
+) -> None:
+    """Send the detections of each rank to the others, some photos at a time."""
+    if dist.world_size == 1:
+        return
+    by_id, names = {photo.id: photo for photo in photos}, list(mine)
+    known = set(names)
+    for first in range(0, max(dist.all_gather_object(len(names))), _EXCHANGED):
+        part = {name: mine[name] for name in names[first : first + _EXCHANGED]}
+        for share in dist.all_gather_object(part):
+            for name, own in share.items():
+                if name not in known:
+                    known.add(name)
+                    on_photo(by_id[name], own)
 
 
 def _detect(
@@ -227,12 +236,13 @@ def _detect(
     pool: Pool | None,
     dist: DistContext,
     progress: Progress,
-) -> dict[str, Detections]:
+) -> None:
     if isinstance(trained, runs.StudentRun):
-        return trained.detect(photos, on_photo, select, pool=pool, dist=dist, progress=progress)
-    if pool is not None:
-        return detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
-    return trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
+        trained.detect(photos, on_photo, select, pool=pool, dist=dist, progress=progress)
+    elif pool is not None:
+        detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
+    else:
+        trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 
 def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
@@ -278,11 +288,12 @@ def detect_in_pool(
             outcome = result.outcome()
             if isinstance(outcome, Detections):
                 outcome = outcome if select is None else select(task.photo, outcome)
-                found[task.photo.id] = outcome
-            elif on_photo is None:
-                raise outcome
             if on_photo is not None:
                 on_photo(task.photo, outcome)
+            elif isinstance(outcome, Detections):
+                found[task.photo.id] = outcome
+            else:
+                raise outcome
             bar.advance()
     return {photo.id: found[photo.id] for photo in photos if photo.id in found}
 
@@ -293,7 +304,7 @@ def detect_in_pool(
 def detect_command(
     run: Annotated[Path, typer.Argument(help="A trained run.")],
     photos: Annotated[
-        list[Path],
+        list[str],  # as paths, 50,000 would take typer some seconds
         typer.Argument(
             help="Photos, folders of them, patterns, videos; - reads a list on standard input; with --split, a dataset."
         ),
@@ -347,10 +358,11 @@ def detect_command(
     """
     out = out or Path("detections" if exports.export_format(export).is_folder else "detections.json")
     skipped: list[str] | None = [] if skip_bad else None
+    counts: list[int] = []
     with init_distributed() as dist:
-        found = detect(
+        detect(
             run,
-            dist.all_gather_object(inputs.with_listed(photos) if dist.is_main else photos)[0],
+            dist.all_gather_object(inputs.with_listed(inputs.as_paths(photos)) if dist.is_main else [])[0],
             out,
             export=export,
             split=split,
@@ -362,14 +374,14 @@ def detect_command(
             trust=trust,
             overrides=override,
             skipped=skipped,
+            on_found=lambda _, own: counts.append(len(own)),
             pool=options.pool_of(on, address, chunk=1),
             dist=dist,
             progress=TerminalProgress() if dist.is_main else silent,
         )
         if dist.is_main:
-            boxes = sum(map(len, found.values()))
-            hint = "" if boxes else "; no score is high enough, try a lower --min-score"
-            options.say(f"{boxes} boxes in {len(found)} photos: {out}{hint}")
+            hint = "" if any(counts) else "; no score is high enough, try a lower --min-score"
+            options.say(f"{sum(counts)} boxes in {len(counts)} photos: {out}{hint}")
             if draw is not None:
                 options.say(f"pictures: {draw}")
             if voc is not None:

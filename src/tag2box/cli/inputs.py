@@ -91,6 +91,7 @@ def find_inputs(
     if split is not None:
         return Inputs(_split_photos(places, split, skipped), (), chosen)
     root, files = _root(places), _files(places)
+    below: dict[Path, str] = {}  # each folder in relation to the root
     videos = [file for file in files if file.suffix.lower() in VIDEO_SUFFIXES]
     missing = next((video for video in videos if not video.is_file()), None)
     if missing is not None:
@@ -99,7 +100,10 @@ def find_inputs(
     photos: list[Photo] = []
     for name, file in zip(images.distinct_names([PurePosixPath(file.as_posix()) for file in rest]), rest, strict=True):
         try:
-            photos.append(Photo(name, file, *images.photo_size(file), file=os.path.relpath(file, root)))
+            size, folder = images.photo_size(file), file.parent
+            if folder not in below:
+                below[folder] = os.path.relpath(folder, root)
+            photos.append(Photo(name, file, *size, file=os.path.normpath(f"{below[folder]}/{file.name}")))
         except errors.UserError as error:
             if skipped is None:
                 raise
@@ -121,7 +125,7 @@ def _files(places: Sequence[Path]) -> list[Path]:
     """The files that are named, those in folders and those that match patterns, each once."""
     files: dict[Path, None] = {}
     for place in places:
-        is_one = not place.is_dir() and (place.exists() or not glob.has_magic(str(place)))
+        is_one = place.is_file() or (not place.is_dir() and (place.exists() or not glob.has_magic(str(place))))
         files |= {place: None} if is_one else dict.fromkeys(_expanded(place))
     return list(files)
 
@@ -144,13 +148,13 @@ def _expanded(place: Path) -> list[Path]:
 
 def _root(places: Sequence[Path]) -> str:
     """The folder that photos are named in relation to: it depends on what was given, not on what is inside."""
-    folders = []
-    for place in places:
-        folder = place.absolute() if place.is_dir() else place.absolute().parent
+    folders = {place if place.is_dir() else place.parent for place in places}
+    found = []
+    for folder in map(Path.absolute, folders):
         while glob.has_magic(str(folder)) and not folder.exists():
-            folder = folder.parent
-        folders.append(str(folder))
-    return os.path.commonpath(folders) if folders else ""
+            folder = folder.parent  # noqa: PLW2901
+        found.append(str(folder))
+    return os.path.commonpath(found) if found else ""
 
 
 def _split_photos(paths: Sequence[Path], split: str, skipped: list[str] | None) -> tuple[Photo, ...]:

@@ -16,7 +16,7 @@ from tag2box.annotations import Detections, Photo, TaggedPhotos
 from tag2box.cli import detect as detecting, options
 from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
-from tag2box.formats import datasets, listing
+from tag2box.formats import datasets, detection_log, listing
 from tag2box.inference.predict import Inference
 from tag2box.inference.snap import Snap, SnapPhotos
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
@@ -109,7 +109,7 @@ def label(
         work = replace(work, snap=_snapper(trained, chosen))
     if trust is not None:
         work = replace(work, trust=read_trust(trust, work.run()))
-    with detecting.work_folder(out, dist) as folder:
+    with detection_log.unfinished_folder(out, is_main=dist.is_main) as folder:
         assert folder is not None
         if rule == "auto" and work.open_photos():
             work = replace(work, settings=replace(chosen, rule=choose_rule(work, folder).rule))
@@ -201,7 +201,7 @@ class _Work:
 
     def detect(
         self, inference: Inference, photos: Sequence[Photo], work: Path, skipped: list[str] | None
-    ) -> dict[str, Detections]:
+    ) -> Mapping[str, Detections]:
         """The candidates of the tags of some photos, at every score."""
         tags, rule, snap = self.tags(), self.settings.rule, self.snap
 

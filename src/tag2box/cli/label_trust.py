@@ -1,7 +1,7 @@
 """``tag2box trust``: which classes of a label set can be used, from reviews of a sample of its photos."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -88,15 +88,32 @@ def read_trust(path: Path, identity: Mapping[str, object]) -> Trust:
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed(Mapping[str, Detections]):
+    """Detections by photo id, each changed by a function on access: they may be on disk, and too many for memory."""
+
+    found: Mapping[str, Detections]
+    change: Callable[[Detections], Detections]
+
+    def __getitem__(self, photo_id: str) -> Detections:
+        return self.change(self.found[photo_id])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+
 def selected(
     found: Mapping[str, Detections], classes: Sequence[str], known: Trust | None, min_score: float | None
-) -> tuple[dict[str, Detections], dict[str, Detections]]:
+) -> tuple[Mapping[str, Detections], Mapping[str, Detections]]:
     """Detections by photo, calibrated if trust is known; and those of at least ``min_score``, or of a default."""
     if known is None:
         least = DEFAULT_SCORE if min_score is None else min_score
-        return dict(found), {name: own[own.scores >= least] for name, own in found.items()}
-    calibrated = {name: known.detections(own, classes) for name, own in found.items()}
-    return calibrated, {name: known.kept(own, classes, min_score) for name, own in calibrated.items()}
+        return found, Changed(found, lambda own: own[own.scores >= least])
+    calibrated = Changed(found, lambda own: known.detections(own, classes))
+    return calibrated, Changed(calibrated, lambda own: known.kept(own, classes, min_score))
 
 
 # ---------------------------------------------------------------- the command

@@ -1,27 +1,19 @@
-"""Detections read from files: COCO results, COCO files with scores, and VOC result files. ``export`` writes them.
-
-``DetectionLog`` keeps the detections of an unfinished ``tag2box detect``.
-"""
+"""Detections read from files: COCO results, COCO files with scores, and VOC result files. ``export`` writes them."""
 
 import difflib
-import hashlib
-import json
 import math
-import os
 import re
 import reprlib
-import shutil
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from tag2box import errors, io, storage
-from tag2box.annotations import BoxSource, Detections, Photo, Truth
+from tag2box.annotations import Detections, Truth
 from tag2box.metrics.voc_ap import from_voc_pixels
 
 _Length = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -265,115 +257,3 @@ def _voc_line(path: Path, number: int, line: str) -> tuple[str, tuple[float, ...
             f"{path}: line {number}: expected 'image score xmin ymin xmax ymax', got {line.strip()[:80]!r}"
         )
     return parts[0], numbers
-
-
-# ---------------------------------------------------------------- unfinished work
-
-_IDENTITY_FILE = "work.json"
-_FLUSH_PHOTOS = 16
-_FLUSH_SECONDS = 5.0  # of work: the most that a killed process loses
-
-
-@dataclass(slots=True)
-class DetectionLog:
-    """Detections of finished photos on disk, from which a killed or interrupted ``detect`` resumes.
-
-    A folder with a file per rank. A line is the digest of its content, and JSON: the photo, its ``FileStamp``, the
-    digest of its proposals, and its detections. What follows a damaged line is ignored, and detected again.
-    """
-
-    folder: Path
-    rank: int = 0
-    _file: BinaryIO | None = None
-    _pending: int = 0
-    _flushed: float = field(default_factory=time.monotonic)
-
-    def open(self, identity: Mapping[str, object]) -> None:
-        """Keep what is there if it has the same identity: weights, settings and versions; else remove it."""
-        path, wanted = self.folder / _IDENTITY_FILE, json.loads(json.dumps(identity))
-        try:
-            if storage.read_checked_json(path, "unfinished detections", "remove it") == wanted:
-                return
-        except errors.UserError:
-            pass  # none there, or damaged
-        for stale in self.folder.iterdir() if self.folder.is_dir() else ():
-            if stale.name != io.LOCK:
-                shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
-        storage.write_checked_json(path, wanted)
-
-    def finished(self, photos: Sequence[Photo], store: BoxSource) -> dict[str, Detections]:
-        """The detections of the photos that are finished, and have neither changed nor got other proposals."""
-        rows = [row for path in sorted(self.folder.glob("*.jsonl")) for row in _read_rows(path)]
-        known = {row["photo"]: row for row in rows}
-        found: dict[str, Detections] = {}
-        for photo in photos:
-            row = known.get(photo.id)
-            if row is None or row["proposals"] != _proposals_digest(store, photo):
-                continue
-            stamp = storage.FileStamp.from_json(row["stamp"])
-            if storage.FileStamp.of(photo.path, stamp).sha256 == stamp.sha256:  # raises if the photo has gone
-                boxes, scores = (torch.tensor(row[key], dtype=torch.float32) for key in ("boxes", "scores"))
-                labels = torch.tensor(row["labels"], dtype=torch.long)
-                found[photo.id] = Detections(boxes.reshape(-1, 4), scores, labels)
-        return found
-
-    def add(self, photo: Photo, store: BoxSource, found: Detections) -> None:
-        """Append the detections of a photo."""
-        try:
-            stamp = storage.FileStamp.of(photo.path)
-        except errors.UserError:
-            return  # it has just gone, so a second call cannot use them
-        row = {
-            "photo": photo.id,
-            "stamp": stamp.to_json(),
-            "proposals": _proposals_digest(store, photo),
-            "boxes": found.boxes.tolist(),
-            "scores": found.scores.tolist(),
-            "labels": found.labels.tolist(),
-        }
-        text = json.dumps(row).encode()
-        with storage.writing(self.folder):
-            if self._file is None:
-                path = self.folder / f"{self.rank}.jsonl"
-                self._file = path.open("ab")
-                io.sync(self.folder)
-            self._file.write(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n")
-        self._pending += 1
-        if self._pending >= _FLUSH_PHOTOS or time.monotonic() - self._flushed > _FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write to disk what was added."""
-        if self._file is not None:
-            with storage.writing(self.folder):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        self._pending, self._flushed = 0, time.monotonic()
-
-    def close(self) -> None:
-        """Write to disk what was added, and close the file."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log; what follows the first damaged line, or an incomplete last one, is cut off."""
-    rows, good = [], 0
-    with path.open("rb") as file:
-        for line in file:
-            digest, _, text = line.rstrip(b"\n").partition(b" ")
-            if not line.endswith(b"\n") or hashlib.sha256(text).hexdigest().encode() != digest:
-                break
-            rows.append(json.loads(text))
-            good += len(line)
-    if good < path.stat().st_size:
-        os.truncate(path, good)
-    return rows
-
-
-def _proposals_digest(store: BoxSource, photo: Photo) -> str:
-    digest = hashlib.sha256(store.boxes(photo.id).numpy().tobytes())
-    digest.update(store.scores(photo.id).numpy().tobytes())
-    return digest.hexdigest()

@@ -9,8 +9,8 @@ other packages are named ``package.module:Name``. Every file is written whole or
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -66,6 +66,23 @@ class LabelExport(ExportFormat):
     ) -> None:
         """Write detections as labels without tags."""
         self.write(out, from_detections(photos, classes, detections))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DetectionsOf(Mapping[str, Detections]):
+    """The detections of some photos in their order, none of those that have none; read on access."""
+
+    photos: Sequence[Photo]
+    found: Mapping[str, Detections]
+
+    def __getitem__(self, photo_id: str) -> Detections:
+        return self.found.get(photo_id, Detections.empty())
+
+    def __iter__(self) -> Iterator[str]:
+        return (photo.id for photo in self.photos)
+
+    def __len__(self) -> int:
+        return len(self.photos)
 
 
 def export_format(kind: str) -> ExportFormat:

@@ -6,6 +6,7 @@ excludes it.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from tag2box.metrics.voc_ap import to_voc_pixels
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8
 _Box = tuple[float, float, float, float]
+_PHOTOS_IN_MEMORY = 1000  # of result files while they are written
 
 
 class Voc:
@@ -257,8 +259,7 @@ class VocResultsExport:
         detections: Mapping[str, annotations.Detections],
     ) -> None:
         """Write the files."""
-        found = {photo.id: detections.get(photo.id, annotations.Detections.empty()) for photo in photos}
-        write_voc_results(out, found, classes, split=self.split)
+        write_voc_results(out, export.DetectionsOf(photos, detections), classes, split=self.split)
 
     def check(self, out: Path, photos: Sequence[annotations.Photo], classes: Sequence[str]) -> None:
         """Raise if a photo's id does not fit into a line, or a class into a file name."""
@@ -277,10 +278,22 @@ def write_voc_results(
     folder: Path, detections: Mapping[str, annotations.Detections], classes: Sequence[str], *, split: str
 ) -> None:
     """Write ``comp4_det_SPLIT_CLASS.txt`` for each class, as VOC's evaluation server takes them."""
-    lines: list[list[str]] = [[] for _ in classes]
-    for image_id, found in detections.items():
-        columns = (to_voc_pixels(found.boxes.double()).tolist(), found.scores.double().tolist(), found.labels.tolist())
-        for box, score, label in zip(*columns, strict=True):
-            lines[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
-    for name, rows in zip(_result_files(classes, split), lines, strict=True):
-        io.write_text(folder / name, "".join(rows))
+    files = _result_files(classes, split)
+    with ExitStack() as stack:
+        parts = [stack.enter_context(io.replacing(folder / name)) for name in files]
+        rows: list[list[str]] = [[] for _ in parts]
+        for number, (image_id, found) in enumerate(detections.items(), start=1):
+            pixels = to_voc_pixels(found.boxes.double()).tolist()
+            for box, score, label in zip(pixels, found.scores.double().tolist(), found.labels.tolist(), strict=True):
+                rows[label].append(f"{image_id} {score:.9g} " + " ".join(f"{edge:.3f}" for edge in box) + "\n")
+            if number % _PHOTOS_IN_MEMORY == 0:
+                _append(parts, rows)
+        _append(parts, rows)
+
+
+def _append(parts: Sequence[Path], rows: Sequence[list[str]]) -> None:
+    """Move the lines of each class to the end of its file."""
+    for part, lines in zip(parts, rows, strict=True):
+        with part.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+        lines.clear()

@@ -144,8 +144,8 @@ def run_detector(  # noqa: PLR0913
     Each rank detects on its shard of the photos; all ranks return all detections.
 
     Args:
-        on_photo: called as each photo of this rank is finished, or with the error if it cannot be read: it is then
-            skipped, unless this raises. Default: raise the error.
+        on_photo: called with the detections of each photo of this rank, which are then not returned, or with the error
+            if it cannot be read: it is then skipped, unless this raises. Default: return all, raise the error.
         on_scores: called with the scores of all proposals of each photo of this rank, prior included, for analyses.
         select: reduces the detections of a photo to those that are wanted. Default: all.
     """
@@ -180,9 +180,11 @@ def run_detector(  # noqa: PLR0913
                     on_scores(photo, weighted)
                 kept = _rescored(weighted, store.boxes(photo.id), rescore)
                 detected = inference.predict(kept, photo.width, photo.height).to(torch.device("cpu"))
-                found[photo.id] = detected if select is None else select(photo, detected)
-                if on_photo is not None:
-                    on_photo(photo, found[photo.id])
+                detected = detected if select is None else select(photo, detected)
+                if on_photo is None:
+                    found[photo.id] = detected
+                else:
+                    on_photo(photo, detected)
             bar.advance()
     return {name: detections for share in dist.all_gather_object(found) for name, detections in share.items()}
 

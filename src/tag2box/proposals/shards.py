@@ -20,7 +20,8 @@ from tag2box.proposals.base import Candidates, ProposalSource, unrecorded_settin
 from tag2box.proposals.store import StoreEntry
 
 _SOURCE_FILE = "source.json"
-_MAX_PHOTOS = 16  # per shard
+_MAX_PHOTOS = 16  # of the first shards
+_SHARE, _LARGEST_SHARD = 64, 256  # later, a shard has a 64th of the finished photos, up to 256: fewer files to sync
 _MAX_SECONDS = 5.0  # of work per shard: the most that a killed process loses
 
 
@@ -33,6 +34,7 @@ class Shards:
     files: dict[str, Path] = field(default_factory=dict)  # shard of each photo on disk
     entries: dict[str, StoreEntry] = field(default_factory=dict)  # all finished photos, by id
     pending: dict[str, Candidates] = field(default_factory=dict)  # in memory
+    last: int = 0  # number of the last shard: with millions of photos, ``files`` is too long to be searched for it
     flushed: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -53,6 +55,7 @@ class Shards:
         io.sweep(folder)
         for file in sorted(folder.glob("*.npz")):
             shards._index(file)
+            shards.last = max(shards.last, int(file.stem))
         return shards
 
     def _index(self, file: Path) -> None:
@@ -68,16 +71,12 @@ class Shards:
         """A finished photo."""
         return self.entries.get(photo_id)
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Width and height of all finished photos, by id."""
-        return {name: entry.size for name, entry in self.entries.items()}
-
     def add(self, entry: StoreEntry, candidates: Candidates) -> None:
         """Add the candidates of a photo."""
         self.entries[entry.id] = entry
         self.pending[entry.id] = candidates
-        if len(self.pending) >= _MAX_PHOTOS or time.monotonic() - self.flushed > _MAX_SECONDS:
+        most = max(_MAX_PHOTOS, min(len(self.entries) // _SHARE, _LARGEST_SHARD))
+        if len(self.pending) >= most or time.monotonic() - self.flushed > _MAX_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -85,8 +84,7 @@ class Shards:
         self.flushed = time.monotonic()
         if not self.pending:
             return
-        last = max((int(path.stem) for path in self.files.values()), default=0)
-        path = self.folder / f"{last + 1:06}.npz"
+        path = self.folder / f"{self.last + 1:06}.npz"
         entries = [self.entries[name] for name in self.pending]
         with _deferred_interrupt():
             if not (self.folder / _SOURCE_FILE).exists():
@@ -94,6 +92,7 @@ class Shards:
             with io.replacing(path) as temporary:
                 _write(temporary, entries, list(self.pending.values()))
             self.files |= dict.fromkeys(self.pending, path)
+            self.last += 1
             self.pending.clear()
 
     def candidates(self, photo_id: str) -> Candidates:

@@ -266,9 +266,11 @@ class StudentDetector:
                     on_photo(photo, views)
                 else:
                     own = self._merged(views, (photo.height, photo.width))
-                    found[photo.id] = own if select is None else select(photo, own)
-                    if on_photo is not None:
-                        on_photo(photo, found[photo.id])
+                    own = own if select is None else select(photo, own)
+                    if on_photo is None:
+                        found[photo.id] = own
+                    else:
+                        on_photo(photo, own)
                 bar.advance()
         return {name: own for share in dist.all_gather_object(found) for name, own in share.items()}
 

@@ -225,7 +225,7 @@ class FeatureCache:
 
     def _write(self, file: BinaryIO, view: View, bar: Bar) -> None:
         count = len(self.features.photos)
-        shapes, digests = np.zeros((count, _DIMS), _INT), b""
+        shapes, digests = np.zeros((count, _DIMS), _INT), bytearray()  # bytes would be copied whole for every photo
         file.seek(_header_bytes(count))
         for index in range(count):
             values = self.features.encode(self.features.get(index, view)).half().contiguous().cpu()
@@ -234,7 +234,7 @@ class FeatureCache:
             digests += _SHA(raw).digest()
             file.write(raw)
             bar.advance()
-        header = np.array([_MAGIC, count], _INT).tobytes() + shapes.tobytes() + digests
+        header = np.array([_MAGIC, count], _INT).tobytes() + shapes.tobytes() + bytes(digests)
         file.seek(0)
         file.write(header + _SHA(header).digest())
 
