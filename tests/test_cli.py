@@ -25,7 +25,7 @@ from tag2box.recipes import RECIPES
 from tiny_world import call
 
 SURFACE = {
-    "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
+    "demo": ["--out", "--seed", "--small", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--boxes",
               "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--set"],
     "student": ["--out", "labels", "--photos", "--config", "--resume", "--set"],
