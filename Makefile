@@ -1,5 +1,6 @@
 PYTHON ?= python3
-BIN := .venv/bin
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -46,8 +47,8 @@ test-minimum: ## run the unit tests with the oldest versions of all dependencies
 	$(PYTHON) -m venv $(MINIMUM)
 	$(PYTHON) tools/lock.py --minimum > $(MINIMUM)/constraints.txt
 	$(if $(TORCH),sed -i.bak 's/^torch==.*/torch==$(TORCH)/' $(MINIMUM)/constraints.txt)
-	$(MINIMUM)/bin/pip install --quiet -c $(MINIMUM)/constraints.txt -e '.[dev]'
-	$(MINIMUM)/bin/pytest -n 2 --dist loadfile -m "not slow"
+	$(MINIMUM)/$(SCRIPTS)/pip install --quiet -c $(MINIMUM)/constraints.txt -e '.[dev]'
+	$(MINIMUM)/$(SCRIPTS)/pytest -n 2 --dist loadfile -m "not slow"
 
 fuzz: setup ## new examples for the property tests, then every command on 5,000 mutated inputs: about 30 minutes
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadfile -m "not slow"

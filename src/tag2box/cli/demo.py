@@ -17,8 +17,8 @@ from tag2box.recipes import Config, Data
 from tag2box.training.checkpoint import read_state
 
 SUMMARY_FILE = "summary.json"
-SMALL = Scenes(train=80, test=30, classes=("car", "fish", "flower", "mushroom"), most_classes=2)
-SMALL_SETTINGS = ("plan.iterations=60", "proposals.max_boxes=120")
+SMALL = Scenes(train=60, test=20, classes=("car", "fish", "flower", "mushroom"), most_classes=2)
+SMALL_SETTINGS = ("plan.iterations=50", "proposals.max_boxes=120")
 """Scenes and settings of ``demo --small``: the same steps in less time; its figures are worth little."""
 TABLE_3A = {
     "oicr-plus": (False, False),
@@ -125,7 +125,7 @@ def demo_command(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of scenes and training.")] = 0,
     small: Annotated[
-        bool, typer.Option("--small", help="80 scenes of 4 classes and 60 iterations: all steps, in under 3 minutes.")
+        bool, typer.Option("--small", help="60 scenes of 4 classes and 50 iterations: all steps, in under 3 minutes.")
     ] = False,
     keep_maps: Annotated[bool, typer.Option(help="Keep the feature cache (about half a gigabyte).")] = False,
     override: options.SetOption = [],  # noqa: B006
