@@ -35,6 +35,8 @@ _MODULES = {
     "resume": "tag2box.cli.train",
     "resume_student": "tag2box.cli.student",
     "review_labels": "tag2box.cli.review",
+    "track": "tag2box.cli.train",
+    "tracking": "tag2box.training.trackers",
     "train": "tag2box.cli.train",
     "train_student": "tag2box.cli.student",
     "load": "tag2box.predictor",
@@ -84,6 +86,8 @@ _MODULES = {
     "BatchMeta": "tag2box.types",
     "Outputs": "tag2box.types",
     "Proposals": "tag2box.types",
+    "TrackedRun": "tag2box.training.trackers",
+    "Tracker": "tag2box.training.trackers",
     # methods
     "Labeler": "tag2box.methods.protocols",
     "MilStrategy": "tag2box.methods.protocols",

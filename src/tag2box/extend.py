@@ -93,6 +93,11 @@ METRICS = {
     "challenges": "tag2box.metrics.challenges:challenges",
     "errors": "tag2box.metrics.error_analysis:errors",
 }
+TRACKERS = {
+    "tensorboard": "tag2box.training.trackers:TensorBoard",
+    "mlflow": "tag2box.training.trackers:MlFlow",
+    "wandb": "tag2box.training.trackers:WeightsAndBiases",
+}
 PROPOSAL_FILE_FORMATS = {
     "selective-search": "tag2box.proposals.importers.matlab:SELECTIVE_SEARCH_MAT",
     "mcg": "tag2box.proposals.importers.matlab:MCG_MAT",
@@ -116,6 +121,7 @@ GROUPS = {
     "dataset format": DATASET_FORMATS,
     "export format": EXPORT_FORMATS,
     "metric": METRICS,
+    "tracker": TRACKERS,
 }
 """Every group of plug-ins by the name that error messages give it."""
 

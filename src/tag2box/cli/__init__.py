@@ -72,6 +72,10 @@ COMMANDS = {
         "Evaluate detections: VOC AP, CorLoc, the COCO metrics, the three challenges of the paper, kinds of errors.",
     ),
     "report": ("tag2box.cli.report:report_command", "Write a self-contained HTML report on one or more runs."),
+    "track": (
+        "tag2box.cli.train:track_command",
+        "Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.",
+    ),
     "doctor": ("tag2box.cli.doctor:doctor_command", "Check this machine and installation, and suggest fixes."),
     "propose": ("tag2box.cli.propose:propose_command", "Compute proposals of photos, for training and detection."),
     "proposals import": (
