@@ -28,6 +28,7 @@ SURFACE = {
     "demo": ["--out", "--seed", "--small", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--boxes",
               "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--track", "--set"],
+    "push": ["run", "repository", "--upload", "--out", "--public", "--licence", "--trust"],
     "track": ["run", "--to", "--where"],
     "student": ["--out", "labels", "--photos", "--config", "--resume", "--track", "--set"],
     "detect": ["run", "photos", "--out", "--split", "--every", "--proposals", "--draw", "--voc", "--format",

@@ -27,6 +27,7 @@ _MODULES = {
     "export_model": "tag2box.cli.model_export",
     "import_proposals": "tag2box.cli.import_proposals",
     "label": "tag2box.cli.label",
+    "push_to_hub": "tag2box.hub",
     "read_reviews": "tag2box.labels.journal",
     "recall": "tag2box.cli.proposal_recall",
     "prepare_training": "tag2box.cli.train",

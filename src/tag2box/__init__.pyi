@@ -22,6 +22,7 @@ from tag2box.cli.train import (
 )
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
+from tag2box.hub import push_to_hub as push_to_hub
 from tag2box.labels.journal import read_reviews as read_reviews
 from tag2box.labels.label_set import LabelSet as LabelSet
 from tag2box.labels.labelled import (

@@ -188,7 +188,10 @@ def test_iterations_that_are_repeated_after_a_crash_are_passed_on_once(tmp_path:
 def test_training_goes_on_without_its_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory) -> None:
     monkeypatch.setattr(memory, "fails", True)
     log = events.EventLog(tmp_path)
-    with pytest.warns(UserWarning, match="not tracked any more .*the server is gone") as told, tracking(tmp_path, [OWN]):
+    with (
+        pytest.warns(UserWarning, match="not tracked any more .*the server is gone") as told,
+        tracking(tmp_path, [OWN]),
+    ):
         for iteration in (1, 2):
             log.write("step", {"iteration": iteration, "losses": {"total": 1.0}})
     assert len(told) == 1 and len(list(events.read_events(tmp_path))) == 2

@@ -59,6 +59,10 @@ COMMANDS = {
         "tag2box.cli.label_export:export_command",
         "Write a label set in the format of another tool, or the network of a student run for other runtimes.",
     ),
+    "push": (
+        "tag2box.cli.model_export:push_command",
+        "Write the files of a run for the Hugging Face Hub with a model card, and upload them if --upload is given.",
+    ),
     "convert": (
         "tag2box.cli.label_export:convert_dataset_command",
         "Convert tags and boxes of a dataset, or a label set, from any format to any other.",

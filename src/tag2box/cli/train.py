@@ -364,9 +364,9 @@ def track_command(
     to: Annotated[str, typer.Option(help="tensorboard, mlflow, wandb, or package.module:Name of your own.")],
     where: Annotated[str | None, typer.Option(help="Folder, or address of an MLflow server.")] = None,
 ) -> None:
-    """Pass the losses, pseudo labels and metrics of a run to an experiment tracker; nothing is passed on twice.
+    """Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.
 
-    Example: `tag2box track runs/mine --to tensorboard`. During training: `tag2box train ... --track tensorboard`.
+    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`. During training: `tag2box train ... --track tensorboard`.
     """
     passed = track(run, to, where=where)
     options.say(f"{passed.count} events passed on to {to}: {passed.tracker.place if passed.tracker else ''}")

@@ -215,9 +215,7 @@ class Feed:
         self.sent = dict(known.get("sent", {}))
         past = list(events.read_events(self.folder)) if (self.folder / events.EVENTS_FILE).exists() else []
         name = next((str(event["name"]) for event in past if "name" in event), self.folder.name)
-        run = TrackedRun(
-            self.folder, name, _settings(self.folder), self.where or known.get("where"), known.get("id")
-        )
+        run = TrackedRun(self.folder, name, _settings(self.folder), self.where or known.get("where"), known.get("id"))
         self.tracker = extend.find_part("tracker", self.kind)(run)
         self.where = run.where
         for event in past:
