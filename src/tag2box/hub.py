@@ -23,9 +23,9 @@ from tag2box.student.student_training import StudentConfig
 from tag2box.training import checkpoint, events
 
 CARD = "README.md"
-METRICS = "metrics.json"
+_METRICS = "metrics.json"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILES = [runs.CONFIG_FILE, checkpoint.STATE, "checkpoint-*/*", METRICS, CARD]
+_FILES = [runs.CONFIG_FILE, checkpoint.STATE, "checkpoint-*/*", _METRICS, CARD]
 _MUST_NOT = """\
 - Decisions about people, safety, health or access, or any other use in which a missed or a wrong box does harm, without
   a person who checks each result.
@@ -112,8 +112,8 @@ def _write_files(run: Path, folder: Path, repository: str, *, licence: str | Non
     (folder / state.folder).mkdir()
     for name in (checkpoint.MODEL, checkpoint.STATE, storage.MANIFEST):
         shutil.copy(run / state.folder / name, folder / state.folder / name)
-    if (run / METRICS).exists():
-        shutil.copy(run / METRICS, folder / METRICS)
+    if (run / _METRICS).exists():
+        shutil.copy(run / _METRICS, folder / _METRICS)
     measured = None if trust is None else Trust.read(trust)
     card = model_card(run, config, state, repository, licence=licence, trust=measured)
     io.write_text(folder / CARD, card)
@@ -173,9 +173,9 @@ def _data_lines(start: Mapping[str, Any], config: identity.AnyConfig) -> list[st
 
 
 def _figure_lines(run: Path) -> list[str]:
-    if not (run / METRICS).exists():
+    if not (run / _METRICS).exists():
         return ["None: the run was not evaluated. Do not assume any."]
-    test = io.read_json(run / METRICS, "the metrics of a run").get("test", {})
+    test = io.read_json(run / _METRICS, "the metrics of a run").get("test", {})
     voc, intervals = test.get("voc07", {}), test.get("intervals", {}).get("voc07", {})
     rows = {"mean": voc.get("mAP"), **voc.get("per_class", {})}
     lines = ["AP at IoU 0.5 (VOC 2007) on the test photos of the run, one seed:", "", "| class | AP |", "|---|---|"]

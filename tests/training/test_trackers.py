@@ -185,7 +185,7 @@ def test_iterations_that_are_repeated_after_a_crash_are_passed_on_once(tmp_path:
     assert [step for _, step, _ in memory.told] == [1, 2, 3, 4, 0]
 
 
-def test_training_goes_on_without_its_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory) -> None:
+def test_training_continues_without_its_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory) -> None:
     monkeypatch.setattr(memory, "fails", True)
     log = events.EventLog(tmp_path)
     with (

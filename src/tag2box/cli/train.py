@@ -366,7 +366,8 @@ def track_command(
 ) -> None:
     """Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.
 
-    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`. During training: `tag2box train ... --track tensorboard`.
+    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`.
+    During training: `tag2box train ... --track tensorboard`.
     """
     passed = track(run, to, where=where)
     options.say(f"{passed.count} events passed on to {to}: {passed.tracker.place if passed.tracker else ''}")

@@ -306,7 +306,7 @@ class _LiveFeed:
             self.has_failed = True
             line = errors.printable(f"{type(error).__name__}: {error}")
             warnings.warn(
-                f"{self.feed.kind}: not tracked any more ({line}); training goes on, and "
+                f"{self.feed.kind}: not tracked any more ({line}); training continues, and "
                 f"`tag2box track {self.feed.folder} --to {self.feed.kind}` passes on the rest",
                 stacklevel=2,
             )
