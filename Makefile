@@ -4,7 +4,7 @@ BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo fast test test-minimum fuzz mutants bench lint check release-check release clean
+.PHONY: help setup lock demo fast test coverage test-minimum fuzz mutants bench lint check release-check release clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ fast: setup ## run the unit tests: under a minute on two cores
 
 test: setup ## run all tests
 	$(BIN)/pytest -n 2 --dist loadfile
+
+coverage: setup ## run all tests and print which lines of the package they reach
+	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term
 
 # The oldest versions that pyproject.toml allows, in an environment of its own. TORCH replaces that of torch, where the
 # oldest one has no build: make test-minimum TORCH=2.13.0
