@@ -9,6 +9,7 @@ term is called ``attention``.
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tag2box
 from tag2box.systems import find_system
@@ -26,10 +27,10 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> dict[str
     config = find_system("casd")(config)
     print(config.loader.views_per_image, "views per photo of", config.loader.resize.views())
     tag2box.train(config, out)
-    step = [event for event in read_events(out) if event["event"] == "step"][-1]
+    step: Any = [event for event in read_events(out) if event["event"] == "step"][-1]
     print({name: round(value, 3) for name, value in step["losses"].items()})
-    return step["losses"]
+    return dict(step["losses"])
 
 
 if __name__ == "__main__":  # proposals are computed by worker processes, which import this file
-    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:5]))

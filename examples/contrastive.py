@@ -9,6 +9,7 @@ they are compared. With both off it is OICR+.
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tag2box
 from tag2box import recipes
@@ -31,8 +32,8 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> dict[str
             run = out / f"discovery-{discovery}-contrast-{contrast}"
             tag2box.train(config, run)
             events = list(read_events(run))
-            step = [event for event in events if event["event"] == "step"][-1]
-            pseudo = [event for event in events if event["event"] == "pseudo"][-1]
+            step: Any = [event for event in events if event["event"] == "step"][-1]
+            pseudo: Any = [event for event in events if event["event"] == "pseudo"][-1]
             terms[config.name] = {name for name, value in step["losses"].items() if value}
             print(
                 f"{config.name}: {pseudo['boxes_per_class'][-1]:.2f} boxes per tag, losses {sorted(terms[config.name])}"
@@ -41,4 +42,4 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> dict[str
 
 
 if __name__ == "__main__":  # proposals are computed by worker processes, which import this file
-    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:5]))

@@ -8,6 +8,7 @@ The table has a column ``counts`` (``dog:2;ball:1``); a tag without a count coun
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tag2box
 from tag2box.formats.datasets import read_tagged
@@ -29,10 +30,10 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> tuple[fl
         plan=replace(base.plan, iterations=iterations),
     )
     tag2box.train(find_system("c-wsl")(config), out / "c-wsl")
-    last = [event for event in read_events(out / "c-wsl") if event["event"] == "pseudo"][-1]
+    last: Any = [event for event in read_events(out / "c-wsl") if event["event"] == "pseudo"][-1]
     print(f"{given:.2f} objects per tag, {last['boxes_per_class'][-1]:.2f} pseudo boxes per tag")
-    return given, last["boxes_per_class"][-1]
+    return given, float(last["boxes_per_class"][-1])
 
 
 if __name__ == "__main__":  # proposals are computed by worker processes, which import this file
-    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:5]))

@@ -9,6 +9,7 @@ image-level loss at the end; losses of different heads cannot be compared with e
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tag2box
 from tag2box.systems import find_system
@@ -27,11 +28,11 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> dict[str
     courses = {}
     for name in ("wsddn", "c-mil", "c-midn"):
         tag2box.train(find_system(name)(base), out / name)
-        steps = [event for event in read_events(out / name) if event["event"] == "step"]
+        steps: list[Any] = [event for event in read_events(out / name) if event["event"] == "step"]
         courses[name] = [step["losses"]["mil"] for step in steps]
         print(f"{name}: {courses[name][0]:.3f} -> {courses[name][-1]:.3f}")
     return courses
 
 
 if __name__ == "__main__":  # proposals are computed by worker processes, which import this file
-    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:5]))

@@ -9,6 +9,7 @@ all top proposals that hardly overlap; OIM similar ones in the photo; SLV a vote
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tag2box
 from tag2box.systems import find_system
@@ -27,11 +28,11 @@ def main(tags: Path, photos: Path, out: Path, iterations: int = 200) -> dict[str
     found = {}
     for name in ("oicr", "pcl", "mist", "oim", "slv"):
         tag2box.train(find_system(name)(base), out / name)
-        last = [event for event in read_events(out / name) if event["event"] == "pseudo"][-1]
+        last: Any = [event for event in read_events(out / name) if event["event"] == "pseudo"][-1]
         found[name] = last["boxes_per_class"][-1]
         print(f"{name}: {found[name]:.2f} pseudo boxes per tag")
     return found
 
 
 if __name__ == "__main__":  # proposals are computed by worker processes, which import this file
-    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:5]))

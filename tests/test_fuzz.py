@@ -122,5 +122,6 @@ def test_every_command_that_reads_files_has_scenarios(fuzz: ModuleType) -> None:
     assert set(fuzz.cli.COMMANDS) - covered == {
         "demo",  # reads nothing
         "review",  # serves a page
+        "track",  # writes into the run that it reads
         "trust",  # writes into the label set that it reads
     }

@@ -214,6 +214,16 @@ def test_the_card_states_the_licence_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    "content", ["[]", '{"test": []}', '{"test": {"voc07": 1}}', '{"test": {"voc07": {"per_class": 5}}}']
+)
+def test_metrics_of_another_program_are_refused(run: Path, tmp_path: Path, content: str) -> None:
+    (run / "metrics.json").write_text(content)
+    with pytest.raises(UserError, match="not one that tag2box wrote"):
+        hub.push_to_hub(run, "owner/name", out=tmp_path / "up")
+    assert not (tmp_path / "up").exists()
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["push", "run", "name"], "name: no name of a repository; expected owner/name"),

@@ -115,7 +115,12 @@ def _write_files(run: Path, folder: Path, repository: str, *, licence: str | Non
     if (run / _METRICS).exists():
         shutil.copy(run / _METRICS, folder / _METRICS)
     measured = None if trust is None else Trust.read(trust)
-    card = model_card(run, config, state, repository, licence=licence, trust=measured)
+    try:
+        card = model_card(run, config, state, repository, licence=licence, trust=measured)
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise errors.UserError(
+            f"{run}: {_METRICS} or {events.EVENTS_FILE} is not one that tag2box wrote; write it again, or remove it"
+        ) from None
     io.write_text(folder / CARD, card)
 
 

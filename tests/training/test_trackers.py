@@ -227,6 +227,15 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         track(log_run(tmp_path), kind)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"losses": 1}, {"losses": {}, "iteration": "x"}, {"losses": {}, "iteration": []}]
+)
+def test_an_event_of_another_program_is_refused(tmp_path: Path, memory, fields: dict[str, object]) -> None:
+    events.EventLog(tmp_path).write("step", fields)
+    with pytest.raises(UserError, match="an event step that tag2box did not write"):
+        track(tmp_path, OWN)
+
+
 def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
     (log_run(tmp_path) / trackers.TRACKERS_FILE).write_text("[]")
     with pytest.raises(UserError, match="remove it"):

@@ -224,8 +224,14 @@ class Feed:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Pass on one event; an iteration that a resumed run repeats was passed on already."""
-        values, kind = values_of(event), str(event["event"])
-        iteration = int(event.get("iteration", 0))
+        kind = str(event["event"])
+        try:
+            values, iteration = values_of(event), int(event.get("iteration", 0))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise errors.UserError(
+                f"{self.folder / events.EVENTS_FILE}: holds an event {errors.printable(kind)} that tag2box did not "
+                "write; remove this line"
+            ) from None
         if self.tracker is None or not values or iteration <= self.sent.get(kind, -1):
             return
         self.tracker.log(values, iteration, float(event.get("time", time.time())))
