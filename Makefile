@@ -1,12 +1,13 @@
 PYTHON ?= python3
-BIN := .venv/bin
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo fast test fuzz mutants bench lint check clean
+.PHONY: help setup lock demo fast test coverage test-minimum fuzz mutants bench lint check release-check release clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv and install tag2box into it, at the versions and hashes in requirements.lock
 
@@ -37,6 +38,21 @@ fast: setup ## run the unit tests: under a minute on two cores
 test: setup ## run all tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
+coverage: setup ## run all tests and print which lines of the package they reach
+	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term
+
+# The oldest versions that pyproject.toml allows, in an environment of its own. TORCH replaces that of torch, where the
+# oldest one has no build: make test-minimum TORCH=2.13.0
+MINIMUM := .venv-minimum
+TORCH ?=
+
+test-minimum: ## run the unit tests with the oldest versions of all dependencies
+	$(PYTHON) -m venv $(MINIMUM)
+	$(PYTHON) tools/lock.py --minimum > $(MINIMUM)/constraints.txt
+	$(if $(TORCH),sed -i.bak 's/^torch==.*/torch==$(TORCH)/' $(MINIMUM)/constraints.txt)
+	$(MINIMUM)/$(SCRIPTS)/pip install --quiet -c $(MINIMUM)/constraints.txt -e '.[dev]'
+	$(MINIMUM)/$(SCRIPTS)/pytest -n 2 --dist loadfile -m "not slow"
+
 fuzz: setup ## new examples for the property tests, then every command on 5,000 mutated inputs: about 30 minutes
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 	$(BIN)/python tools/fuzz.py --write
@@ -56,6 +72,12 @@ check: lint ## lint, types, direction of imports, house rules and words
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house.py
 	$(BIN)/python tools/words.py
+
+release-check: setup ## build wheel and sdist, install the wheel into a new environment, run the small demo from it
+	$(BIN)/python tools/release.py check --demo
+
+release: setup ## release-check, then tag the commit with the version; nothing is pushed
+	$(BIN)/python tools/release.py tag
 
 clean: ## remove caches and build output; .venv and runs stay
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

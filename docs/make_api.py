@@ -16,7 +16,7 @@ SECTIONS = {
     "Commands": (
         "data_check", "stats", "propose", "import_proposals", "recall", "train", "resume", "prepare_training", "detect",
         "label", "review_labels", "trust", "train_student", "resume_student", "export", "export_model", "convert",
-        "evaluate", "report", "demo", "diagnose", "load_run",
+        "evaluate", "report", "track", "tracking", "push_to_hub", "demo", "diagnose", "load_run",
     ),
     "A model in memory": ("load", "Predictor", "Prediction", "PredictedBox"),
     "Settings": ("Config", "Data", "RECIPES", "StudentConfig"),
@@ -26,7 +26,7 @@ SECTIONS = {
         "Reviews", "ReviewedPhoto", "Trust", "TrustRule",
     ),
     "Parts to extend": ("Labeler", "MilStrategy", "LossTerm", "Backbone", "BackboneSettings", "ProposalMethod",
-                        "StudentSettings"),
+                        "StudentSettings", "Tracker", "TrackedRun"),
     "Training": (
         "Detector", "Criterion", "Step", "StepRng", "LossInputs", "LossOutput", "Batch", "BatchMeta", "Proposals",
         "Outputs", "LabelerInput", "Labeling", "PseudoBoxes", "PseudoLabels", "Requirements",

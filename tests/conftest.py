@@ -31,8 +31,8 @@ GOLDEN = Path(__file__).parent / "golden"
 # What `make fast` runs: folders, and files beside this one. All other tests are slow: whole runs, real processes.
 FAST = {
     "formats", "inference", "methods", "metrics", "models", "ops", "reporting",
-    "test_io.py", "test_lock.py", "test_package.py", "test_safe_pickle.py", "test_settings.py", "test_types.py",
-    "test_words.py",
+    "test_io.py", "test_lock.py", "test_package.py", "test_portable.py", "test_safe_pickle.py",
+    "test_settings.py", "test_types.py", "test_words.py",
 }  # fmt: skip
 
 

@@ -25,10 +25,12 @@ from tag2box.recipes import RECIPES
 from tiny_world import call
 
 SURFACE = {
-    "demo": ["--out", "--seed", "--keep-maps", "--no-keep-maps", "--set"],
+    "demo": ["--out", "--seed", "--small", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--boxes",
-              "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--set"],
-    "student": ["--out", "labels", "--photos", "--config", "--resume", "--set"],
+              "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--track", "--set"],
+    "push": ["run", "repository", "--upload", "--out", "--public", "--licence", "--trust"],
+    "track": ["run", "--to", "--where"],
+    "student": ["--out", "labels", "--photos", "--config", "--resume", "--track", "--set"],
     "detect": ["run", "photos", "--out", "--split", "--every", "--proposals", "--draw", "--voc", "--format",
                "--min-score", "--trust", "--set", "--skip-bad", "--on", "--address"],
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",

@@ -18,8 +18,8 @@ ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
     "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "export_model",
-    "import_proposals", "label", "prepare_training", "propose", "read_reviews", "recall", "report", "resume",
-    "resume_student", "review_labels", "stats", "train", "train_student", "trust",
+    "import_proposals", "label", "prepare_training", "propose", "push_to_hub", "read_reviews", "recall", "report",
+    "resume", "resume_student", "review_labels", "stats", "track", "train", "train_student", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
@@ -27,7 +27,8 @@ CLASSES = (
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
     "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels", "Requirements", "ReviewedPhoto",
-    "Reviews", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos", "TerminalProgress", "Trust",
+    "Reviews", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos", "TerminalProgress",
+    "TrackedRun", "Tracker", "Trust",
     "TrustRule", "Truth", "UserError",
 )  # fmt: skip
 
@@ -41,7 +42,7 @@ def test_importing_it_loads_nothing_heavy():
 
 
 def test_the_public_names_are_pinned():
-    assert sorted(tag2box.__all__) == sorted([*COMMANDS, *CLASSES, "RECIPES", "load", "load_run", "silent"])
+    assert sorted(tag2box.__all__) == sorted([*COMMANDS, *CLASSES, "RECIPES", "load", "load_run", "silent", "tracking"])
 
 
 def test_every_public_name_is_listed_and_imported_from_the_module_that_defines_it():

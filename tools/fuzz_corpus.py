@@ -263,6 +263,9 @@ def _results() -> list[Scenario]:
             3,
             ("run",),
         ),
+        Scenario(
+            "push", ("push", "run", "owner/name", "--out", "out"), run, ("run/*", "run/*/*"), {"out": "folder"}, 3
+        ),
         Scenario("doctor", ("doctor", "run"), run, ("run/*", "run/*/*"), {}, 3),
         Scenario("doctor", ("doctor", "store"), ("store",), ("store/*",), {}, 2),
     ]

@@ -1,6 +1,7 @@
 """Lock files with the SHA-256 of every package that `make setup` installs, for all platforms and Python versions.
 
 python tools/lock.py                # resolve pyproject.toml at the versions of constraints.txt, on PyPI
+python tools/lock.py --minimum      # print the oldest versions that pyproject.toml allows, for `make test-minimum`
 
 Written are requirements.lock (everything but torch) and requirements-torch.lock (torch of PyPI, and on Linux the CUDA
 libraries that this build needs). requirements-cpu.lock, torch's build for Linux without CUDA, is kept by hand: it is
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
 
@@ -47,8 +49,19 @@ def resolve(folder: Path) -> str:
     return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
 
+def minimum(pyproject: str) -> str:
+    """Constraints for the oldest allowed version of each dependency, in its newest patch release."""
+    project = tomllib.loads(pyproject)["project"]
+    texts = {*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)}
+    found = (re.fullmatch(r"([A-Za-z0-9_-]+)>=([0-9.]+)", text) for text in sorted(texts))
+    return "".join(f"{match[1]}=={match[2]}.*\n" for match in found if match)
+
+
 def main() -> None:
-    """Write both lock files."""
+    """Write both lock files, or print the oldest versions."""
+    if sys.argv[1:] == ["--minimum"]:
+        print(minimum((ROOT / "pyproject.toml").read_text(encoding="utf-8")), end="")
+        return
     with tempfile.TemporaryDirectory() as folder:
         text = resolve(Path(folder))
     wanted = versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))

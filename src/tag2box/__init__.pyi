@@ -14,9 +14,15 @@ from tag2box.cli.propose import propose as propose
 from tag2box.cli.report import report as report
 from tag2box.cli.review import review_labels as review_labels
 from tag2box.cli.student import resume_student as resume_student, train_student as train_student
-from tag2box.cli.train import prepare_training as prepare_training, resume as resume, train as train
+from tag2box.cli.train import (
+    prepare_training as prepare_training,
+    resume as resume,
+    track as track,
+    train as train,
+)
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
+from tag2box.hub import push_to_hub as push_to_hub
 from tag2box.labels.journal import read_reviews as read_reviews
 from tag2box.labels.label_set import LabelSet as LabelSet
 from tag2box.labels.labelled import (
@@ -51,6 +57,7 @@ from tag2box.training.criterion import (
     LossTerm as LossTerm,
 )
 from tag2box.training.step import Step as Step
+from tag2box.training.trackers import TrackedRun as TrackedRun, Tracker as Tracker, tracking as tracking
 from tag2box.types import (
     Batch as Batch,
     BatchMeta as BatchMeta,

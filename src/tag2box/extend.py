@@ -95,6 +95,11 @@ METRICS = {
     "errors": "tag2box.metrics.error_analysis:errors",
     "breakdown": "tag2box.metrics.error_analysis:breakdown",
 }
+TRACKERS = {
+    "tensorboard": "tag2box.training.trackers:TensorBoard",
+    "mlflow": "tag2box.training.trackers:MlFlow",
+    "wandb": "tag2box.training.trackers:WeightsAndBiases",
+}
 PROPOSAL_FILE_FORMATS = {
     "selective-search": "tag2box.proposals.importers.matlab:SELECTIVE_SEARCH_MAT",
     "mcg": "tag2box.proposals.importers.matlab:MCG_MAT",
@@ -118,6 +123,7 @@ GROUPS = {
     "dataset format": DATASET_FORMATS,
     "export format": EXPORT_FORMATS,
     "metric": METRICS,
+    "tracker": TRACKERS,
 }
 """Every group of plug-ins by the name that error messages give it."""
 

@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,9 +61,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_symlink():
-                continue
+        for file in [file for file in sorted(temporary.rglob("*")) if not file.is_symlink()]:
             if file.is_file():
                 apply_umask(file)
             sync(file)
@@ -88,10 +86,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> list[Path]:
-    """Remove what killed processes left in a folder under temporary names; returns what was removed.
-
-    A process of another machine, which may share the folder, is taken to be alive for a week.
-    """
+    """Remove what killed processes left in a folder, those of other machines after a week; returns what was removed."""
     removed = []
     for path in sorted(folder.glob(".*")) if folder.is_dir() else ():
         match = _TEMPORARY.search(path.name)
@@ -116,7 +111,7 @@ def _may_be_alive(path: Path, host: str | None, pid: int) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":
+    if sys.platform == "win32":
         return True  # there, os.kill(pid, 0) would end the process
     try:
         os.kill(pid, 0)
@@ -132,10 +127,10 @@ def _host() -> str:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk. Folders cannot be flushed on Windows."""
-    if os.name == "nt" and path.is_dir():
+    """Flush a file, or the entries of a folder, to disk. Windows flushes no folder, and no file opened for reading."""
+    if sys.platform == "win32" and path.is_dir():
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -152,13 +147,12 @@ def apply_umask(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_parts(path, [text])
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
-    """Write a text file atomically, part by part: it may be larger than memory."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", buffering=1 << 20) as file:
+    """Write a text file atomically, part by part: it may be larger than memory. Bytes are the same on every system."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(parts)
 
 
@@ -199,13 +193,15 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
 
 TEXT_LIMIT, JSON_LIMIT = 1 << 30, 4 << 30
 """Largest text and JSON file that is read, in bytes."""
+BINARY = getattr(os, "O_BINARY", 0)
+"""Flag of ``os.open`` on Windows, which else translates line ends."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def open_file(path: Path, what: str) -> BinaryIO:
     """Open a file with ``what`` in it; devices and pipes, which may have no end, are refused."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected {what}") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
@@ -283,6 +279,7 @@ LOCK = ".lock"
 """Usual name of a lock file."""
 LOCK_POLL_SECONDS = 0.5
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_LOCKED_BYTE = 0x7FFFFFFE  # of a file on Windows, where a lock also excludes reading: beyond the content
 
 
 @contextmanager
@@ -328,7 +325,9 @@ def _released(path: Path, handle: int) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows removes no open file; one that stays excludes no process
+            path.unlink(missing_ok=True)
+        unlock(handle)
         os.close(handle)
 
 
@@ -344,7 +343,7 @@ def _acquire(path: Path) -> int | None:
         except FileNotFoundError:  # the last holder has just removed its empty folder
             continue
         try:
-            _flock(handle)
+            lock(handle)
         except BlockingIOError:
             os.close(handle)
             return None
@@ -355,20 +354,45 @@ def _acquire(path: Path) -> int | None:
 
 def _is_current(handle: int, path: Path) -> bool:
     """Whether the locked file still has its name: a file removed by its last holder excludes no other process."""
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
-def _flock(handle: int) -> None:
-    """Raise ``BlockingIOError`` if another process holds the lock. Without OS support nothing is excluded."""
-    if sys.platform == "win32":
-        return
-    import fcntl
-
+def lock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file; ``BlockingIOError`` if another process holds it. Without OS support nothing is excluded."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform == "win32":
+            _lock_byte(handle, "LK_LOCK" if wait else "LK_NBLCK")
+        else:
+            import fcntl
+
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
+        if isinstance(error, PermissionError):  # as Windows reports it
+            raise BlockingIOError(errno.EAGAIN, "held by another process") from None
         if error.errno not in _UNSUPPORTED:
             raise
+
+
+def unlock(handle: int) -> None:
+    """Release the lock of an open file."""
+    with suppress(OSError):
+        if sys.platform == "win32":
+            _lock_byte(handle, "LK_UNLCK")
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _lock_byte(handle: int, mode: str) -> None:
+    """Lock or release one byte, as Windows does it: never shared, and a wait ends after ten seconds."""
+    import msvcrt
+
+    place = os.lseek(handle, 0, os.SEEK_CUR)
+    try:
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(handle, getattr(msvcrt, mode), 1)  # type: ignore[attr-defined]
+    finally:
+        os.lseek(handle, place, os.SEEK_SET)

@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int64, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from tag2box import images, runs
+from tag2box import hub, images, runs
 from tag2box.annotations import Detections, Photo
 from tag2box.errors import UserError, printable
 from tag2box.formats import coco_boxes
@@ -40,12 +40,14 @@ _SHOWN_CLASSES = 8
 def load(run: str | os.PathLike[str]) -> Predictor:
     """Load a trained run; its weights are read once, and stay in memory with the object.
 
+    ``owner/name`` is a model of the Hugging Face Hub if no such folder is here, nor the one above it.
+
     Example:
         model = tag2box.load("runs/mine")
         found = model("photo.jpg")
         print(found.boxes, found.scores, found.names)
     """
-    folder = Path(run)
+    folder = hub.download(str(run)) if hub.is_repository(os.fspath(run)) else Path(run)
     return Predictor(folder, _detector_of(folder))
 
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,12 +33,22 @@ MANIFEST = "manifest.json"
 BLOCK = 1 << 20
 """Bytes of a block of a large file."""
 _DIGEST_KEY = "sha256"
+_SEEKING = threading.Lock()
 
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with reading(path, "a file"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_at(handle: int, count: int, start: int) -> bytes:
+    """``os.pread``; on Windows, which has none, one thread at a time moves the position of the file."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, count, start)
+    with _SEEKING:
+        os.lseek(handle, start, os.SEEK_SET)
+        return os.read(handle, count)
 
 
 @contextmanager

@@ -59,6 +59,10 @@ COMMANDS = {
         "tag2box.cli.label_export:export_command",
         "Write a label set in the format of another tool, or the network of a student run for other runtimes.",
     ),
+    "push": (
+        "tag2box.cli.model_export:push_command",
+        "Write the files of a run for the Hugging Face Hub with a model card, and upload them if --upload is given.",
+    ),
     "convert": (
         "tag2box.cli.label_export:convert_dataset_command",
         "Convert tags and boxes of a dataset, or a label set, from any format to any other.",
@@ -72,6 +76,10 @@ COMMANDS = {
         "Evaluate detections: VOC AP, CorLoc, the COCO metrics, the three challenges of the paper, kinds of errors.",
     ),
     "report": ("tag2box.cli.report:report_command", "Write a self-contained HTML report on one or more runs."),
+    "track": (
+        "tag2box.cli.train:track_command",
+        "Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.",
+    ),
     "doctor": ("tag2box.cli.doctor:doctor_command", "Check this machine and installation, and suggest fixes."),
     "propose": ("tag2box.cli.propose:propose_command", "Compute proposals of photos, for training and detection."),
     "proposals import": (

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tag2box import errors, io, runs
-from tag2box.cli import inputs
+import typer
+
+from tag2box import errors, hub, io, runs
+from tag2box.cli import inputs, options
 from tag2box.errors import printable
 from tag2box.progress import Progress, silent
 from tag2box.student.network import StudentDetector
@@ -166,3 +168,29 @@ def _quoted(text: str) -> str:
     """A text as YAML in double quotes, whose escapes are those of Python."""
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in safe) + '"'
+
+
+# ---------------------------------------------------------------- the hub
+
+
+def push_command(
+    run: Annotated[Path, typer.Argument(help="Run folder, also of a student.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")],
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Upload the files; without it nothing leaves this machine.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="New folder to write the files to, to look at them.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
+    licence: Annotated[str | None, typer.Option(help="Licence of the model, such as apache-2.0.")] = None,
+    trust: Annotated[
+        Path | None, typer.Option(help="trust.json of labels of this run: precision with intervals on the card.")
+    ] = None,
+) -> None:
+    """Write the files of a run for the Hugging Face Hub with a model card, and upload them if --upload is given.
+
+    Example: `tag2box push runs/mine owner/name --out upload`. In Python, `tag2box.load("owner/name")` loads it.
+    """
+    done = hub.push_to_hub(run, repository, upload=upload, out=out, private=not public, licence=licence, trust=trust)
+    if out is not None:
+        options.say(f"{len(done.names)} files: {done.folder}; read {hub.CARD} before you publish it")
+    options.say(f"uploaded: {done.address}" if done.address else "nothing was uploaded; --upload does it")

@@ -112,6 +112,12 @@ def check_score(score: float, least: float = 0.0, most: float = 1.0) -> None:
         raise errors.UserError(f"--min-score {score:g}: expected a number from {least:g} to {most:g}, such as 0.3")
 
 
+TrackOption = Annotated[
+    list[str],
+    typer.Option("--track", metavar="TRACKER", help="Pass events to tensorboard, mlflow or wandb; repeatable."),
+]
+
+
 # ---------------------------------------------------------------- the data of a study
 
 TestOption = Annotated[

@@ -20,6 +20,7 @@ from tag2box.student.network import StudentModule
 from tag2box.student.student_training import StudentConfig, build_student, fit_student
 from tag2box.training import checkpoint, events
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
+from tag2box.training.trackers import tracking
 
 
 def train_student(
@@ -182,6 +183,7 @@ def student_command(
     is_resumed: Annotated[
         bool, typer.Option("--resume", help="Continue the run in OUT with its own settings.")
     ] = False,
+    track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
 ) -> None:
     """Train a small detector without proposals on a label set, in minutes on a CPU.
@@ -193,7 +195,7 @@ def student_command(
     """
     if is_resumed and (config or override):
         raise errors.UserError("--resume takes its settings from the run; leave out --config and --set")
-    with init_distributed() as dist:
+    with init_distributed() as dist, tracking(out, track if dist.is_main else ()):
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
             resume_student(out, labels=labels, photos=photos, progress=progress, dist=dist)

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from tag2box import annotations, errors, recipes, run_inputs, runs, settings, systems
-from tag2box.cli import options
+from tag2box.cli import evaluate, options
 from tag2box.cli.requirements import new_store_line, training_summary
 from tag2box.cli.training_data import TrainingData, load_side_info, read_taught, with_proposals
 from tag2box.data.check import lacks_negatives, no_negatives_line, quick_findings
@@ -22,7 +22,7 @@ from tag2box.models.drop_block import Regularizer
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base
 from tag2box.proposals.suitability import store_concerns
-from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache
+from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache, trackers
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
 
@@ -292,6 +292,7 @@ def train_command(
         bool, typer.Option("--resume", help="Continue the run in OUT with its own settings.")
     ] = False,
     tags: Annotated[Path | None, typer.Option(help="Older name of DATA.", hidden=True)] = None,
+    track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
 ) -> None:
     """Train a detector from photos and image-level tags.
@@ -309,7 +310,7 @@ def train_command(
         )
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format,
              "boxes": boxes}  # fmt: skip
-    with init_distributed() as dist:
+    with init_distributed() as dist, trackers.tracking(out, track if dist.is_main else ()):
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
             resume(out, progress=progress, dist=dist)
@@ -346,3 +347,30 @@ def _config(
     if classes is not None:
         given["classes"] = datasets.class_names(classes)
     return replace(loaded, data=replace(loaded.data, **given))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- trackers
+
+
+def track(run: Path, to: str, *, where: str | None = None) -> trackers.Feed:
+    """Pass the losses, pseudo labels and metrics of a run to a tracker: tensorboard, mlflow, wandb or your own.
+
+    Nothing is passed on twice. ``where`` is a folder, or the address of an MLflow server.
+    """
+    if not (run / events.EVENTS_FILE).exists():
+        raise errors.UserError(f"{run}: no {events.EVENTS_FILE} here; expected the folder of a run")
+    return trackers.feed(run, to, where, run / evaluate.METRICS_FILE)
+
+
+def track_command(
+    run: Annotated[Path, typer.Argument(help="Run folder, also of a student.")],
+    to: Annotated[str, typer.Option(help="tensorboard, mlflow, wandb, or package.module:Name of your own.")],
+    where: Annotated[str | None, typer.Option(help="Folder, or address of an MLflow server.")] = None,
+) -> None:
+    """Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.
+
+    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`.
+    During training: `tag2box train ... --track tensorboard`.
+    """
+    passed = track(run, to, where=where)
+    options.say(f"{passed.count} events passed on to {to}: {passed.tracker.place if passed.tracker else ''}")

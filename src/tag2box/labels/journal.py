@@ -38,7 +38,6 @@ _BODY = len(_START) + _DIGITS + 2
 _LONGEST_LINE = 1 << 24
 _BLOCK = 1 << 20
 _UNTOUCHED = PhotoReview()
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Outdated(UserError):
@@ -94,7 +93,7 @@ class History:
             raise UserError(f"{self.place}: larger than {io.TEXT_LIMIT >> 20:,} MB; expected a journal of reviews")
         rest = b""
         position = self.offset
-        while block := os.pread(handle, _BLOCK, position):
+        while block := storage.read_at(handle, _BLOCK, position):
             position += len(block)
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
@@ -170,7 +169,7 @@ class Journal:
         self.notes: list[str] = []  # what was repaired
         self._mutex = threading.Lock()
         with storage.writing(self.place, "correct the permissions of the label set, or free some space"):
-            self._handle = os.open(self.place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._handle = os.open(self.place, os.O_RDWR | os.O_APPEND | os.O_CREAT | io.BINARY, 0o666)
         try:
             with self._held():
                 self._repair()
@@ -227,13 +226,13 @@ class Journal:
     def _held(self) -> Iterator[None]:
         """Exclude other threads and processes; what these have appended is read first."""
         with self._mutex:
-            _lock(self._handle)
+            io.lock(self._handle, wait=True)
             try:
                 self._check_place()
                 self.history.replay(self._handle)
                 yield
             finally:
-                _unlock(self._handle)
+                io.unlock(self._handle)
 
     def _check_place(self) -> None:
         try:
@@ -288,11 +287,11 @@ def read_history(folder: Path, labels: LabelSet) -> History:
     if not place.exists():
         return history
     with io.open_file(place, "a journal of reviews") as file:
-        _lock(file.fileno(), shared=True)
+        io.lock(file.fileno(), shared=True, wait=True)
         try:
             history.replay(file.fileno())
         finally:
-            _unlock(file.fileno())
+            io.unlock(file.fileno())
     if history.dropped:
         warnings.warn(cut_note(place, history.dropped), stacklevel=2)
     return history
@@ -323,23 +322,3 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 def _sum(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:_DIGITS]
-
-
-def _lock(handle: int, *, shared: bool = False) -> None:
-    """Wait for the lock of an open file; where the file system has none, nothing is excluded."""
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-
-
-def _unlock(handle: int) -> None:
-    if sys.platform != "win32":
-        import fcntl
-
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)

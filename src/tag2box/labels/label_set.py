@@ -128,7 +128,7 @@ class LabelSet:
         if folder.is_dir():
             folder.rmdir()  # empty
         with io.replacing_folder(folder) as temporary:
-            (temporary / LABELS_FILE).write_text(labels_text(self.content), encoding="utf-8")
+            (temporary / LABELS_FILE).write_text(labels_text(self.content), encoding="utf-8", newline="\n")
             storage.write_manifest(temporary, self._manifest(folder))
 
     def _manifest(self, folder: Path) -> dict[str, object]:

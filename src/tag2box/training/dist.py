@@ -5,6 +5,7 @@ that what the ranks hold, concatenated by rank, is in the order of the photos.
 """
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,7 +148,8 @@ def init_distributed() -> Iterator[DistContext]:
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     else:
-        set_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        set_threads(max(1, cores // local_world_size))
     has_own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
     distributed.init_process_group("nccl" if has_own_gpu else "gloo", timeout=_TIMEOUT)
     try:

@@ -9,8 +9,8 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,6 +24,8 @@ from tag2box.training.step import Step
 from tag2box.types import PseudoBoxes
 
 EVENTS_FILE = "events.jsonl"
+Listener = Callable[[Mapping[str, object]], None]
+_LISTENERS: dict[Path, list[Listener]] = {}  # by run folder
 _CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\Z')
 
 
@@ -37,7 +39,8 @@ class EventLog:
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
         """Append an event with a time stamp; on a full disk nothing of it is left."""
-        line = _with_checksum(json.dumps({"event": event, "time": round(time.time(), 3), **fields}, allow_nan=False))
+        content = {"event": event, "time": round(time.time(), 3), **fields}
+        line = _with_checksum(json.dumps(content, allow_nan=False))
         is_new = not self._path.exists()
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -49,6 +52,8 @@ class EventLog:
                 f"{self._path}: cannot be written ({error.strerror or error}); free some space or repair the disk, "
                 "then continue with --resume"
             ) from None
+        for listener in _LISTENERS.get(self._path.parent.absolute(), ()):
+            listener(content)
 
     def _mend_last_line(self) -> None:
         """Cut half a line left by a killed process; the next event would be appended to it."""
@@ -59,6 +64,17 @@ class EventLog:
             with self._path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
                 os.fsync(file.fileno())
+
+
+@contextmanager
+def listening(folder: Path, listener: Listener) -> Iterator[None]:
+    """Call a function with each event of a run that this process writes during the block, once it is on disk."""
+    listeners = _LISTENERS.setdefault(folder.absolute(), [])
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
 
 
 def _append(file: FileIO, line: bytes) -> None:

@@ -254,7 +254,7 @@ class _CacheFile:
         """The features of a photo; verified when they are read for the first time."""
         start, stop = self.starts[index : index + 2]
         try:
-            raw = os.pread(self.handle, stop - start, start)
+            raw = storage.read_at(self.handle, stop - start, start)
         except OSError as error:
             raise errors.UserError(f"{self.path}: cannot be read ({error.strerror}); {_REMEDY}") from None
         if len(raw) != stop - start:
@@ -274,7 +274,7 @@ def _header_bytes(count: int) -> int:
 def _open_cache_file(path: Path, count: int) -> _CacheFile | None:
     """The file of a view; None if it does not exist or is cut short. Raises if it is damaged."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | io.BINARY)
     except FileNotFoundError:
         return None
     try:
@@ -288,7 +288,7 @@ def _open_cache_file(path: Path, count: int) -> _CacheFile | None:
 
 
 def _read_header(path: Path, handle: int, count: int) -> _CacheFile | None:
-    header = os.pread(handle, _header_bytes(count), 0)
+    header = storage.read_at(handle, _header_bytes(count), 0)
     if len(header) < _header_bytes(count):
         return None
     known, digest = header[:-_DIGEST], header[-_DIGEST:]

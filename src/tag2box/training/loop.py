@@ -1,9 +1,9 @@
 """The training loop: ``fit`` reads from top to bottom."""
 
 import math
-import resource
 import signal
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -288,6 +288,10 @@ def graceful_stop() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def peak_memory_mb() -> float:
-    """Largest memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def peak_memory_mb() -> float | None:
+    """Largest memory of this process so far; None on Windows, where Python cannot tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
