@@ -202,7 +202,7 @@ def test_several_datasets_and_seeds_are_one_page(out: Path, tmp_path: Path) -> N
 
 
 def test_several_backbones_are_a_table_each(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(comparison.BACKBONES, "other", ("backbone.dropout=0.25",))
+    monkeypatch.setitem(comparison.NAMED_BACKBONES, "other", ("backbone.dropout=0.25",))
     written = run_compare(out, "oicr", "casd", backbones=("recipe", "other"))
     found = numbers(out)["datasets"]
     assert [own["backbone"] for own in found] == ["recipe", "other"]
@@ -229,7 +229,7 @@ def test_a_backbone_that_is_not_there_is_named_before_anything_runs(tmp_path: Pa
 
 def test_the_narrow_vgg16_is_settings_that_exist() -> None:
     base = RECIPES["scenes"]()
-    config = settings.load(Config, [], list(comparison.BACKBONES["vgg16-narrow"]), base=base)
+    config = settings.load(Config, [], list(comparison.NAMED_BACKBONES["vgg16-narrow"]), base=base)
     assert config.backbone == Vgg16(weights="vgg16-conv", train_trunk=False, neck_channels=128, neck_size=1024)
 
 

@@ -27,7 +27,7 @@ from tag2box.systems import SYSTEMS, System, changes, find_system
 NAME = "compare"
 PAPER = {"voc07": "VOC07", "voc12": "VOC12", "coco14": "COCO14, AP50"}
 """Datasets of the paper -> columns of its figures."""
-BACKBONES: dict[str, tuple[str, ...]] = {
+NAMED_BACKBONES: dict[str, tuple[str, ...]] = {
     "recipe": (),
     "vgg16-narrow": (
         "backbone.kind=vgg16",
@@ -90,7 +90,7 @@ def compare(  # noqa: PLR0913 - the options of the command
         names: of ``SYSTEMS``; default: all.
         seeds: of training, and of scenes; default: 0, 1 and 2.
         recipe: settings to start from; default: ``scenes`` on scenes, else ``photos-frozen``.
-        backbones: of ``BACKBONES``, a table each; default: the recipe's.
+        backbones: of ``NAMED_BACKBONES``, a table each; default: the recipe's.
         overrides: settings of all systems, in the form of ``--set``, applied after the changes of a system.
         commands: command lines shown on the page.
     """
@@ -139,13 +139,13 @@ def plan_comparisons(
 
 def _backbone_settings(name: str) -> tuple[str, ...]:
     """The settings of a backbone; raises if there is none of this name, or its weights are not stored."""
-    if name not in BACKBONES:
-        raise errors.UserError(f"--backbone {name}: unknown; there are {', '.join(BACKBONES)}")
-    for setting in BACKBONES[name]:
+    if name not in NAMED_BACKBONES:
+        raise errors.UserError(f"--backbone {name}: unknown; there are {', '.join(NAMED_BACKBONES)}")
+    for setting in NAMED_BACKBONES[name]:
         key, _, value = setting.partition("=")
         if key == "backbone.weights" and value not in stored_names():
             raise errors.UserError(f"--backbone {name}: its weights are not stored here; `tag2box weights get {value}`")
-    return BACKBONES[name]
+    return NAMED_BACKBONES[name]
 
 
 def run_comparisons(
