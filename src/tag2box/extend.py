@@ -61,7 +61,7 @@ PROPOSAL_METHODS = {
     "imported": "tag2box.proposals.importers.proposal_files:Imported",
 }
 DATASET_FORMATS = {  # in the order in which they are tried on a path
-    "label-set": "tag2box.formats.coco_boxes:LabelSetFolder",
+    "label-set": "tag2box.formats.annotated:LabelSetFolder",
     "voc": "tag2box.formats.voc_boxes:Voc",
     "cvat": "tag2box.formats.cvat_boxes:Cvat",
     "labelstudio": "tag2box.formats.label_studio_boxes:LabelStudio",

@@ -4,7 +4,6 @@ Training reads tags through ``coco_tags``.
 """
 
 import json
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,7 @@ from tag2box import errors, io, storage
 from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.formats import coco_file, coco_tags, export, listing
 from tag2box.labels import label_set
-from tag2box.labels.journal import read_reviews
-from tag2box.labels.labelled import LabelledPhotos, boxes_to_objects
-from tag2box.labels.reviews import apply_reviews
+from tag2box.labels.labelled import LabelledPhotos
 
 _Entry = dict[str, int | float | str | list[float]]
 _PEEK = 4096  # bytes within which a JSON file has its first brace
@@ -79,56 +76,6 @@ class Coco:
     def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> Truth:
         """Its annotations."""
         return read_coco_truth(source.path, source.classes, on_fault)
-
-
-class LabelSetFolder:
-    """A label set of ``tag2box label``: its labels.json, with the root of the photos that the manifest names."""
-
-    what = "a label set"
-    has_tags = True
-    names_splits = False
-
-    def recognises(self, path: Path) -> bool:
-        """Folders with labels.json and manifest.json."""
-        return path.is_dir() and label_set.is_label_set(path)
-
-    def photos(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
-        """Its photos."""
-        return coco_tags.list_coco_photos(_opened(source), on_fault)
-
-    def tags(self, source: listing.DataSource, on_fault: listing.OnFault) -> listing.Listing:
-        """Its photos, with their tags."""
-        return coco_tags.list_coco(_opened(source), on_fault)
-
-    def has_boxes(self, source: listing.DataSource) -> bool:
-        """Whether any photo has a box."""
-        return coco_has_boxes(_opened(source).path)
-
-    def truth(self, source: listing.DataSource, on_fault: listing.OnFault) -> Truth:
-        """Its labels, with the boxes of reviews where there are any; ignore regions are crowds."""
-        own = read_coco(_opened(source).path, source.classes, on_fault)
-        labels = label_set.LabelSet.open(source.path, source.photos)
-        photos = apply_reviews(labels, read_reviews(source.path, labels)).photos
-        index = {name: label for label, name in enumerate(own.truth.classes)}
-        reviewed = {
-            own.images[number]: boxes_to_objects([box for box in photo.boxes if box.name in index], index)
-            for number, photo in enumerate(photos, start=1)  # as labels.json numbers them
-            if photo.is_reviewed and number in own.images
-        }
-        if 0 < len(reviewed) < len(photos):
-            warnings.warn(
-                f"{source.path}: {len(photos) - len(reviewed)} of {len(photos)} photos are not reviewed; their labels "
-                "count as true as they are",
-                stacklevel=2,
-            )
-        objects = zip(own.truth.ids, own.truth.objects, strict=True)
-        return replace(own.truth, objects=tuple(reviewed.get(name, before) for name, before in objects))
-
-
-def _opened(source: listing.DataSource) -> listing.DataSource:
-    """The COCO file of a label set, verified, with the root of its photos."""
-    path = source.path / label_set.LABELS_FILE
-    return replace(source, path=path, photos=source.photos or label_set.verified_root(source.path))
 
 
 @dataclass(frozen=True, slots=True)
