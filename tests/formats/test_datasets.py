@@ -341,6 +341,7 @@ def test_rows_are_those_of_the_whole_file(tmp_path_factory, document, indent, as
 
 TAG_READERS = ("listing", "csv_tags", "folders", "coco_file", "coco_tags", "voc_tags", "yolo_tags", "tool_tags")
 BOX_READERS = (
+    "detection_log",
     "annotated", "coco_boxes", "cvat_boxes", "detection_files", "export", "label_studio_boxes", "table_boxes",
     "voc_boxes", "xanylabeling_boxes", "yolo_boxes",
 )  # fmt: skip
