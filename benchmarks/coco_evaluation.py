@@ -17,8 +17,8 @@ from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from pycocotools.coco import COCO  # type: ignore[import-untyped]
+from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
 
 from measuring import Row, arguments, machine, set_threads, spread_of
 from tag2box.formats.coco_boxes import read_coco
@@ -35,7 +35,8 @@ def write_files(folder: Path, images: int) -> tuple[Path, Path]:
     """A COCO file of true boxes and one of results."""
     draw = np.random.default_rng(0)
     photos = [{"id": i + 1, "file_name": f"{i + 1:012d}.jpg", "width": WIDTH, "height": HEIGHT} for i in range(images)]
-    objects, results = [], []
+    objects: list[Row] = []
+    results: list[Row] = []
     for photo in photos:
         side = np.array([WIDTH, HEIGHT]) * (0.03 + 0.5 * draw.random((OBJECTS, 2)) ** 2)
         corner = (np.array([WIDTH, HEIGHT]) - side) * draw.random((OBJECTS, 2))

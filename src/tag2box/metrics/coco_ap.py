@@ -146,7 +146,7 @@ def _overlap(box: Any, other: Any, is_crowd: Any) -> float:
         return 0.0
     shared = across * down
     area = box[2] * box[3]
-    return shared / (area if is_crowd else area + other[2] * other[3] - shared)
+    return float(shared / (area if is_crowd else area + other[2] * other[3] - shared))
 
 
 @compiled
