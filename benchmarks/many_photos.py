@@ -158,20 +158,23 @@ def main() -> None:
     rows: dict[str, list[dict[str, Any]]] = {part: before.get(part, []) for part in PARTS}
     plan = [(part, size) for part in ("store", "names", "found") for size in (SMALL if args.small else SIZES[part])]
     for part, size in plan:
-        if any(point["photos"] == size for point in rows[part]):
-            continue
-        rows[part].append(measuring.in_fresh_process(partial(one_size, part, size, args.folder)))
-        print(part, rows[part][-1], flush=True)
-        done = {name: points for name, points in rows.items() if len(points) > 1}
-        exponents = {
-            name: {"time": exponent(points, "cpu"), "memory": exponent(points, "peak_mb")}
-            for name, points in done.items()
-        }
-        facts = {"cpu": measuring.cpu_name(), "cores": os.cpu_count(), "torch": torch.__version__}
-        facts["folder"] = "memory" if args.folder == Path("/dev/shm") else "disk"
-        write_json(args.out, {"machine": facts, "parts": rows, "exponents": exponents})
-        if args.plot is not None and done:
-            write_text(args.plot, plot(done))
+        if not any(point["photos"] == size for point in rows[part]):
+            rows[part].append(measuring.in_fresh_process(partial(one_size, part, size, args.folder)))
+            print(part, rows[part][-1], flush=True)
+            write(rows, args.out, args.plot)
+    write(rows, args.out, args.plot)
+
+
+def write(rows: dict[str, list[dict[str, Any]]], out: Path, drawing: Path | None) -> None:
+    """Write what is measured so far, with the exponents, and its plot."""
+    done = {name: points for name, points in rows.items() if len(points) > 1}
+    exponents = {
+        name: {"time": exponent(points, "cpu"), "memory": exponent(points, "peak_mb")} for name, points in done.items()
+    }
+    facts = {"cpu": measuring.cpu_name(), "cores": os.cpu_count(), "torch": torch.__version__}
+    write_json(out, {"machine": facts, "parts": rows, "exponents": exponents})
+    if drawing is not None and done:
+        write_text(drawing, plot(done))
 
 
 if __name__ == "__main__":
