@@ -213,6 +213,16 @@ def test_the_card_states_the_licence_of_the_weights() -> None:
 # ---------------------------------------------------------------- mistakes
 
 
+def test_damaged_weights_are_not_pushed(run: Path, tmp_path: Path) -> None:
+    file = run / json.loads((run / "state.json").read_text())["folder"] / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        hub.push_to_hub(run, "owner/name", out=tmp_path / "up")
+    assert not (tmp_path / "up").exists()
+
+
 @pytest.mark.parametrize(
     "content", ["[]", '{"test": []}', '{"test": {"voc07": 1}}', '{"test": {"voc07": {"per_class": 5}}}']
 )

@@ -110,6 +110,8 @@ def _write_files(run: Path, folder: Path, repository: str, *, licence: str | Non
     public = replace(identity.pathless(config), name=config.name)
     io.write_text(folder / runs.CONFIG_FILE, settings.dump(public))
     shutil.copy(run / checkpoint.STATE, folder / checkpoint.STATE)
+    if state.manifest is not None:
+        storage.verify_file(run / state.folder / checkpoint.MODEL, "restore it, or train again")
     (folder / state.folder).mkdir()
     for name in (checkpoint.MODEL, checkpoint.STATE, storage.MANIFEST):
         shutil.copy(run / state.folder / name, folder / state.folder / name)
