@@ -33,7 +33,7 @@ from tiny import tiny_photos
 from tiny_world import call, one_worker, small_config, small_data, small_network
 
 NAMES = [
-    "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "faster-coco-eval", "torchvision",
+    "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "torchvision",
     "GPU", "CPUs", "memory", "disk", "working folder",
 ]  # fmt: skip
 
@@ -77,7 +77,7 @@ def test_the_exit_code_is_nonzero_if_something_required_is_missing(checks, code)
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("torch", "torch"), ("cv2", "OpenCV"), ("safetensors", "safetensors"), ("faster_coco_eval", "faster-coco-eval")],
+    [("torch", "torch"), ("cv2", "OpenCV"), ("safetensors", "safetensors")],
 )
 def test_a_missing_package_fails_with_the_command_that_mends_it(monkeypatch, tmp_path, module, name):
     without(monkeypatch, module)

@@ -49,7 +49,6 @@ def diagnose(folder: Path | None = None) -> list[Check]:
         _lite0_weights(),
         _stored_weights(),
         _package("safetensors", "safetensors"),
-        _package("faster-coco-eval", "faster_coco_eval"),
         _torchvision(),
         _gpu(),
         _processors(),
