@@ -110,9 +110,8 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
     left = range(first, plan.iterations)
     with graceful_stop() as stop, source.batches(left) as batches, progress("training", left.stop, first) as bar:
         for iteration, batch in zip(left, batches, strict=True):
-            done = iteration + 1
+            done, own = iteration + 1, batch.to(step.device)
             logs = done % plan.log_every == 0 or done == plan.iterations
-            own = batch.to(step.device)
             loss = train_batch(step, own, optimizers, plan=plan, iteration=iteration, run=run, measure=logs)
             total = loss.total.item()
             bar.advance(f"loss {total:.3f}")
@@ -134,8 +133,8 @@ def fit(step: Step, source: BatchSource, plan: Plan, *, run: Path, progress: Pro
                 raise errors.Interrupted(
                     f"{run}: stopped after {done} of {plan.iterations} iterations and saved; continue with --resume"
                 ) from (errors.Terminated() if stop() == signal.SIGTERM else None)
-    seconds = time.monotonic() - began
-    log.write("end", {"iteration": plan.iterations, "seconds": seconds, "peak_memory_mb": peak_memory_mb()})
+    end = {"iteration": plan.iterations, "seconds": time.monotonic() - began, "peak_memory_mb": peak_memory_mb()}
+    log.write("end", end)
 
 
 @dataclass
