@@ -13,7 +13,8 @@ from PIL import Image
 
 from fake_sam import use_fake_sam
 from tag2box.annotations import Detections, Photo
-from tag2box.inference.snap import Snap, SnapPhotos, highest_per_class, peaks
+from tag2box.inference import snap as snapping
+from tag2box.inference.snap import Snap, SnapPhotos, first_of_each, highest_per_class, peaks
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.lite0 import Lite0
 
@@ -78,3 +79,29 @@ def test_detections_move_to_masks_and_keep_scores_and_classes(tmp_path: Path, mo
     stays = SnapPhotos(Snap(own_quality=1.0, quality=10.0, evidence=0.0), class_maps)(photo, found)
     assert torch.equal(stays.boxes, found.boxes[[0, 2]])
     assert len(SnapPhotos(Snap(), class_maps)(photo, detections())) == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [([], []), ([3], [True]), ([1, 1, 0, 1, 0], [True, False, True, False, False])]
+)
+def test_the_first_of_each_label(labels, expected):
+    assert first_of_each(torch.tensor(labels, dtype=torch.long)).tolist() == expected
+
+
+def test_the_best_box_of_a_class_moves_to_the_peak_of_the_photo(tmp_path: Path, monkeypatch):
+    use_fake_sam(monkeypatch)
+    Image.fromarray(np.zeros((128, 128, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    photo = Photo("a", tmp_path / "a.png", 128, 128)
+    maps = torch.full((1, 8, 8), 0.01)
+    maps[0, 6, 6] = 0.9  # its centre is (104, 104), outside of both boxes
+    monkeypatch.setattr(snapping, "photo_maps", lambda net, own: maps)
+    class_maps = ClassMaps(Lite0().build(pretrained=False), num_classes=1, side=64).eval()
+    found = detections(([0, 0, 40, 40], 0.9, 0), ([50, 0, 80, 30], 0.8, 0))
+    there = torch.tensor([104.0, 104.0])
+
+    def holds(peak: str) -> list[bool]:
+        boxes = SnapPhotos(Snap(peak=peak, evidence=2.0), class_maps)(photo, found).boxes  # type: ignore[arg-type]
+        return ((boxes[:, :2] <= there) & (boxes[:, 2:] >= there)).all(dim=1).tolist()
+
+    assert holds("box") == [False, False]
+    assert holds("photo") == [True, False]

@@ -2,7 +2,8 @@
 
 Class maps say where an object is, but hardly how far it extends: most wrong boxes are too large. Masks end where
 objects do, but do not know which object is meant. So every box prompts masks, and so does the peak of its class map
-inside the box; of the box and its masks' boxes, the one with the best fit remains:
+inside the box, or, for the best box of a class, its peak in the whole photo (``Snap.peak``); of the box and its masks'
+boxes, the one with the best fit remains:
 
     fit(b) = quality(b)^q x evidence_c(b)^e x (share of the photo's area)^a
 
@@ -11,10 +12,10 @@ stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -47,6 +48,9 @@ class Snap:
     """The quality of the box itself, which has no mask: the higher, the more boxes stay."""
     max_boxes: Annotated[int, Field(ge=1, le=1000)] = 6
     """Boxes per class and photo that are snapped, highest scores first; the others are dropped."""
+    peak: Literal["box", "photo"] = "box"
+    """Where the peak of the class map is searched: in the box; ``photo`` also has the masks at the highest peak of the
+    photo compete for the best box of the class, for maps that locate well what boxes are too large for (``cells``)."""
     long_side: Annotated[int, Field(ge=64, le=2048)] = 512
     """Long side to which photos are resized for MobileSAM."""
 
@@ -115,10 +119,24 @@ class SnapPhotos:
             boxes = clip(masks.boxes / scale, photo.width, photo.height)
             return boxes.view(-1, count, 4), masks.quality.view(-1, count)
 
-        boxes, quality = in_photo(of_boxes, _MASKS_OF_BOX)
-        more, quality_more = in_photo(of_points, _MASKS_OF_POINT)
+        found = [in_photo(of_boxes, _MASKS_OF_BOX), in_photo(of_points, _MASKS_OF_POINT)]
+        if self.settings.peak == "photo":
+            photos = torch.tensor([0.0, 0.0, photo.width, photo.height]).expand(len(highest), 4)
+            highest_points = peaks(maps[highest.labels], photos, (photo.width, photo.height))
+            boxes, quality = in_photo(image.at_points(highest_points * scale[:2]), _MASKS_OF_POINT)
+            found.append((boxes * first_of_each(highest.labels)[:, None, None], quality))  # others: without extent
         own = torch.full((len(highest), 1), self.settings.own_quality)
-        return torch.cat([highest.boxes[:, None], boxes, more], dim=1), torch.cat([own, quality, quality_more], dim=1)
+        candidates = torch.cat([highest.boxes[:, None], *(boxes for boxes, _ in found)], dim=1)
+        return candidates, torch.cat([own, *(quality for _, quality in found)], dim=1)
+
+
+def first_of_each(labels: Int[Tensor, " K"]) -> Bool[Tensor, " K"]:
+    """Whether no row above has the same label.
+
+    >>> first_of_each(torch.tensor([2, 0, 2, 1]))
+    tensor([ True,  True, False,  True])
+    """
+    return ~(labels[:, None] == labels[None, :]).tril(diagonal=-1).any(dim=1)
 
 
 def highest_per_class(found: Detections, nms_iou: float, most: int) -> Int[Tensor, " K"]:
