@@ -42,13 +42,15 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_at(handle: int, count: int, start: int) -> bytes:
-    """``os.pread``; on Windows, which has none, one thread at a time moves the position of the file."""
-    if hasattr(os, "pread"):
-        return os.pread(handle, count, start)
+def seek_and_read(handle: int, count: int, start: int) -> bytes:
+    """``os.pread`` for Windows, which has none: one thread at a time moves the position of the file."""
     with _SEEKING:
         os.lseek(handle, start, os.SEEK_SET)
         return os.read(handle, count)
+
+
+read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", seek_and_read)
+"""Reads bytes of an open file from a position on: (handle, count, start)."""
 
 
 @contextmanager

@@ -119,19 +119,12 @@ def nms(boxes: Float[Tensor, "A 4"], scores: Float[Tensor, " A"], iou_threshold:
     >>> nms(boxes, torch.tensor([0.8, 0.9, 0.7]), iou_threshold=0.5)
     tensor([1, 2])
     """
-    order = scores.argsort(descending=True, stable=True)
-    if _use_nms_kernel(boxes):
-        return order[_survivors(boxes[order], [len(order)], iou_threshold)]
-    return _nms_torch(boxes, order, iou_threshold)
-
-
-def _nms_torch(boxes: Float[Tensor, "A 4"], left: Int[Tensor, " A"], iou_threshold: float) -> Int[Tensor, " kept"]:
-    """NMS in plain torch, on any device, without a loop over boxes; ``left`` are the rows, best first.
-
-    The best block is resolved first, then everything that it suppresses is dropped. Most boxes fall to the first few
-    blocks and are never compared with each other.
-    """
+    left = scores.argsort(descending=True, stable=True)
+    if len(left) >= _MIN_COMPILED_BOXES and _has_kernel(boxes):
+        return left[_survivors(boxes[left], [len(left)], iou_threshold)]
     kept = [left[:0]]
+    # The best block is resolved first, then everything that it suppresses is dropped: most boxes fall to the first few
+    # blocks and are never compared with each other.
     while len(left):
         best, left = left[:_NMS_BLOCK], left[_NMS_BLOCK:]
         best = best[_survives(boxes[best], iou_threshold)]
@@ -163,7 +156,7 @@ def class_nms(
     iou_threshold: float,
 ) -> Int[Tensor, " kept"]:
     """NMS within each class; rows of all classes, best score first."""
-    if _use_nms_kernel(boxes):
+    if len(boxes) >= _MIN_COMPILED_BOXES and _has_kernel(boxes):
         return _class_nms_compiled(boxes, scores, labels, iou_threshold)
     groups = [(labels == label).nonzero().flatten() for label in labels.unique()]
     kept = [ids[nms(boxes[ids], scores[ids], iou_threshold)] for ids in groups]
@@ -186,9 +179,9 @@ def _class_nms_compiled(
     return ranked[kept]
 
 
-def _use_nms_kernel(boxes: Float[Tensor, "A 4"]) -> bool:
-    is_float = boxes.dtype in (torch.float32, torch.float64)
-    return boxes.device.type == "cpu" and is_float and len(boxes) >= _MIN_COMPILED_BOXES
+def _has_kernel(boxes: Float[Tensor, "A 4"]) -> bool:
+    """Whether the compiled kernel of NMS takes such boxes."""
+    return boxes.device.type == "cpu" and boxes.dtype in (torch.float32, torch.float64)
 
 
 def _survivors(ranked: Float[Tensor, "A 4"], sizes: list[int], iou_threshold: float) -> Bool[Tensor, " A"]:
