@@ -166,6 +166,7 @@ TABLE = [
     row("heads.mil_temperature", "2"),
     row("heads.box_prior", "10", seen=believed_maps),
     row("adaptation.epochs", "2", *ADAPTED),
+    row("adaptation.part", "cells", *ADAPTED),
     row("adaptation.side", "48", *ADAPTED),
     row("adaptation.batch_size", "1", *ADAPTED),
     row("adaptation.lr", "0.01", *ADAPTED),

@@ -45,7 +45,7 @@ SURFACE = {
                 "--skip-bad"],
     "trust": ["labels", "--reviewed", "--photos", "--split", "--data-format", "--precision", "--out", "--set"],
     "evaluate": ["--truth", "--detections", "--metrics", "--split", "--classes", "--min-score", "--json",
-                 "--baselines", "--no-baselines"],
+                 "--baselines", "--no-baselines", "--iou", "--against", "--resamples"],
     "report": ["runs", "--out", "--title", "--test-photos", "--test-truth", "--train-truth", "--split",
                "--train-split", "--photos"],
     "doctor": ["paths"],
@@ -65,7 +65,7 @@ SURFACE = {
     ],
     "compare": [
         "--systems", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
-        "--test-split", "--proposals", "--test-proposals", "--recipe", "--set",
+        "--test-split", "--proposals", "--test-proposals", "--recipe", "--backbone", "--set",
     ],
     "systems": ["name", "--recipe"],
     "weights list": [],

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from tag2box.annotations import Photo, TaggedPhotos
 from tag2box.models.backbone import Backbone, Preprocess
-from tag2box.models.class_maps import ClassMaps
+from tag2box.models.class_maps import CellMaps, ClassMaps
 from tag2box.models.detector import Detector, Heads
 from tag2box.models.rng import RowRng, dropout
 from tag2box.ops.roi import roi_align
@@ -66,14 +66,21 @@ class TinyBackbone(Backbone):
 
 
 def tiny_detector(
-    num_classes: int, frozen: bool = True, *, heads: Heads | None = None, seed: int = 0, maps_side: int = 0
+    num_classes: int,
+    frozen: bool = True,
+    *,
+    heads: Heads | None = None,
+    seed: int = 0,
+    maps_side: int = 0,
+    cells: bool = False,
 ) -> Detector:
     """A detector whose weights come from a seed and are wide enough for scores to differ; train() changes nothing.
 
     Args:
         maps_side: with a side of photos above 0, the detector has class maps.
+        cells: the class maps are those of single cells.
     """
-    class_maps = ClassMaps(TinyBackbone(), num_classes, maps_side) if maps_side else None
+    class_maps = (CellMaps if cells else ClassMaps)(TinyBackbone(), num_classes, maps_side) if maps_side else None
     detector = Detector(TinyBackbone(frozen=frozen), num_classes, heads or Heads(embed_dim=6), class_maps)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

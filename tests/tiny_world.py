@@ -107,7 +107,8 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build(config: Config, num_classes: int, *, pretrained: bool) -> torch.nn.Module:
         side = config.adaptation.side if config.adaptation.epochs else 0
-        return tiny_detector(num_classes, heads=config.heads, seed=config.plan.seed, maps_side=side)
+        cells = config.adaptation.part == "cells"
+        return tiny_detector(num_classes, heads=config.heads, seed=config.plan.seed, maps_side=side, cells=cells)
 
     monkeypatch.setattr("tag2box.runs.build_detector", build)
     one_worker(monkeypatch)

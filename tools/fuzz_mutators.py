@@ -54,6 +54,7 @@ def mutate(content: bytes, suffix: str, rng: Rng) -> tuple[bytes, str]:
             KeyError,
             IndexError,
             OSError,
+            EOFError,
             RecursionError,
             struct.error,
             zlib.error,

@@ -109,7 +109,11 @@ def test_every_photo_is_drawn_once_at_its_own_size(session):
 
 def test_scores_have_one_object_per_metric_in_fractions(session):
     scores = read(session / "scores.json")
-    assert list(scores) == ["voc07", "voc12", "corloc", "coco", "challenges", "errors", "baselines", "verdicts"]
+    assert list(scores) == [
+        "voc07", "voc12", "corloc", "coco", "challenges", "errors", "breakdown", "intervals", "baselines", "verdicts"
+    ]  # fmt: skip
+    del scores["intervals"]
+    assert scores["breakdown"].pop("objects") > 0
     for metric, mean in (("voc07", "mAP"), ("voc12", "mAP"), ("corloc", "mean")):
         assert set(scores[metric]) == {mean, "per_class"}
         assert set(scores[metric]["per_class"]) == set(SCENES.classes)
@@ -160,7 +164,7 @@ def test_demo_trains_both_methods_and_a_student_and_a_second_call_changes_nothin
     assert set(summary["methods"]) == set(summary["training_seconds"]) == {"oicr-plus", "od-wscl", "student"}
     for metrics in summary["methods"].values():
         measured = {"voc07", "voc12", "coco", "challenges", "errors"}
-        assert set(metrics["test"]) == {*measured, "baselines", "verdicts", "extents"}
+        assert set(metrics["test"]) == {*measured, "breakdown", "intervals", "baselines", "verdicts", "extents"}
         assert metrics["train"]["corloc"]["mean"] is not None
     page = (tmp_path / "report.html").read_text()
     assert "OICR+" in page and "student of OD-WSCL" in page

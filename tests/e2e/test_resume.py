@@ -278,7 +278,8 @@ def test_fields_of_training_types_are_pinned():
         "ids", "tags", "proposals", "images", "maps", "unsure", "trunks", "side_info", "views_per_image", "flipped"
     ]  # fmt: skip
     assert names[LabelerInput] == [
-        "proposals", "tags", "probs", "embed", "exemplars", "vectors", "second", "side_info", "fraction"
+        "proposals", "tags", "probs", "embed", "exemplars", "vectors", "deltas", "second", "side_info",
+        "fraction",
     ]  # fmt: skip
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "side_info"]
     # a number a class, or a proposal, or both: no room for boxes; "reviewed" marks proposals of `train --boxes`

@@ -39,7 +39,7 @@ COMMAND_GROUPS = {
 COMMANDS = {
     "demo": (
         "tag2box.cli.demo:demo_command",
-        "Generate scenes, train OICR+ and OD-WSCL from their tags, evaluate both, and write an HTML report.",
+        "Generate scenes, train OICR+ and OD-WSCL from their tags and a student on the latter's labels; write a page.",
     ),
     "train": ("tag2box.cli.train:train_command", "Train a detector from photos and image-level tags."),
     "student": (

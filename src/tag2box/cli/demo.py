@@ -188,7 +188,7 @@ def demo_command(
     keep_maps: Annotated[bool, typer.Option(help="Keep the feature cache (about half a gigabyte).")] = False,
     override: options.SetOption = [],  # noqa: B006
 ) -> None:
-    """Generate scenes, train OICR+ and OD-WSCL from their tags and a student on the latter's labels; write a report.
+    """Generate scenes, train OICR+ and OD-WSCL from their tags and a student on the latter's labels; write a page.
 
     Resumable: rerun the same command.
 
