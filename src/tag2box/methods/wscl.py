@@ -4,6 +4,7 @@ The |S|^2 similarities are never in memory at once: they are computed in square 
 Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its columns.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,8 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils import get_total_norm
 
 from tag2box.methods import discovery, oicr
 from tag2box.ops.losses import at_least_single
@@ -309,3 +311,15 @@ def first_occurrence(rows: Int[Tensor, " a"], cls: Int[Tensor, " a"], num_classe
     first = torch.full((int(inverse.max()) + 1 if len(keys) else 0,), len(keys), device=rows.device)
     first = first.scatter_reduce(0, inverse, torch.arange(len(keys), device=rows.device), reduce="amin")
     return first.sort().values
+
+
+def contrast_share(neck: Sequence[nn.Parameter], contrast: Sequence[Tensor | None]) -> float | None:
+    """||g|| / ||G - g||: gradient g of lambda L_wscl against that of all other losses, given G in ``grad`` of the neck.
+
+    None if nothing in the neck is trained, or no other loss has a gradient there.
+    """
+    pairs = [(p.grad, g) for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is not None]
+    others = [p.grad for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is None]
+    own = get_total_norm([g for _, g in pairs]).item()
+    rest = get_total_norm([*(total - g for total, g in pairs), *others]).item()
+    return own / rest if rest > 0 and math.isfinite(own / rest) else None

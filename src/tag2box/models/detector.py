@@ -182,6 +182,16 @@ class Detector(nn.Module):
             innermost(backbone).load_state_dict(self.class_maps.backbone.state_dict())
         self.is_adapted = True
 
+    def drop_gradients(self, *, trains_region: bool) -> None:
+        """Leave those of the region classifier, or those of the detector; shared convolutions are not trained."""
+        assert self.region is not None
+        own, shared = set(self.region.parameters()), set[nn.Parameter]()
+        if self.region.is_shared:
+            shared = {p for part in self.backbone.roi_map_modules() for p in part.parameters()}
+        for p in self.parameters():
+            if (p in own) != trains_region or p in shared:
+                p.grad = None
+
     def roi_maps(self, batch: Batch) -> Float[Tensor, "R ch h w"]:
         """f: one small map per proposal; read from the batch if it comes from the feature cache."""
         maps = compute_maps(self.backbone, batch) if batch.maps is None else batch.maps

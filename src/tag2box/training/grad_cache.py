@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tag2box.methods.wscl import contrast_share
 from tag2box.models.augment import Chosen, rois_of
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import FixedFactors, InvertedAttention, hardest_rows
@@ -28,8 +29,11 @@ from tag2box.ops.losses import mil_partition
 from tag2box.training.criterion import LossOutput
 from tag2box.training.dist import SINGLE_PROCESS
 from tag2box.training.packing import Layout, pack, pack_copies
-from tag2box.training.step import Forward, Step, contrast_share
+from tag2box.training.step import Forward, Step
 from tag2box.types import AugmentedRois, Batch, BatchMeta
+
+Only = Sequence[nn.Parameter] | None
+"""The parameters that get gradients, in a first of two backward passes; None: all."""
 
 
 def exact_step(
@@ -152,10 +156,7 @@ class ForwardPass:
         return self.layout.unpack_copies(leaf, kinds)
 
     def backward(
-        self,
-        grad: Float[Tensor, "R w"],
-        copy_grads: Sequence[Float[Tensor, "m w"]],
-        only: Sequence[nn.Parameter] | None = None,
+        self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]], only: Only = None
     ) -> None:
         """Propagate the gradients of the outputs through the network, micro-batch by micro-batch.
 
@@ -224,10 +225,7 @@ class MicroBatchPass(Protocol):
         ...
 
     def backward(
-        self,
-        grad: Float[Tensor, "R w"],
-        copy_grads: list[Float[Tensor, "m w"]],
-        only: Sequence[nn.Parameter] | None = None,
+        self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]], only: Only = None
     ) -> None:
         """Add to the gradients of all, or ``only`` some, parameters, given those of the outputs and of all copies."""
         ...
@@ -256,10 +254,7 @@ class StoredGraph:
         """Everything is needed in backward."""
 
     def backward(
-        self,
-        grad: Float[Tensor, "R w"],
-        copy_grads: list[Float[Tensor, "m w"]],
-        only: Sequence[nn.Parameter] | None = None,
+        self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]], only: Only = None
     ) -> None:
         """Backward through the stored graph, which is kept if ``only`` some parameters get gradients."""
         ends = zip([self._out, *self._copies], [grad, *copy_grads], strict=True)
@@ -303,10 +298,7 @@ class Recomputed:
             self._batch = self.part.batch
 
     def backward(
-        self,
-        grad: Float[Tensor, "R w"],
-        copy_grads: list[Float[Tensor, "m w"]],
-        only: Sequence[nn.Parameter] | None = None,
+        self, grad: Float[Tensor, "R w"], copy_grads: Sequence[Float[Tensor, "m w"]], only: Only = None
     ) -> None:
         """Recompute with a graph, then backward through it."""
         again = StoredGraph(self._forward, self._layout, replace(self.part, batch=self._batch))

@@ -4,19 +4,17 @@
 (GradCache) or over several processes.
 """
 
-import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
+from tag2box.methods.wscl import contrast_share
 from tag2box.models.adversary import MaskNet
 from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
-from tag2box.models.detector import Detector, RegionClassifier
+from tag2box.models.detector import Detector
 from tag2box.models.drop_block import InvertedAttention, Regularizer
 from tag2box.models.rng import StepRng, Stream
 from tag2box.ops.losses import at_least_single, mil_partition
@@ -63,20 +61,11 @@ class Step:
         """
         if self.detector.region is None:
             return self._run(self.detector, batch, rng, fraction, measure)
-        self.detector.region.is_shared = self.criterion.rescore.shares(fraction)
+        rescore = self.criterion.rescore
+        self.detector.region.is_shared = rescore.shares(fraction)
         loss = self._run(self.detector, batch, rng, fraction, measure)
-        self._drop_gradients(self.detector.region, fraction)
+        self.detector.drop_gradients(trains_region=rescore.trains_region(fraction))
         return loss
-
-    def _drop_gradients(self, region: RegionClassifier, fraction: float) -> None:
-        """Leave those of the region classifier or those of the detector; shared convolutions are not trained."""
-        rescore, detector = self.criterion.rescore, self.detector
-        own, shared = set(region.parameters()), set[nn.Parameter]()
-        if rescore.shares(fraction):
-            shared = {p for part in detector.backbone.roi_map_modules() for p in part.parameters()}
-        for p in detector.parameters():
-            if (p in own) != rescore.trains_region(fraction) or p in shared:
-                p.grad = None
 
     def adversarial_step(self, batch: Batch, rng: StepRng, fraction: float = 0.0) -> LossOutput:
         """The same batch again; the adversary gets its negated, weighted share of the gradients."""
@@ -140,18 +129,6 @@ def plain_step(
     if roots:
         torch.autograd.backward(roots, grads, inputs=[p for p in learner.parameters() if p.requires_grad])
     return loss.detached(contrast_share(neck, contrast) if measure else None)
-
-
-def contrast_share(neck: Sequence[nn.Parameter], contrast: Sequence[Tensor | None]) -> float | None:
-    """||g|| / ||G - g||: gradient g of lambda L_wscl against that of all other losses, given G in ``grad`` of the neck.
-
-    None if nothing in the neck is trained, or no other loss has a gradient there.
-    """
-    pairs = [(p.grad, g) for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is not None]
-    others = [p.grad for p, g in zip(neck, contrast, strict=True) if p.grad is not None and g is None]
-    own = get_total_norm([g for _, g in pairs]).item()
-    rest = get_total_norm([*(total - g for total, g in pairs), *others]).item()
-    return own / rest if rest > 0 and math.isfinite(own / rest) else None
 
 
 @dataclass(frozen=True)
