@@ -31,7 +31,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_./-]")  # characters that TensorBoard or MLflo
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told about a run when it is opened."""
+    """A run as a tracker receives it when it is opened."""
 
     folder: Path
     name: str
@@ -95,7 +95,7 @@ class MlFlow:
         if "://" not in uri:
             uri = Path(uri).absolute().as_uri()
         if uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask for it
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions require it
         self._mlflow = _package("mlflow")
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(PROJECT)
