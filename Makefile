@@ -4,7 +4,7 @@ BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo fast test coverage test-minimum fuzz mutants bench lint check release-check release clean
+.PHONY: help setup lock demo fast test coverage test-minimum fuzz mutants bench bench-check docs lint check release-check release clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,11 +32,17 @@ lock: ## write the lock files again, after a change of pyproject.toml or constra
 demo: setup ## train and evaluate on generated scenes; writes the report to runs/demo
 	$(BIN)/tag2box demo --out runs/demo
 
-fast: setup ## run the unit tests: under a minute on two cores
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+fast: setup ## run the unit tests, with a fifth of the examples of property tests
+	HYPOTHESIS_PROFILE=quick $(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+
+# OpenVINO, object storage and the pages have libraries with threads and signal handlers of their own, so their tests run
+# in processes of their own, after the others.
+APART := tests/models/test_runtime.py tests/formats/test_rows.py tests/cli/test_row_jobs.py tests/test_docs_code.py \
+	tests/test_docs_site.py tests/proposals/test_ray_data.py
 
 test: setup ## run all tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=,$(APART))
+	$(BIN)/pytest -n 2 --dist loadfile $(APART)
 
 coverage: setup ## run all tests and print which lines of the package they reach
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term
@@ -63,12 +69,20 @@ mutants: setup ## test mutants of ops, methods, metrics and storage; hours, resu
 bench: setup ## measure speed and memory; hours, resumable (a trial: .venv/bin/python benchmarks/run.py --small)
 	$(BIN)/python benchmarks/run.py
 
+bench-check: setup ## compare the ratios of docs/results with this code and machine: some minutes
+	$(BIN)/python benchmarks/bench_check.py
+
+# Warnings are errors, and nothing is fetched from the web.
+docs: setup ## build the documentation site, without a network: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: setup ## style and formatting
 	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 
 check: lint ## lint, types, direction of imports, house rules and words
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house.py
 	$(BIN)/python tools/words.py
@@ -80,5 +94,5 @@ release: setup ## release-check, then tag the commit with the version; nothing i
 	$(BIN)/python tools/release.py tag
 
 clean: ## remove caches and build output; .venv and runs stay
-	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tools benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ from tag2box.io import read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "tag2box"
-MEASURED = ("ops", "methods", "models", "training", "types.py")  # sources of the package that a training step executes
+MEASURED = ("ops", "methods", "models", "training", "metrics", "student", "types.py")  # sources that the parts execute
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Part:
 
 _VGG = ("measuring", "vgg_world", "criterion", "criterion_twin")
 PARTS = (
+    Part("kernels_against_history", 3, ("measuring", "kernels", "criterion", "criterion_twin")),
+    Part("frozen_network", 1, ("measuring",)),
+    Part("coco_evaluation", 5, ("measuring",)),
     Part("kernels", 6, ("measuring",), ("--curves",)),
     Part("criterion", 12, ("measuring", "criterion_twin"), ("--curves",)),
     Part("memory_growth", 3, ("measuring",)),

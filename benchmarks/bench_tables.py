@@ -197,7 +197,39 @@ def memory_growth(found: Figures) -> list[str]:
     return [*table_of(("", "memory, MB", "open files"), rows), "", slope]
 
 
+def ratios(found: Figures) -> list[str]:
+    """Ratios of two ways, and the seconds behind them."""
+    rows = []
+    for row in found["rows"]:
+        seconds = (f"{name} {spread['median']:.4g}" for name, spread in row["seconds"].items())
+        apart = row["difference"]
+        apart = max(apart.values(), default=0.0) if isinstance(apart, dict) else apart
+        rows.append((row["name"], format_spread(row["times_as_fast"]), "; ".join(seconds), f"{apart:.1g}"))
+    return [
+        f"Alternating in one process, {plural(found['rounds'], 'round')}, CPU seconds.",
+        "",
+        *table_of(("", "times as fast", "median CPU s", "relative difference"), rows),
+    ]
+
+
+def coco_evaluation(found: Figures) -> list[str]:
+    """COCO evaluation by part."""
+    parts = {"load": "reading files", "evaluate": "evaluation", "all": "all"}
+    rows = [
+        (
+            words,
+            format_spread(found[f"times_as_fast_{part}"]),
+            *(format_spread(found[f"seconds_{part}"][way]) for way in ("tag2box", "pycocotools")),
+        )
+        for part, words in parts.items()
+    ]
+    return table_of(("", "times as fast", "tag2box, CPU s", "pycocotools, CPU s"), rows)
+
+
 PARTS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
+    "kernels_against_history": ("Kernels against those of 600c397", ratios),
+    "frozen_network": ("Precision and engine", ratios),
+    "coco_evaluation": ("COCO evaluation", coco_evaluation),
     "kernels": ("Kernels", kernels),
     "criterion": ("Criterion", criterion),
     "steps": ("Exact step", steps),

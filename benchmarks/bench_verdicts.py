@@ -147,7 +147,26 @@ def of_memory_growth(found: Figures) -> list[Verdict]:
     return [Verdict(f"{found['steps']:,} steps of the tiny recipe", measured, target, seen["holds"])]
 
 
+def of_ratios(found: Figures) -> list[Verdict]:
+    """Ratios of two ways, alternating in one process."""
+    return [_ratio(row["name"], row["times_as_fast"], row["target"]) for row in found["rows"]]
+
+
+def of_coco_evaluation(found: Figures) -> list[Verdict]:
+    """COCO evaluation against pycocotools, files included."""
+    name = f"COCO evaluation, {found['images']:,} photos x {found['classes']} classes, against pycocotools"
+    return [_ratio(name, found["times_as_fast_all"], 5.0)]
+
+
+def _ratio(name: str, ratio: Figures, target: float) -> Verdict:
+    measured = f"{ratio['median']:.2f} x as fast ({ratio['min']:.2f} to {ratio['max']:.2f})"
+    return Verdict(name, measured, f"{target:g} x", ratio["median"] >= target)
+
+
 JUDGES: dict[str, Callable[[Figures], list[Verdict]]] = {
+    "kernels_against_history": of_ratios,
+    "frozen_network": of_ratios,
+    "coco_evaluation": of_coco_evaluation,
     "criterion": of_criterion,
     "kernels": of_kernels,
     "steps": of_steps,

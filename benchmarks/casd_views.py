@@ -4,7 +4,9 @@
 
 VGG16 with random weights, the system's own criterion, layers and inverted attention, exact memory. The views are a
 photo and a smaller copy, which a batch pads to the same size, each with its flip. Runs of one and of four views
-alternate, each in a process of its own; times are CPU seconds of a step after one that is not counted.
+alternate, each in a process of its own; times are CPU seconds of a step after one that is not counted. With one photo
+and one view there is nothing to add to the gradients; with more photos or views there is, which takes a second buffer
+of the largest gradient (``--photos 2`` compares batches that both have it).
 """
 
 from __future__ import annotations
@@ -32,27 +34,36 @@ SHAPE = Shape(images=1, proposals=300, classes=20, width=256, height=192, vector
 
 
 def views_batch(shape: Shape, views: int) -> Batch:
-    """A photo, and three more of its views: its flip, a smaller copy in the upper left corner, and that one's flip."""
-    one = make_batch(shape, [0])
-    assert one.images is not None
-    image, boxes = one.images[0], one.proposals.boxes
+    """Photos, each followed by its flip, a smaller copy in the upper left corner, and that one's flip."""
+    batch = make_batch(shape, list(range(shape.images)))
+    assert batch.images is not None
+    shown = [_views(image, own, shape) for image, own in zip(batch.images, _split(batch), strict=True)]
+    kept = [view for own in shown for view in own[:views]]
+    return replace(
+        batch,
+        ids=tuple(name for name in batch.ids for _ in range(views)),
+        tags=batch.tags.repeat_interleave(views, dim=0),
+        proposals=Proposals(torch.cat([boxes for _, boxes in kept]), tuple(len(boxes) for _, boxes in kept)),
+        images=torch.stack([pixels for pixels, _ in kept]),
+        views_per_image=views,
+        flipped=torch.arange(len(kept)) % 2 == 1 if views > 1 else None,
+    )
+
+
+def _split(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return batch.proposals.split(batch.proposals.boxes)
+
+
+def _views(image: torch.Tensor, boxes: torch.Tensor, shape: Shape) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pixels and proposals of the four views of a photo."""
     small = torch.zeros_like(image)
     height, width = shape.height * 5 // 6, shape.width * 5 // 6
     small[:, :height, :width] = torch.nn.functional.interpolate(image[None], (height, width))[0]
     flipped = small.clone()
     flipped[:, :height, :width] = small[:, :height, :width].flip(2)
     less = boxes * torch.tensor([width / shape.width, height / shape.height]).repeat(2)
-    pixels = [image, image.flip(2), small, flipped][:views]
-    placed = [boxes, _flipped(boxes, shape.width), less, _flipped(less, width)][:views]
-    return replace(
-        one,
-        ids=one.ids * views,
-        tags=one.tags.repeat(views, 1),
-        proposals=Proposals(torch.cat(placed), (len(boxes),) * views),
-        images=torch.stack(pixels),
-        views_per_image=views,
-        flipped=torch.arange(views) % 2 == 1 if views > 1 else None,
-    )
+    places = [boxes, _flipped(boxes, shape.width), less, _flipped(less, width)]
+    return list(zip([image, image.flip(2), small, flipped], places, strict=True))
 
 
 def _flipped(boxes: torch.Tensor, width: float) -> torch.Tensor:
@@ -70,7 +81,9 @@ def run(shape: Shape, views: int, threads: int) -> Row:
     step(batch, StepRng(0, 0), 0.5)
     began = time.process_time()
     above = peak_mb(lambda: step(batch, StepRng(0, 0), 0.5))
-    return {"seconds": time.process_time() - began, "step_mb": above, "process_mb": status_mb("VmHWM")}
+    gradients = sum(p.grad.nbytes for p in detector.parameters() if p.grad is not None) / 1e6
+    seconds = time.process_time() - began
+    return {"seconds": seconds, "step_mb": above, "process_mb": status_mb("VmHWM"), "gradients_mb": gradients}
 
 
 def compare(shape: Shape, repeats: int, threads: int) -> Row:
@@ -82,7 +95,13 @@ def compare(shape: Shape, repeats: int, threads: int) -> Row:
     keys = ("seconds", "step_mb", "process_mb")
     middle = {v: {key: statistics.median(float(r[key]) for r in found) for key in keys} for v, found in runs.items()}
     return {
-        "shape": {"proposals": shape.proposals, "width": shape.width, "height": shape.height, "vector": shape.vector},
+        "shape": {
+            "photos": shape.images,
+            "proposals": shape.proposals,
+            "width": shape.width,
+            "height": shape.height,
+            "vector": shape.vector,
+        },
         "runs": {f"{views} view(s)": found for views, found in runs.items()},
         "median": {f"{views} view(s)": found for views, found in middle.items()},
         "ratio": {key: round(middle[VIEWS][key] / middle[1][key], 3) for key in keys},
@@ -93,9 +112,10 @@ def compare(shape: Shape, repeats: int, threads: int) -> Row:
 def main(argv: list[str] | None = None) -> None:
     """Measure, print the ratios, write the JSON file."""
     parser = arguments(__doc__, "casd-views", repeats=5)
+    parser.add_argument("--photos", type=int, default=1, help="of a batch")
     options = parser.parse_args(argv)
     threads = set_threads(options.threads)
-    shape = replace(SMALL, images=1) if options.small else SHAPE
+    shape = replace(SMALL if options.small else SHAPE, images=options.photos)
     found = compare(shape, options.repeats, threads)
     print(found["ratio"])
     write_json(options.out, {"machine": machine(), "threads": threads, **found})

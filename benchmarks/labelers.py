@@ -19,6 +19,7 @@ from criterion import FEATURES, Size, StubNeck, World, make_world
 from measuring import Row, arguments, machine, measure, set_threads
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
+from tag2box.ops.superpixels import Superpixels
 from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
 from tag2box.training.criterion import Criterion
@@ -60,10 +61,19 @@ def detector_of(config: Config, world: World) -> Detector:
 
 
 def load_side_info(world: World) -> SideInfo:
-    """Two objects per tag, and random superpixel scores."""
+    """Two objects per tag, random scores, the superpixels of a random image, and random segments."""
     g, rows = torch.Generator().manual_seed(0), len(world.proposals.boxes)
     evidence, objectness = torch.rand(2, rows, generator=g)
-    return SideInfo(2 * world.tags.long(), evidence, objectness)
+    coarse = torch.rand(1, 3, 30, 40, generator=g) * 255
+    image = torch.nn.functional.interpolate(coarse, (400, 533), mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
+    photos, classes = world.tags.shape
+    return SideInfo(
+        2 * world.tags.long(),
+        evidence,
+        objectness,
+        superpixels=(torch.from_numpy(Superpixels()(image)),) * photos,
+        segments=tuple(torch.randint(classes + 1, (40, 53), generator=g) for _ in range(photos)),
+    )
 
 
 def cost_of(config: Config, world: World, repeats: int) -> Row:
@@ -72,7 +82,9 @@ def cost_of(config: Config, world: World, repeats: int) -> Row:
     timed = Timed(config.criterion.labeler)
     off = replace(config.criterion.attention, input_weight=0.0, layer_weight=0.0)  # attention runs in the network
     criterion: Criterion = replace(config.criterion, labeler=timed, attention=off)
-    meta = BatchMeta(world.proposals, world.tags, side_info=load_side_info(world))
+    right, bottom = world.proposals.boxes[:, 2:].amax(dim=0).ceil().int().tolist()
+    proposals = replace(world.proposals, frames=((right, bottom),) * len(world.proposals.sizes))
+    meta = BatchMeta(proposals, world.tags, side_info=load_side_info(world))
     labels: list[float] = []
 
     def work(fraction: float) -> None:
@@ -98,7 +110,9 @@ def step_cpu(shape: Shape) -> float:
 
 
 def main() -> None:
-    args = arguments(__doc__, "labelers", repeats=3).parse_args()
+    parser = arguments(__doc__, "labelers", repeats=3)
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="names of `tag2box systems`")
+    args = parser.parse_args()
     set_threads(args.threads)
     size = Size(images=2, proposals=40, classes=5) if args.small else Size()
     step = size.images * step_cpu(SMALL if args.small else Shape())
@@ -106,7 +120,7 @@ def main() -> None:
     world = make_world(size)
     assert world.maps.flatten(1).shape[1] == FEATURES
     rows: list[Row] = []
-    for system in SYSTEMS.values():
+    for system in (SYSTEMS[name] for name in args.systems.split(",")):
         cost = cost_of(system(RECIPES["od-wscl"]()), world, args.repeats)
         share = cost["labeler_cpu"] / (step + cost["labeler_cpu"])
         rows.append({"system": system.title, **cost, "share_of_step": share})

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from measuring import Row, arguments, gflops, if_it_fits, in_words, machine, measure, set_threads
 from step_profile import marked, profiled
 from tag2box.io import write_json
-from tag2box.training.dist import has_bf16
+from tag2box.models.runtime import has_bf16
 from vgg_world import SMALL, WARM, Shape, expected_seconds, make_batch, make_training
 
 

@@ -29,9 +29,11 @@ from tag2box.ops.boxes import iou
 from tag2box.proposals.base import ProposalMethod, default_method
 from tag2box.proposals.combined import Combined
 from tag2box.proposals.recall import THRESHOLDS, counts_in_recall
+from tag2box.proposals.selective_search import SelectiveSearch
 
 METHODS: Mapping[str, ProposalMethod] = {
     "selective_search": default_method("selective_search"),
+    **{f"selective_search, thinned at {t}": SelectiveSearch(short_side=200, thinning=t) for t in (0.9, 0.8, 0.7)},
     "combined": Combined(),
 }
 BUDGETS = (500, 1000)
@@ -79,24 +81,27 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="+")
     parser.add_argument("--split", default="train")
     parser.add_argument("--photos", type=int, default=100)
+    parser.add_argument("--methods", default="", help="only those whose names begin so")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     figures = read_json(args.out, "figures") if args.out and args.out.exists() else {}
     for path in args.data:
-        figures[path.name] = measure_dataset(path, args.split, args.photos)
+        figures[path.name] = measure_dataset(path, args.split, args.photos, args.methods)
         print(path.name, figures[path.name], flush=True)
         if args.out:
             write_json(args.out, figures)
 
 
-def measure_dataset(path: Path, split: str | None, count: int) -> dict[str, object]:
-    """All methods on some photos of a dataset."""
+def measure_dataset(path: Path, split: str | None, count: int, methods: str = "") -> dict[str, object]:
+    """All methods whose names begin with ``methods`` on some photos of a dataset."""
     pairs = photos_with_objects(path, split, count)
     found: dict[str, Measured] = {}
     for photo, wanted in pairs:
         for name, method in METHODS.items():
+            if not name.startswith(methods):
+                continue
             boxes, seconds = timed_search(method, photo)
             found.setdefault(name, Measured()).add(boxes, wanted, seconds)
             for budget in BUDGETS if name == "combined" else ():

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tag2box import runs, storage
-from tag2box.annotations import Truth
+from tag2box.annotations import Detections, Truth
 from tag2box.cli.student import resume_student, train_student
 from tag2box.formats.datasets import read_photos, read_tagged, read_truth
 from tag2box.formats.export import read_labelled
@@ -31,12 +31,14 @@ from tag2box.formats.listing import DataSource, refuse
 from tag2box.io import write_json
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhoto, from_truth
-from tag2box.metrics.evaluation import evaluate_detections
+from tag2box.metrics.evaluation import evaluate_with_baselines
+from tag2box.metrics.voc_ap import corloc
 from tag2box.progress import TerminalProgress
 from tag2box.student.student_training import StudentConfig
 from tag2box.student.targets import Noise, Rounds
 from tag2box.training.events import read_events
 
+METRICS = ("voc07", "voc12", "corloc", "coco", "challenges")
 HELD_OUT = 4
 """Of so many training photos, one is tested on."""
 TRUSTING = Noise(weights="none", threshold=0.0, ignore=False, open_tags=False)
@@ -74,6 +76,11 @@ class Data:
         """The true boxes of the test photos."""
         truth = read_truth(self.test)
         return truth if self.tested is None else truth.part([name in self.tested for name in truth.ids])
+
+    def train_truth(self) -> Truth:
+        """The true boxes of the photos that are trained on."""
+        truth, names = read_truth(self.train), {photo.id for photo in self.labels.content.photos}
+        return truth.part([name in names for name in truth.ids])
 
     def best_boxes(self) -> LabelSet:
         """One box per tag."""
@@ -174,7 +181,11 @@ def _cell(
     else:
         train_student(labels, folder / "run", config=config, overrides=how, progress=TerminalProgress())
     end = list(read_events(folder / "run"))[-1]
-    return {**evaluated(folder / "run", data.test, data.test_truth()), **_costs(end)}
+    found = {
+        **evaluated(folder / "run", data.test, data.test_truth()),
+        "relabelled": relabelled_corloc(folder / "run", data.train, data.train_truth()),
+    }
+    return {**found, **_costs(end)}
 
 
 def _costs(end: dict[str, object]) -> dict[str, object]:
@@ -184,15 +195,24 @@ def _costs(end: dict[str, object]) -> dict[str, object]:
 
 
 def evaluated(run: Path, test: DataSource, truth: Truth) -> dict[str, object]:
-    """mAP50 on the test photos, and photos per second of processor time."""
+    """All metrics on the test photos, also of the trivial baselines, and photos per second of processor time."""
+    start = time.process_time()
+    found = _detected(run, test, truth)
+    seconds = time.process_time() - start
+    result = evaluate_with_baselines(truth, found, METRICS).to_json()
+    return {**result, "photos_per_cpu_second": round(len(truth) / seconds, 1)}
+
+
+def relabelled_corloc(run: Path, train: DataSource, truth: Truth) -> float | None:
+    """CorLoc of the student's own best boxes on the photos it was trained on."""
+    return corloc(truth, _detected(run, train, truth)).mean
+
+
+def _detected(run: Path, source: DataSource, truth: Truth) -> dict[str, Detections]:
     trained = runs.open_run(run)
     assert isinstance(trained, runs.StudentRun)
-    photos = {photo.id: photo for photo in read_photos(test)}
-    start = time.process_time()
-    found = trained.detect([photos[name] for name in truth.ids])
-    seconds = time.process_time() - start
-    result = evaluate_detections(truth, found, ("voc07",)).to_json()
-    return {"voc07": result["voc07"], "photos_per_cpu_second": round(len(truth) / seconds, 1)}
+    photos = {photo.id: photo for photo in read_photos(source)}
+    return trained.detect([photos[name] for name in truth.ids])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Draw the pseudo boxes of every system on the same four scenes, and write the cost of a step on its page.
 
     python docs/make_systems.py runs/compare
+    python docs/make_systems.py --states        # only whether systems are whole or reduced; trains nothing
 
 Runs of seed 0 that are missing are trained. Costs are of these runs, and of docs/results/labelers.json.
 """
@@ -22,10 +23,12 @@ from tag2box.experiments.comparison import plan_comparisons, run_comparisons
 from tag2box.experiments.experiment import StudyResults
 from tag2box.experiments.pictures import last_gallery, same_photos
 from tag2box.io import read_json, replacing, write_text
+from tag2box.paper_runs import PAPER_RUNS
 from tag2box.progress import TerminalProgress
+from tag2box.recipes import RECIPES
 from tag2box.reporting.formatting import plural
 from tag2box.reporting.records import GalleryPhoto, RunRecord
-from tag2box.systems import SYSTEMS
+from tag2box.systems import SYSTEMS, System
 
 DOCS = Path(__file__).parent
 IMAGES, PAGES, LABELERS = DOCS / "images" / "systems", DOCS / "systems", DOCS / "results" / "labelers.json"
@@ -59,6 +62,31 @@ def fill(page: str, systems: Mapping[str, str], costs: Mapping[str, str]) -> str
 def _block(page: str, name: str, text: str) -> str:
     mark = re.compile(rf"<!-- {name} -->(?:.*<!-- /{name} -->)?", re.DOTALL)
     return mark.sub(lambda _: f"<!-- {name} -->\n{text}\n<!-- /{name} -->", page)
+
+
+def state_of(system: System) -> str:
+    """Where a system is whole, and where it is reduced and why, in a sentence."""
+    places: dict[str, list[str]] = {}
+    for name, recipe in RECIPES.items():
+        place = "the paper's recipes" if name in PAPER_RUNS else f"`{name}`"
+        found = places.setdefault(system.state(system(recipe())), [])
+        found += [] if place in found else [place]
+    if len(places) == 1:
+        places = {state: ["all recipes"] for state in places}
+    parts = []
+    for state, names in places.items():
+        kind, _, reason = state.partition(": ")
+        parts.append(f"{kind}{f' ({reason})' if reason else ''} in {', '.join(names)}")
+    return f"{system.title} is {'; '.join(parts)}."
+
+
+def fill_states(pages: Path) -> None:
+    """Write on the page of each system whether it is whole or reduced."""
+    for path in sorted(pages.glob("*.md")):
+        own = [system for system in SYSTEMS.values() if ON_PAGE.get(system.name, system.name) == path.stem]
+        if own:
+            text = "\n\n".join(textwrap.fill(state_of(system), 120, break_on_hyphens=False) for system in own)
+            write_text(path, _block(path.read_text(encoding="utf-8"), "state", text))
 
 
 def costs_of(results: StudyResults, labelers: Mapping[str, Any]) -> dict[str, str]:
@@ -143,4 +171,6 @@ def _save(path: Path, picture: Image.Image) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:], pages=PAGES)
+    fill_states(PAGES)
+    if sys.argv[1] != "--states":
+        main(Path(sys.argv[1]), *sys.argv[2:], pages=PAGES)

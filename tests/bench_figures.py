@@ -19,6 +19,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 OPTIONS: dict[str, tuple[str, ...]] = {
+    "frozen_network": ("--repeats", "1"),
+    "coco_evaluation": ("--repeats", "1"),
     "kernels": ("--curves", "--repeats", "1"),
     "criterion": ("--curves", "--repeats", "1"),
     "steps": (),
@@ -42,6 +44,17 @@ MACHINE: dict[str, Any] = {
 }  # fmt: skip
 
 
+SPREAD = {"min": 1.5, "median": 2.0, "max": 2.5}
+# Made up: the script needs the git history of the package.
+HISTORY: dict[str, Any] = {
+    "machine": MACHINE, "commit": "600c397", "rounds": 3,
+    "rows": [
+        {"name": "NMS", "target": 1.6, "difference": {"old": 0.0}, "exact": True, "times_as_fast": SPREAD,
+         "seconds": {"old": SPREAD, "new": {"min": 1.0, "median": 1.0, "max": 1.0}}},
+    ],
+}  # fmt: skip
+
+
 def here(job: Callable[..., Any], *args: object) -> Any:
     """Instead of a fresh process, which would import torch again."""
     return job(*args)
@@ -50,7 +63,8 @@ def here(job: Callable[..., Any], *args: object) -> Any:
 @functools.cache
 def small_figures(base: Path) -> dict[str, Any]:
     """Figures of every part on the imaginary machine, which has no bf16; pass ``tmp_path_factory.getbasetemp()``."""
-    return {name: part_figures(name, base / "bench" / f"{name}.json") for name in OPTIONS}
+    found = {name: part_figures(name, base / "bench" / f"{name}.json") for name in OPTIONS}
+    return {"kernels_against_history": HISTORY, **found}
 
 
 @functools.cache

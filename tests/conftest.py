@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import cv2
 import hypothesis
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no fault of the code: no test fails for the seconds it took. The examples are the same in every run;
-# HYPOTHESIS_PROFILE=explore searches for new ones (`make fuzz` does).
+# HYPOTHESIS_PROFILE=explore searches for new ones (`make fuzz` does), quick takes a fifth of them (`make fast`).
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
@@ -34,13 +36,16 @@ FAST = {
     "test_io.py", "test_lock.py", "test_package.py", "test_portable.py", "test_safe_pickle.py",
     "test_settings.py", "test_types.py", "test_words.py",
 }  # fmt: skip
+# Of these, guides train, pages are written whole, and a browser is a process of its own.
+SLOW = {"test_page_in_browser.py", "test_report_page.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `make fast` leaves out."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] not in FAST or "guide" in item.path.name:  # guides train
+        name = item.path.name
+        if item.path.relative_to(here).parts[0] not in FAST or "guide" in name or name in SLOW:
             item.add_marker(pytest.mark.slow)
 
 
@@ -48,6 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # whatever the test before has set: a forked process waits for ever for threads it lacks
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a library of the test before has set
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    cv2.setNumThreads(1)  # OpenCV divides by the number of threads that a test before may have left at none
 
 
 @pytest.fixture(scope="session")

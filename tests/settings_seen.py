@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -17,19 +18,21 @@ from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.models.adversary import ConcreteDropBlock
 from tag2box.models.augment import Augment
+from tag2box.models.backbone import innermost
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import InvertedAttention, hardest_rows
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.rng import RowRng, StepRng, Stream
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.recipes import Config
+from tag2box.training.adaptation import build_segments
 from tag2box.training.batches import ImageBatches
 from tag2box.training.criterion import Criterion
 from tag2box.training.loader import count_workers
 from tag2box.training.optim import AdversaryOptimizer
 from tag2box.training.step import Step
-from tag2box.types import Batch, BatchMeta, Proposals, SideInfo, StageScores
-from tiny import tiny_detector
+from tag2box.types import Batch, BatchMeta, LabelerInput, Proposals, SideInfo, StageScores
+from tiny import tiny_detector, tiny_photos
 
 
 def row_rng() -> RowRng:
@@ -40,7 +43,7 @@ def computed(config: Config) -> object:
     """How a step would be run, or the error."""
     memory = config.compute.memory_for(has_cached_maps=True)
     try:
-        return memory, config.compute.torch_device(), config.compute.precision
+        return memory, config.compute.torch_device(), config.compute.runtime()
     except UserError as error:
         return str(error)
 
@@ -176,12 +179,34 @@ def labels_on_the_way(config: Config) -> object:
     """Pseudo labels of random proposals with feature vectors and evidence, early and late in training."""
     inputs = make_labeler_input((80, 60), [[1, 0, 1], [0, 1, 1]], seed=1)
     evidence = torch.rand(140, generator=torch.Generator().manual_seed(1))
-    deltas = tuple(torch.randn(140, 12, generator=torch.Generator().manual_seed(2)) for _ in inputs.probs)
-    inputs = replace(inputs, vectors=inputs.embed, deltas=deltas, side_info=SideInfo(evidence=evidence))
+    g = torch.Generator().manual_seed(2)
+    deltas = tuple(4 * torch.randn(140, 12, generator=g) for _ in inputs.probs)
+    maps = tuple(torch.arange(100).view(10, 10) // 3 % 7 for _ in inputs.proposals.sizes)
+    side_info = SideInfo(evidence=evidence, superpixels=maps)
+    proposals = replace(inputs.proposals, frames=((150, 150),) * len(maps))
+    inputs = replace(inputs, proposals=proposals, vectors=inputs.embed, deltas=deltas, side_info=side_info)
     labeler = config.criterion.for_classes(("person", "disc", "bar")).labeler
     stages = [x for p in (0.3, 0.9) for x in labeler(replace(inputs, fraction=p)).stages]
     pseudo_boxes = [x.pseudo_boxes.placed(inputs.proposals).tolist() for x in stages]
     return pseudo_boxes, [(x.cls.tolist(), x.weight.tolist()) for x in stages]
+
+
+def with_guides(inputs: LabelerInput) -> LabelerInput:
+    """Four photos of 30 proposals with evidence of class maps and segmentation."""
+    g = torch.Generator().manual_seed(1)
+    segments = tuple(torch.randint(4, (8, 8), generator=g) for _ in range(4))
+    proposals = replace(inputs.proposals, frames=((150, 150),) * 4)
+    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=g), segments=segments)
+    return replace(inputs, proposals=proposals, side_info=side_info)
+
+
+def segments_of_photos(config: Config) -> object:
+    """The segmentation of tiny photos by the tiny network."""
+    with TemporaryDirectory() as folder:
+        photos = tiny_photos(Path(folder), 4)
+        backbone = innermost(tiny_detector(3).backbone)
+        found = build_segments(backbone, photos, config.segmentation, folder=Path(folder) / "maps", seed=0)
+        return [found(photo.id).tolist() for photo in photos.photos]
 
 
 def mil_scores_of_inputs(config: Config) -> object:
@@ -189,16 +214,15 @@ def mil_scores_of_inputs(config: Config) -> object:
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
     logits = torch.randn(4, 120, 3, generator=torch.Generator().manual_seed(0))
     scores = StageScores(logits[0], logits[1], (), (), (logits[2], logits[3]))
-    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
-    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags, side_info=side_info), 0.01)
+    inputs = with_guides(inputs)
+    result = config.criterion.mil(scores, BatchMeta(inputs.proposals, inputs.tags, side_info=inputs.side_info), 0.01)
     return result.scores.tolist(), None if result.second is None else result.second.tolist(), result.loss.item()
 
 
 def labels_of_two_heads(config: Config) -> object:
     """Pseudo labels of many random proposals with different scores of two MIL heads."""
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
-    side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=torch.Generator().manual_seed(1)))
-    inputs = replace(inputs, second=inputs.probs[1], fraction=0.01, side_info=side_info)
+    inputs = with_guides(replace(inputs, second=inputs.probs[1], fraction=0.01))
     labels = config.criterion.labeler(inputs).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 

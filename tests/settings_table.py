@@ -28,6 +28,7 @@ from settings_seen import (
     orders,
     photos_read,
     readers,
+    segments_of_photos,
     superpixels_of_a_photo,
     weights_wanted,
 )
@@ -50,6 +51,7 @@ FIXED = (f"{LABELER}.criterion=score_fixed",)
 MIL, C_MIL, TWO_HEADS = "criterion.mil", ("criterion.mil.kind=c_mil",), ("heads.mil_heads=2",)
 C_MIDN = (*TWO_HEADS, "criterion.mil.kind=c_midn")
 PCL, MIST, C_WSL = ((f"{LABELER}.kind={kind}",) for kind in ("pcl", "mist", "c_wsl"))
+REGRESSED = f"{LABELER}.evidence_of=regressed"
 OIM, SLV, WSOD2 = ((f"{LABELER}.kind={kind}",) for kind in ("oim", "slv", "wsod2"))
 STEPS = ("plan.schedule.steps=[0.5]",)
 EDGES, SEARCH = ("proposals.kind=edge_boxes",), "selective_search"
@@ -60,6 +62,7 @@ ADAM, VGG16, LITE0 = ("plan.optimizer.kind=adam",), ("backbone.kind=vgg16",), ("
 RESNET = ("backbone.kind=resnet_ws",)
 CONCRETE, INVERTED = ("drop_block.kind=concrete",), ("drop_block.kind=inverted",)
 ATTENTION = ("loader.views_per_image=2", "criterion.attention.input_weight=1")
+SEGMENTED = ("segmentation.side=48", "segmentation.map_epochs=4", "segmentation.epochs=4", "segmentation.lr=0.05")
 ADAPTED = ("adaptation.epochs=1", "adaptation.side=32", "adaptation.lr=0.1")
 SOFT = (*CONCRETE, "drop_block.temperature=1", "drop_block.drop=1")
 
@@ -91,6 +94,7 @@ TABLE = [
     row("proposals.min_side", "30", kind=SEARCH, seen=boxes_of_a_photo),
     row("proposals.seed", "1", kind=SEARCH, seen=boxes_of_a_photo),
     row("proposals.engine", "opencv", kind=SEARCH, seen=boxes_of_a_photo),
+    row("proposals.thinning", "0.5", kind=SEARCH, seen=boxes_of_a_photo),
     row("proposals.kind", "edge_boxes", kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.short_side", "40", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
     row("proposals.max_boxes", "3", *EDGES, kind="edge_boxes", seen=boxes_of_a_photo),
@@ -152,6 +156,8 @@ TABLE = [
     row("backbone.neck_size", "32", *VGG16, kind="vgg16", seen=built_vgg16),
     row("compute.memory", "exact", seen=computed),
     row("compute.precision", "bf16", seen=computed),
+    row("compute.engine", "openvino", seen=computed),
+    row("compute.cache_precision", "bf16", seen=computed),
     row("compute.device", "cpu" if torch.cuda.is_available() else "cuda", seen=computed),
     row("backbone.kind", "resnet_ws", kind="resnet_ws", seen=kind_of_backbone),
     row("backbone.depth", "101", *RESNET, kind="resnet_ws", seen=built_resnet_ws),
@@ -173,6 +179,13 @@ TABLE = [
     row("adaptation.weight_decay", "5", *ADAPTED),
     row("adaptation.min_crop", "0.9", *ADAPTED),
     row("adaptation.keep_boxes", "3", *ADAPTED),
+    row("segmentation.side", "64", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.map_epochs", "20", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.epochs", "20", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.batch_size", "1", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.lr", "0.0001", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.foreground", "0.99", *SEGMENTED, seen=segments_of_photos),
+    row("segmentation.background", "0", *SEGMENTED, seen=segments_of_photos),
     row("criterion.prior.evidence", "2", *ADAPTED),
     row("criterion.prior.area", "1"),
     row("inference.prior.evidence", "2", *ADAPTED),
@@ -225,7 +238,7 @@ TABLE = [
     row(f"{MIL}.covered", "0.1", *C_MIDN, kind="c_midn", seen=mil_scores_of_inputs),
     row(f"{MIL}.mask", "0.95", *C_MIDN, kind="c_midn", seen=mil_scores_of_inputs),
     row(f"{MIL}.cell", "30", *C_MIDN, kind="c_midn", seen=mil_scores_of_inputs),
-    row(f"{MIL}.guide", "class_maps", *C_MIDN, kind="c_midn", seen=mil_scores_of_inputs),
+    row(f"{MIL}.guide", "segmentation", *C_MIDN, kind="c_midn", seen=mil_scores_of_inputs),
     row("criterion.extra", '[{{kind="outside_term:LogitNorm", weight=0.5}}]'),
     row(f"{LABELER}.kind", "oicr", kind="oicr"),
     row(f"{LABELER}.foreground_iou", "0.2", f"{LABELER}.kind=oicr", kind="oicr"),
@@ -272,6 +285,8 @@ TABLE = [
     row(f"{LABELER}.nms_iou", "0.1", *WSOD2, kind="wsod2", seen=labels_on_the_way),
     row(f"{LABELER}.fade", "0.5", *WSOD2, kind="wsod2", seen=labels_on_the_way),
     row(f"{LABELER}.evidence_of", "regressed", *WSOD2, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.regressor", "own", *WSOD2, REGRESSED, kind="wsod2", seen=labels_on_the_way),
+    row(f"{LABELER}.targets", "regressed", *WSOD2, REGRESSED, kind="wsod2", seen=labels_on_the_way),
     row(f"{LABELER}.belief", "score", *WSOD2, kind="wsod2", seen=labels_on_the_way),
     row(f"{LABELER}.foreground_iou", "0.2", *WSOD2, kind="wsod2", seen=labels_on_the_way),
     row(f"{LABELER}.kind", "c_mil", kind="c_mil"),
@@ -280,7 +295,7 @@ TABLE = [
     row(f"{LABELER}.apart", "0.9", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
     row(f"{LABELER}.mask", "0.95", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
     row(f"{LABELER}.cell", "60", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
-    row(f"{LABELER}.guide", "class_maps", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
+    row(f"{LABELER}.guide", "segmentation", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
     row(f"{LABELER}.foreground_iou", "0.2", f"{LABELER}.kind=c_midn", kind="c_midn", seen=labels_of_two_heads),
     row("criterion.attention.input_weight", "1", "loader.views_per_image=2"),
     row("criterion.attention.layer_weight", "1"),

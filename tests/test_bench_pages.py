@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench_figures import BENCHMARKS, bench, bf16_figures, copied, small_figures
+from bench_figures import BENCHMARKS, HISTORY, MACHINE, bench, bf16_figures, copied, small_figures
 from tag2box.errors import UserError
 
 
@@ -193,3 +194,70 @@ def test_plots_stand_alone(figures: dict[str, Any]) -> None:
         root = ElementTree.fromstring(svg)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert len(root.findall(".//{*}path[@class='line']")) >= 2
+
+
+# ---------------------------------------------------------------- bench_check.py
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cpu", "code"),
+    [(2.0, "Imaginary CPU", 0), (1.6, "Imaginary CPU", 0), (1.4, "Imaginary CPU", 1), (1.4, "Another CPU", 0)],
+)
+def test_a_ratio_that_has_fallen_fails_the_check(
+    ratio: float,
+    cpu: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The best of the rounds counts, against three quarters of the committed median, on the same processor."""
+    module, now = bench("bench_check"), copied(HISTORY)
+    (tmp_path / "kernels-history.json").write_text(json.dumps(HISTORY))
+    now["machine"]["cpu"] = cpu
+    now["rows"][0]["times_as_fast"] = {"min": 1.0, "median": 1.2, "max": ratio}
+    now["rows"].append(now["rows"][0] | {"name": "a row that the table does not have"})
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(module, "measured", lambda *_: now)
+    assert module.main(["--only", "kernels_against_history"]) == code
+    said = capsys.readouterr().out
+    assert said.count("NMS") == 1 and ("SLOWER" in said) == (ratio < 1.5)
+
+
+def test_the_check_has_a_committed_table_for_each_part() -> None:
+    module = bench("bench_check")
+    for script, name in module.PARTS.items():
+        table = json.loads((module.RESULTS / name).read_text())
+        assert (BENCHMARKS / f"{script}.py").exists() and module.compared(table, table)
+
+
+# ---------------------------------------------------------------- end_to_end_history.py
+
+
+def test_whole_runs_are_compared_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With commands that return at once: what is run, in which order, and the summary."""
+    module, calls = bench("end_to_end_history"), []
+
+    def timed(sources: Path, words: list[str], threads: int) -> dict[str, float]:
+        calls.append((sources.name, words))
+        seconds = 6.0 if sources.name == "old" else 2.0
+        return {"cpu": seconds, "wall": seconds}
+
+    monkeypatch.setattr(module, "timed", timed)
+    monkeypatch.setattr(module, "earlier_sources", lambda folder: folder)
+    monkeypatch.setattr(module, "evaluated", lambda *_: 40.0)
+    monkeypatch.setattr(module, "machine", lambda: dict(MACHINE))
+    out = tmp_path / "figures.json"
+    words = ["x", str(tmp_path), "--new", "compute.precision=bf16", "--out", str(out), "--seeds"]
+    for seeds in (["0"], ["0", "1"]):
+        monkeypatch.setattr(sys, "argv", [*words, *seeds])
+        module.main()
+    assert [(name, words[0]) for name, words in calls] == 2 * [
+        (name, stage) for name in ("old", "src") for stage in ("propose", "train", "detect")
+    ]
+    assert ["compute.precision=bf16" in words for _, words in calls][:6] == [False, False, False, False, True, False]
+    assert "photos" in calls[1][1] and "photos-frozen" in calls[4][1]
+    found = json.loads(out.read_text())["summary"]
+    assert found["seeds"] == [0, 1] and found["times_as_fast_cpu"]["all"]["median"] == 3.0
+    assert found["map50_today"] == {"mean": 40.0, "deviation": 0.0, "values": [40.0, 40.0]}
+    assert module.summary([]) == {}

@@ -51,7 +51,7 @@ SURFACE = {
     "doctor": ["paths"],
     "propose": ["data", "--out", "--photos", "--split", "--classes", "--data-format", "--method", "--mode",
                 "--short-side", "--max-boxes", "--min-side", "--edge-model", "--snap", "--proposals", "--snap-top",
-                "--workers", "--set", "--on", "--address"],
+                "--format", "--workers", "--set", "--on", "--address"],
     "proposals import": ["file", "data", "--out", "--photos", "--split", "--classes", "--data-format", "--format",
                          "--boxes-are", "--first-pixel", "--last-pixel", "--min-side", "--max-boxes",
                          "--allow-missing"],
@@ -397,7 +397,7 @@ def test_evaluate_reads_lists(monkeypatch, capsys):
     monkeypatch.setattr("tag2box.cli.evaluate.evaluate", evaluate)
     argv = ["evaluate", "--truth", "VOC", "--detections", "d", "--metrics", "voc07, coco,", "--classes", "cat, dog"]
     assert call(argv, monkeypatch, capsys).code == 2
-    assert (seen["metrics"], seen["classes"], seen["split"]) == (["voc07", "coco"], ["cat", "dog"], "test")
+    assert (seen["metrics"], seen["classes"], seen["split"]) == (["voc07", "coco"], ("cat", "dog"), "test")
 
 
 def test_doctor_prints_a_table_and_a_verdict(monkeypatch, capsys):

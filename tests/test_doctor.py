@@ -34,7 +34,7 @@ from tiny_world import call, one_worker, small_config, small_data, small_network
 
 NAMES = [
     "Python", "torch", "OpenCV", "lite0 weights", "stored weights", "safetensors", "torchvision",
-    "GPU", "CPUs", "memory", "disk", "working folder",
+    "GPU", "CPUs", "precision", "OpenVINO", "memory", "disk", "working folder",
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of processes")
 def test_300_cases_and_every_command_on_intact_files() -> None:
     """A failed case is repeated with ``python tools/fuzz.py --case NUMBER``."""
-    command = [sys.executable, ROOT / "tools" / "fuzz.py", "--count", "300", "--jobs", "1", "--intact"]
+    command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), "--count", "300", "--jobs", "1", "--intact"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
@@ -48,7 +48,10 @@ def complains(lines: int, code: int = 2) -> Callable[[], None]:
 
 
 def writes(name: str, text: str = "") -> Callable[[], None]:
-    return lambda: Path(name).write_text(text) and None
+    def main() -> None:
+        Path(name).write_text(text)
+
+    return main
 
 
 def spins() -> None:

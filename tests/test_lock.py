@@ -109,6 +109,6 @@ def test_a_disk_without_locks_excludes_no_process(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("hold", [lambda p: locked(p, "cooks"), lambda p: wait_for_lock(p, Waiting())])
 def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path: Path, hold: type[Waiting]) -> None:
     (tmp_path / "s").write_text("mine")
-    with pytest.raises(UserError, match="s: is a file"), hold(tmp_path / "s" / "x.lock"):
+    with pytest.raises(UserError, match="s: is a file"), hold(tmp_path / "s" / "x.lock"):  # type: ignore[call-arg]
         pytest.fail("held in a file")
     assert (tmp_path / "s").read_text() == "mine"

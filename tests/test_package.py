@@ -118,7 +118,8 @@ def test_devices_follow_their_input():
 
 def test_nothing_is_unpickled():
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text if "load" in text else "")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "np.load", "pickle.load"}:
                 safe = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert safe.get("weights_only") == "True" or safe.get("allow_pickle") == "False", file

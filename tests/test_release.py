@@ -105,6 +105,7 @@ def test_tagging_refuses_changes_and_an_existing_tag(tmp_path, monkeypatch, caps
     [
         ([], {}, ""),
         (["b>=1.2", "a>=3"], {}, "a==3.*\nb==1.2.*\n"),
+        (["x[y]>=1"], {}, "x==1.*\n"),
         (["pinned==1.0"], {"more": ["b>=2", "own[more]"], "dev": ["b>=2"]}, "b==2.*\n"),
     ],
 )

@@ -7,6 +7,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from tag2box.safe_pickle import read_pickle
 PROTOCOLS = range(6)
 
 
-def read(content: bytes, folder: Path) -> object:
+def read(content: bytes, folder: Path) -> Any:
     path = folder / "file.pkl"
     path.write_bytes(content)
     return read_pickle(path, "a dictionary of boxes")
 
 
-def alike(a: object, b: object) -> bool:
+def alike(a: Any, b: Any) -> bool:
     """Equal with equal types all the way down: True is not 1, OrderedDict is not dict."""
     if type(a) is not type(b) or a != b:
         return False

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tag2box import settings
 from tag2box.cli.catalog import system_overrides, systems_table
-from tag2box.cli.requirements import check_attention
+from tag2box.cli.training_data import check_attention
 from tag2box.errors import UserError
 from tag2box.methods.discovery import Discovery
 from tag2box.models.adversary import ConcreteDropBlock
@@ -31,7 +31,7 @@ PAPER = {
 }  # fmt: skip
 """mAP50 on VOC07 and VOC12, AP50 on COCO14: tables 1 to 3 of the paper."""
 
-EQUAL = {"data", "superpixels", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
+EQUAL = {"data", "superpixels", "segmentation", "augment", "plan", "compute", "inference", "maps", "feature_cache_gb"}
 """Settings that no system changes."""
 
 
@@ -144,6 +144,40 @@ def test_casd_has_four_views_and_layers_that_learn_on_every_backbone(recipe: str
     check_attention(made)
 
 
+MIST_WIDTH = "reduced: mask net of 64 channels, not 512"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("recipe", ["scenes", "photos", "photos-frozen", "voc07-ss-vgg16", "voc07-ss-r50-ws"])
+def test_systems_are_whole_but_for_the_width_of_a_mask_net_in_light_recipes(name: str, recipe: str) -> None:
+    system = SYSTEMS[name]
+    is_narrow = name == "mist" and not recipe.startswith("voc07")
+    assert system.state(system(RECIPES[recipe]())) == (MIST_WIDTH if is_narrow else "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("mist", "drop_block.hidden=128", "mask net of 128 channels, not 512"),
+        ("mist", "drop_block.kind=plain", "no Concrete DropBlock"),
+        ("casd", "loader.views_per_image=2", "2 views, not 4"),
+        ("casd", "criterion.attention.layer_weight=0", "no attention between layers"),
+        ("casd", "drop_block.kind=plain", "no inverted attention"),
+        ("c-mil", "criterion.mil.loss=cross_entropy", "cross-entropy, not the hinge loss"),
+        ("c-midn", "criterion.mil.guide=mil", "class masks without a segmentation branch"),
+        ("wsod2", "criterion.labeler.evidence_of=proposal", "evidence of proposals, not of regressed boxes"),
+        ("wsod2", "heads.regress=false", "evidence of proposals, not of regressed boxes"),
+        ("wsrpn", "proposals.network=vgg16", "windows that are not from the trained backbone"),
+        ("wsrpn", "proposals.kind=edge_boxes", "windows that are not from the trained backbone"),
+        ("wsrpn", "heads.region=false", "no region classifier of its own"),
+    ],
+)
+def test_a_setting_that_takes_a_part_away_makes_a_system_reduced(name: str, change: str, reason: str) -> None:
+    system = SYSTEMS[name]
+    made = settings.load(Config, [], [change], base=system(RECIPES["scenes"]()))
+    assert system.state(made) == f"reduced: {reason}"
+
+
 # ---------------------------------------------------------------- at the command line
 
 
@@ -161,7 +195,7 @@ def test_train_starts_from_a_system_and_overrides_come_on_top(trained, tmp_path,
     (config,) = trained
     mist = SYSTEMS["mist"](RECIPES["photos"]())
     assert config.name == "MIST" and config.drop_block == mist.drop_block
-    assert config.criterion.labeler == replace(mist.criterion.labeler, share=0.3)
+    assert config.criterion.labeler == replace(mist.criterion.labeler, share=0.3)  # type: ignore[type-var]
     assert config.criterion.contrast.enabled
 
 

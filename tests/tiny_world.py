@@ -40,6 +40,7 @@ TINY = (
     "proposals.short_side=96", "proposals.max_boxes=16", "backbone.pool_size=4", "loader.batch_size=2",
     "loader.resize.scales=[96]", "inference.scales=[96]", "plan.iterations=4", "plan.log_every=1",
     "plan.checkpoint_every=2", "plan.gallery=2",
+    "segmentation.side=64", "segmentation.map_epochs=1", "segmentation.epochs=1",
 )  # fmt: skip
 
 

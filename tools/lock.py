@@ -53,7 +53,7 @@ def minimum(pyproject: str) -> str:
     """Constraints for the oldest allowed version of each dependency, in its newest patch release."""
     project = tomllib.loads(pyproject)["project"]
     texts = {*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)}
-    found = (re.fullmatch(r"([A-Za-z0-9_-]+)>=([0-9.]+)", text) for text in sorted(texts))
+    found = (re.fullmatch(r"([A-Za-z0-9_-]+)(?:\[[a-z0-9]+\])?>=([0-9.]+)", text) for text in sorted(texts))
     return "".join(f"{match[1]}=={match[2]}.*\n" for match in found if match)
 
 

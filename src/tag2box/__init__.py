@@ -36,7 +36,7 @@ _MODULES = {
     "resume": "tag2box.cli.train",
     "resume_student": "tag2box.cli.student",
     "review_labels": "tag2box.cli.review",
-    "track": "tag2box.cli.train",
+    "track": "tag2box.cli.report",
     "tracking": "tag2box.training.trackers",
     "train": "tag2box.cli.train",
     "train_student": "tag2box.cli.student",

@@ -11,13 +11,12 @@ from tag2box.cli.label_trust import trust as trust
 from tag2box.cli.model_export import export_model as export_model
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
-from tag2box.cli.report import report as report
+from tag2box.cli.report import report as report, track as track
 from tag2box.cli.review import review_labels as review_labels
 from tag2box.cli.student import resume_student as resume_student, train_student as train_student
 from tag2box.cli.train import (
     prepare_training as prepare_training,
     resume as resume,
-    track as track,
     train as train,
 )
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError

@@ -95,6 +95,14 @@ class WarmStart:
         return cls(digest, weights_digest("detector", [detector]), max(own, before))
 
 
+def trained_photos(folder: Path) -> tuple[str, ...]:
+    """The ids of the photos that a run was trained on, in order; none if they were not recorded."""
+    identity = RunIdentity.read(folder)
+    if identity is None or not (folder / PHOTOS_FILE).exists():
+        return ()
+    return tuple(identity.with_photos(folder).photos)
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """What a run is trained on; in ``run.json``, and for each photo in ``photos.json``."""

@@ -22,7 +22,7 @@ from tag2box.models.drop_block import DropBlock, RegularizerSettings
 from tag2box.ops.superpixels import Superpixels
 from tag2box.proposals import base, combined, selective_search
 from tag2box.training import batches, dist, loop, optim
-from tag2box.training.adaptation import Adaptation
+from tag2box.training.adaptation import Adaptation, Segmentation
 from tag2box.training.criterion import Criterion
 
 
@@ -89,6 +89,7 @@ class Config:
     superpixels: Superpixels = Superpixels()
     backbone: Annotated[BackboneSettings, extend.Plugin("backbone")] = lite0.Lite0()
     adaptation: Adaptation = Adaptation()
+    segmentation: Segmentation = Segmentation()
     heads: detector.Heads = detector.Heads()
     drop_block: Annotated[RegularizerSettings, extend.Plugin("regularizer")] = DropBlock()
     augment: Augment = Augment()

@@ -1,16 +1,20 @@
-"""Proposals and feature caches of a run, made as its settings describe if they are missing."""
+"""Proposals, feature caches, precision and engine of a run, as its settings describe them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from tag2box import annotations, errors, extend, images, recipes, runs
+from tag2box import annotations, errors, extend, images, recipes, runs, settings
+from tag2box.models.backbone import set_runtime
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
+from tag2box.student.student_training import StudentConfig, student_parts
 from tag2box.training import feature_cache
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, backbone_parts, choose_precision
 from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
@@ -126,3 +130,39 @@ def cached_roi_maps(
     added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress)
     assert isinstance(own, feature_cache.FeatureCache) and isinstance(added, feature_cache.FeatureCache)
     return JoinedMaps(own, added, {number: place for place, number in enumerate(numbers)})
+
+
+# ---------------------------------------------------------------- precision and engine
+
+
+def with_overrides(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRun:
+    """The run with other settings of inference, precision or engine, as ``--set`` takes them."""
+    if isinstance(trained, runs.StudentRun):
+        own = settled_student(settings.load(StudentConfig, [], list(overrides), base=trained.config))
+        own.torch_device()
+        return replace(trained, config=own)
+    config = settled(settings.load(recipes.Config, [], list(overrides), base=trained.config))
+    config.compute.torch_device()
+    set_runtime(trained.detector, config.compute.runtime())
+    return replace(trained, config=config)
+
+
+def settled(config: recipes.Config, dist: DistContext = SINGLE_PROCESS) -> recipes.Config:
+    """The settings with the precision that ``auto`` takes on the machine of rank 0."""
+    if config.compute.precision != "auto":
+        return config
+    choice = choose_precision(repr(config.backbone), partial(backbone_parts, config.backbone)) if dist.is_main else None
+    chosen = dist.all_gather_object(choice)[0]
+    assert chosen is not None
+    return replace(config, compute=replace(config.compute, precision=chosen.precision))
+
+
+def settled_student(config: StudentConfig, dist: DistContext = SINGLE_PROCESS) -> StudentConfig:
+    """The settings with the precision that ``auto`` takes on the machine of rank 0."""
+    if config.precision != "auto":
+        return config
+    name = f"student {config.backbone} {config.network}"
+    choice = choose_precision(name, partial(student_parts, config)) if dist.is_main else None
+    chosen = dist.all_gather_object(choice)[0]
+    assert chosen is not None
+    return replace(config, precision=chosen.precision)

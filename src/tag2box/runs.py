@@ -17,18 +17,18 @@ from pathlib import Path
 import torch
 
 from tag2box import annotations, errors, io, recipes, settings
-from tag2box.identity import AnyConfig, RunIdentity, flat_settings
-from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector
+from tag2box.identity import AnyConfig, RunIdentity, flat_settings, trained_photos
+from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector, seen_features
 from tag2box.labels.label_set import is_label_set
+from tag2box.models.backbone import set_runtime
 from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.student.network import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
-from tag2box.training import checkpoint, events, feature_cache
+from tag2box.training import checkpoint, events
 from tag2box.training.adaptation import build_class_maps
-from tag2box.training.class_evidence import preselected
-from tag2box.training.dist import SINGLE_PROCESS, DistContext
+from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext
 
 CONFIG_FILE = "config.toml"
 _CONFIG_START = 4096  # characters, in which the kind of a run is found
@@ -60,12 +60,15 @@ class TrainedRun:
         Args:
             on_photo, select, dist: as of ``run_detector``.
         """
-        seen = preselected(self.detector.class_maps, photos, store, self.config.adaptation.keep_boxes)
+        config, is_known = self.config, tuple(photo.id for photo in photos) == trained_photos(self.folder)
+        folder, views = config.feature_cache if is_known else None, config.inference.views()
+        keep = config.adaptation.keep_boxes
+        seen, maps = seen_features(self.detector, photos, store, keep=keep, folder=folder, views=views)
         return run_detector(
             self.detector,
             photos,
             seen,
-            maps=feature_cache.RoiMaps(self.detector.backbone, photos, seen),
+            maps=maps,
             inference=self.config.inference,
             rescore=self.config.criterion.rescore,
             progress=progress,
@@ -86,7 +89,10 @@ class StudentRun:
 
     def predict(self, photos: Sequence[annotations.Photo | torch.Tensor]) -> list[annotations.Detections]:
         """Detections in photos, files or decoded ones (uint8, 3 x H x W), in their own pixels."""
-        return StudentDetector(self.detector, self.classes, self.config.inference).predict(photos)
+        return self._student().predict(photos)
+
+    def _student(self) -> StudentDetector:
+        return StudentDetector(self.detector, self.classes, self.config.inference, self.config.precision)
 
     def detect(
         self,
@@ -101,8 +107,7 @@ class StudentRun:
         """Detections by photo id."""
         if pool is not None:
             raise errors.UserError("--on ray: a student run detects here, or under torchrun; leave it out")
-        student = StudentDetector(self.detector, self.classes, self.config.inference)
-        return student.detect(photos, progress=progress, dist=dist, on_photo=on_photo, select=select)
+        return self._student().detect(photos, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 
 AnyRun = TrainedRun | StudentRun
@@ -214,6 +219,7 @@ def load_run(folder: Path) -> TrainedRun:
     """Load the detector of a run of `tag2box train` from its last checkpoint."""
     config = read_config(folder)
     state = _loadable(folder, config)
+    config = replace(config, compute=config.compute.usable())
     detector = build_detector(config, len(state.classes), pretrained=False)
     _load_weights(folder, state, detector)
     return TrainedRun(folder, config, state.classes, detector.eval())
@@ -225,6 +231,8 @@ def open_run(folder: Path) -> AnyRun:
     if not isinstance(config, StudentConfig):
         return load_run(folder)
     state = _loadable(folder, config)
+    is_usable = Compute(precision=config.precision).usable().precision == config.precision
+    config = config if is_usable else replace(config, precision="fp32")
     network = build_student(config, len(state.classes), pretrained=False)
     _load_weights(folder, state, network)
     return StudentRun(folder, config, state.classes, network.to(config.torch_device()).eval())
@@ -235,11 +243,6 @@ def replace_inference(trained: AnyRun, inference: Inference) -> AnyRun:
     if isinstance(trained, StudentRun):
         return replace(trained, config=replace(trained.config, inference=inference))
     return replace(trained, config=replace(trained.config, inference=inference))
-
-
-def inference_of(trained: AnyRun, overrides: Sequence[str]) -> Inference:
-    """The settings of inference of a run, changed as ``--set`` takes them."""
-    return settings.load(type(trained.config), [], list(overrides), base=trained.config).inference
 
 
 def _loadable(folder: Path, config: AnyConfig) -> checkpoint.State:
@@ -287,7 +290,9 @@ def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool
     backbone, class_maps = config.backbone.build(pretrained=pretrained), None
     if config.adaptation.epochs:
         class_maps = build_class_maps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation)
-    return Detector(backbone, num_classes, config.heads, class_maps)
+    detector = Detector(backbone, num_classes, config.heads, class_maps)
+    set_runtime(detector, config.compute.runtime())
+    return detector
 
 
 def warm_detector(config: recipes.Config, classes: Sequence[str]) -> Detector:

@@ -259,7 +259,7 @@ def content_digests(paths: Sequence[Path], memory: Path | None = None) -> list[s
     digests, found, now = [], dict(known), time.time_ns()
     for path in paths:
         stat = _stat(path)
-        key, seen = str(path.absolute()), [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        key, seen = str(path.absolute()), _seen(stat)
         *before, digest = known.get(key, [""])
         if before != seen:
             digest = file_digest(path)
@@ -271,6 +271,16 @@ def content_digests(paths: Sequence[Path], memory: Path | None = None) -> list[s
         with suppress(OSError, UserError):  # a cache that cannot be written is still of use
             write_checked_json(memory, {"format": 1, "files": found})
     return digests
+
+
+def has_digests(paths: Sequence[Path], memory: Path) -> bool:
+    """Whether ``memory`` knows all files as they are, so that ``content_digests`` reads none and writes nothing."""
+    known = _read_memory(memory)
+    return all(known.get(str(path.absolute()), [])[:-1] == _seen(_stat(path)) for path in paths)
+
+
+def _seen(stat: os.stat_result) -> list[object]:
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _stat(path: Path) -> os.stat_result:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from tag2box import errors, paper_runs, recipes
 from tag2box.methods import c_midn, c_mil, c_wsl, casd, mist, oicr, oim, pcl, protocols, slv, wsddn, wsod2, wsrpn
@@ -22,11 +22,18 @@ from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.settings.schema import toml
 
 Change = Callable[[recipes.Config], recipes.Config]
+MASK_NET = 512
+"""Published width of the mask net of Concrete DropBlock (MIST), in channels."""
+
+
+def nothing(config: recipes.Config) -> str:
+    """Nothing is lacking."""
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A named system: its change of a config, and its figures in the OD-WSCL paper."""
+    """A named system: its change of a config, what a config lacks of it, and its figures in the OD-WSCL paper."""
 
     name: str
     title: str
@@ -36,6 +43,13 @@ class System:
     change: Change
     figures: Mapping[str, paper_runs.PaperFigures] = field(default_factory=dict)
     """The paper's figures with VGG16, by the names of ``PAPER_DATASETS``."""
+    lacks: Callable[[recipes.Config], str] = nothing
+    """What a config of the system lacks of its paper, in a few words; empty if nothing."""
+
+    def state(self, config: recipes.Config) -> str:
+        """``whole``, or ``reduced`` with the reason, of a config of the system."""
+        lacking = self.lacks(config)
+        return f"reduced: {lacking}" if lacking else "whole"
 
     def reported(self, dataset: str) -> float | None:
         """Its mAP50 on a dataset (AP50 on COCO), in per cent; None if the paper has none."""
@@ -106,17 +120,16 @@ def _tag_loss(config: recipes.Config) -> dict[str, Any]:
 
 
 def to_c_mil(config: recipes.Config) -> recipes.Config:
-    """C-MIL: bags of merged boxes, and the labeler that follows their continuation."""
-    merged = c_mil.CMil(**_tag_loss(config))
+    """C-MIL: bags of merged boxes with the hinge loss, and the labeler that follows their continuation."""
+    merged = c_mil.CMil(**_tag_loss(config), loss="hinge")
     plain = without_regression(with_labeler(config, c_mil.CMilLabeler()))
     return replace(plain, criterion=replace(plain.criterion, mil=merged))
 
 
 def to_c_midn(config: recipes.Config) -> recipes.Config:
-    """C-MIDN: two coupled MIL heads, and pseudo labels from both; guided by class maps, if the config has them."""
-    guide: Literal["mil", "class_maps"] = "class_maps" if config.adaptation.epochs > 0 else "mil"
-    coupled = c_midn.CMidn(**_tag_loss(config), guide=guide)
-    plain = without_regression(with_labeler(config, c_midn.CMidnLabeler(guide=guide)))
+    """C-MIDN: two coupled MIL heads guided by a segmentation branch, and pseudo labels from both."""
+    coupled = c_midn.CMidn(**_tag_loss(config), guide="segmentation")
+    plain = without_regression(with_labeler(config, c_midn.CMidnLabeler(guide="segmentation")))
     heads = replace(plain.heads, mil_heads=2)
     return replace(plain, heads=heads, criterion=replace(plain.criterion, mil=coupled))
 
@@ -139,8 +152,15 @@ def to_slv(config: recipes.Config) -> recipes.Config:
 
 
 def to_mist(config: recipes.Config) -> recipes.Config:
-    """MIST: all top proposals that do not overlap, and an adversary that drops discriminative features."""
-    return replace(with_labeler(config, mist.Mist()), drop_block=ConcreteDropBlock(hidden=64))
+    """MIST: all top proposals that do not overlap, and an adversary that drops discriminative features.
+
+    The adversary's mask net has the published width if the whole backbone is trained, as in the paper's recipes; on a
+    frozen one, for CPUs, it would take most of a step.
+    """
+    backbone = config.backbone
+    is_light = isinstance(backbone, lite0.Lite0) or not getattr(backbone, "train_trunk", True)
+    adversary = ConcreteDropBlock(hidden=64 if is_light else MASK_NET)
+    return replace(with_labeler(config, mist.Mist()), drop_block=adversary)
 
 
 def to_wsrpn(config: recipes.Config) -> recipes.Config:
@@ -191,6 +211,50 @@ def _with_refine(config: recipes.Config, **changes: str | bool) -> recipes.Confi
     return replace(config, criterion=replace(config.criterion, refine=refine))
 
 
+# ---------------------------------------------------------------- what a config lacks of a system
+
+
+def mist_lacks(config: recipes.Config) -> str:
+    """The width of the mask net, or the mask net."""
+    own = config.drop_block
+    if not isinstance(own, ConcreteDropBlock):
+        return "no Concrete DropBlock"
+    return f"mask net of {own.hidden} channels, not {MASK_NET}" if own.hidden < MASK_NET else ""
+
+
+def casd_lacks(config: recipes.Config) -> str:
+    """Views, layers, or inverted attention."""
+    views, layers = config.loader.views_per_image, config.backbone.layers + config.heads.early_layers
+    lacking = [f"{views} views, not 4"] if views < 4 else []
+    lacking += [] if config.criterion.attention.layer_weight and layers > 1 else ["no attention between layers"]
+    lacking += [] if isinstance(config.drop_block, InvertedAttention) else ["no inverted attention"]
+    return "; ".join(lacking)
+
+
+def c_mil_lacks(config: recipes.Config) -> str:
+    """The hinge loss."""
+    return "" if getattr(config.criterion.mil, "loss", "") == "hinge" else "cross-entropy, not the hinge loss"
+
+
+def c_midn_lacks(config: recipes.Config) -> str:
+    """The segmentation branch."""
+    guides = {getattr(part, "guide", "") for part in (config.criterion.mil, config.criterion.labeler)}
+    return "" if guides == {"segmentation"} else "class masks without a segmentation branch"
+
+
+def wsod2_lacks(config: recipes.Config) -> str:
+    """The loop through box regression."""
+    is_looped = config.heads.regress and getattr(config.criterion.labeler, "evidence_of", "") == "regressed"
+    return "" if is_looped else "evidence of proposals, not of regressed boxes"
+
+
+def wsrpn_lacks(config: recipes.Config) -> str:
+    """Windows from the trained backbone, or the region classifier."""
+    if not isinstance(config.proposals, Wsrpn) or config.proposals.network != config.backbone.title:
+        return "windows that are not from the trained backbone"
+    return "" if config.heads.region else "no region classifier of its own"
+
+
 # ---------------------------------------------------------------- figures of the paper (tables 1 and 2)
 
 
@@ -232,19 +296,23 @@ _ALL = (
         idea="as many pseudo boxes as annotated counts; needs counts",
     ),
     System(
-        name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn, figures=_reported(47.9, 43.4),
+        name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn, lacks=wsrpn_lacks,
+        figures=_reported(47.9, 43.4),
         idea="OICR on windows from early layers that a region classifier keeps",
     ),
     System(
-        name="c-mil", title="C-MIL", year=2019, change=to_c_mil, figures=_reported(50.5, 46.7),
+        name="c-mil", title="C-MIL", year=2019, change=to_c_mil, lacks=c_mil_lacks,
+        figures=_reported(50.5, 46.7),
         idea="bags of proposals that are split step by step during training",
     ),
     System(
-        name="c-midn", title="C-MIDN", year=2019, change=to_c_midn, figures=_reported(52.6, 50.2, _coco(9.6, 21.4)),
+        name="c-midn", title="C-MIDN", year=2019, change=to_c_midn, lacks=c_midn_lacks,
+        figures=_reported(52.6, 50.2, _coco(9.6, 21.4)),
         idea="a second MIL head on what the first one did not select",
     ),
     System(
-        name="wsod2", title="WSOD2", year=2019, change=to_wsod2, figures=_reported(53.6, 47.2, _coco(10.8, 22.7)),
+        name="wsod2", title="WSOD2", year=2019, change=to_wsod2, lacks=wsod2_lacks,
+        figures=_reported(53.6, 47.2, _coco(10.8, 22.7)),
         idea="proposals that follow superpixel edges weigh more, at first",
     ),
     System(
@@ -256,11 +324,13 @@ _ALL = (
         idea="pseudo boxes from the spatial votes of all good proposals",
     ),
     System(
-        name="mist", title="MIST", year=2020, change=to_mist, figures=_reported(54.9, 52.1, _MIST_COCO),
+        name="mist", title="MIST", year=2020, change=to_mist, lacks=mist_lacks,
+        figures=_reported(54.9, 52.1, _MIST_COCO),
         idea="every top proposal that hardly overlaps a better one is an object",
     ),
     System(
-        name="casd", title="CASD", year=2020, change=to_casd, figures=_reported(56.8, 53.6, _coco(12.8, 26.4)),
+        name="casd", title="CASD", year=2020, change=to_casd, lacks=casd_lacks,
+        figures=_reported(56.8, 53.6, _coco(12.8, 26.4)),
         idea="attention distilled between four views of a photo and between layers",
     ),
     System(

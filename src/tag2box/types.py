@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int
@@ -58,6 +59,10 @@ class Proposals:
         return torch.repeat_interleave(torch.arange(len(self.sizes), device=self.boxes.device), sizes)
 
 
+LabelMap = Int[Tensor, "h w"]
+"""A label per pixel or cell of a whole photo, at a resolution of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class SideInfo:
     """Information beside the tags that some methods use; None if unknown or not required."""
@@ -67,23 +72,30 @@ class SideInfo:
     objectness: Float[Tensor, " R"] | None = None  # score given by the proposal method, 0 to 1
     class_evidence: Float[Tensor, "R C"] | None = None  # evidence of the class maps for each proposal, 0 to 1
     reviewed: Int[Tensor, " R"] | None = None  # what each proposal is in a reviewed photo: class, or a code below zero
+    superpixels: tuple[LabelMap, ...] | None = None  # of each photo, flipped like it
+    segments: tuple[LabelMap, ...] | None = None  # class of each cell of each photo, C for background; flipped like it
 
     @classmethod
     def joined(cls, parts: Sequence[SideInfo]) -> SideInfo:
         """Concatenate parts of a batch; a field that any part lacks becomes None."""
         columns = [[getattr(part, info.name) for part in parts] for info in fields(cls)]
-        return cls(*(torch.cat(x) if x and all(part is not None for part in x) else None for x in columns))
+        known = [x if x and all(part is not None for part in x) else None for x in columns]
+        whole: list[Any] = [x and (sum(x, ()) if isinstance(x[0], tuple) else torch.cat(x)) for x in known]
+        return cls(*whole)
 
     def of(self, photos: slice, rows: slice | Int[Tensor, " r"]) -> SideInfo:
         """The side information of some photos and of the given proposal rows."""
         counts = None if self.counts is None else self.counts[photos]
         per_row = (self.evidence, self.objectness, self.class_evidence, self.reviewed)
-        return SideInfo(counts, *(None if x is None else x[rows] for x in per_row))
+        a, b, c, d = (None if x is None else x[rows] for x in per_row)
+        superpixels, segments = (None if x is None else x[photos] for x in (self.superpixels, self.segments))
+        return SideInfo(counts, a, b, c, d, superpixels, segments)
 
     def to(self, device: torch.device) -> SideInfo:
-        """The same on a device."""
+        """The same on a device; maps of photos stay where they are, because they are read on the CPU."""
         columns = (self.counts, self.evidence, self.objectness, self.class_evidence, self.reviewed)
-        return SideInfo(*(None if x is None else x.to(device) for x in columns))
+        a, b, c, d, e = (None if x is None else x.to(device) for x in columns)
+        return SideInfo(a, b, c, d, e, self.superpixels, self.segments)
 
 
 TAGS_ONLY, CANDIDATE, IGNORED = -1, -2, -3
@@ -96,6 +108,8 @@ PerProposalAndClass = Callable[[str], Float32[Tensor, "P C"]]
 """A photo's id in, a number per proposal and class out."""
 ReviewedCodes = Callable[[str], Int[Tensor, " P"]]
 """A photo's id in, a code of ``SideInfo.reviewed`` per proposal out."""
+PhotoLabels = Callable[[str], LabelMap]
+"""A photo's id in, its label map out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,8 @@ class SideInfoLoader:
     objectness: PerProposal | None = None
     class_evidence: PerProposalAndClass | None = None
     reviewed: ReviewedCodes | None = None
+    superpixels: PhotoLabels | None = None
+    segments: PhotoLabels | None = None
 
     def kept(self, photo_id: str) -> Int[Tensor, " k"] | None:
         """The rows of a photo that every batch has: its reviewed boxes and ignore regions."""
@@ -115,11 +131,14 @@ class SideInfoLoader:
         codes = self.reviewed(photo_id)
         return ((codes >= 0) | (codes == IGNORED)).nonzero().flatten()
 
-    def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"]) -> SideInfo:
-        """The side information of one photo and of some of its proposals."""
+    def of(self, index: int, photo_id: str, rows: Int[Tensor, " p"], *, flip: bool = False) -> SideInfo:
+        """The side information of one photo, horizontally flipped or not, and of some of its proposals."""
         counts = None if self.counts is None else self.counts[index : index + 1]
         loaders = (self.evidence, self.objectness, self.class_evidence, self.reviewed)
-        return SideInfo(counts, *(None if x is None else x(photo_id)[rows] for x in loaders))
+        a, b, c, d = (None if x is None else x(photo_id)[rows] for x in loaders)
+        maps = (None if x is None else x(photo_id) for x in (self.superpixels, self.segments))
+        superpixels, segments = (None if x is None else (x.flip(1) if flip else x,) for x in maps)
+        return SideInfo(counts, a, b, c, d, superpixels, segments)
 
 
 NO_SIDE_INFO = SideInfoLoader()
@@ -171,8 +190,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        return Batch(
-            ids=self.ids,
+        return replace(
+            self,
             tags=self.tags.to(device),
             proposals=self.proposals.to(device),
             images=None if self.images is None else self.images.to(device),
@@ -180,7 +199,6 @@ class Batch:
             unsure=None if self.unsure is None else self.unsure.to(device),
             trunks=None if self.trunks is None else tuple(trunk.to(device) for trunk in self.trunks),
             side_info=self.side_info.to(device),
-            views_per_image=self.views_per_image,
             flipped=None if self.flipped is None else self.flipped.to(device),
         )
 
@@ -230,14 +248,9 @@ class BatchMeta:
 
     def to(self, device: torch.device) -> BatchMeta:
         """The same on a device."""
-        return BatchMeta(
-            self.proposals.to(device),
-            self.tags.to(device),
-            None if self.unsure is None else self.unsure.to(device),
-            self.side_info.to(device),
-            self.views_per_image,
-            None if self.flipped is None else self.flipped.to(device),
-        )
+        unsure, flipped = (None if x is None else x.to(device) for x in (self.unsure, self.flipped))
+        proposals, side_info = self.proposals.to(device), self.side_info.to(device)
+        return BatchMeta(proposals, self.tags.to(device), unsure, side_info, self.views_per_image, flipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +266,8 @@ class StageScores:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> StageScores:
         """The function applied to every tensor."""
-        parts = (self.refine, self.deltas, self.mil_more, self.region)
-        return StageScores(
-            function(self.mil_cls), function(self.mil_det), *(tuple(map(function, part)) for part in parts)
-        )
+        parts = (tuple(map(function, x)) for x in (self.refine, self.deltas, self.mil_more, self.region))
+        return StageScores(function(self.mil_cls), function(self.mil_det), *parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,19 +281,9 @@ class Outputs:
 
     def tensors(self) -> tuple[Float[Tensor, "R ..."], ...]:
         """All outputs in a fixed order: MIL heads, stages, deltas, regions, embeddings, vectors, responses."""
-        s = self.scores
-        responses = () if self.responses is None else (self.responses,)
-        return (
-            s.mil_cls,
-            s.mil_det,
-            *s.mil_more,
-            *s.refine,
-            *s.deltas,
-            *s.region,
-            self.embed,
-            self.vectors,
-            *responses,
-        )
+        s, last = self.scores, () if self.responses is None else (self.responses,)
+        heads = (s.mil_cls, s.mil_det, *s.mil_more, *s.refine, *s.deltas, *s.region)
+        return (*heads, self.embed, self.vectors, *last)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Outputs:
         """The function applied to every tensor."""
@@ -313,6 +314,8 @@ class Requirements:
     evidence: bool = False  # SideInfo.evidence
     objectness: bool = False  # SideInfo.objectness
     class_evidence: bool = False  # SideInfo.class_evidence
+    superpixels: bool = False  # SideInfo.superpixels
+    segments: bool = False  # SideInfo.segments
     mil_heads: int = 1
     responses: bool = False  # channel means of the network's layers per cell of a proposal
     layers: int = 1  # at least that many of these layers

@@ -72,7 +72,7 @@ def hostile(sentinel: Path) -> dict[str, tuple[object, str]]:
         "fromfunction": (Calls(np.fromfunction, evaluate, (1,)), "numpy.fromfunction"),
         "map": (Calls(map, evaluate, [run]), "map"),
         "a class": (UserError("x"), "tag2box.errors.UserError"),
-        "a record": (np.rec.array([(1, 2.0)]), "recarray"),
+        "a record": (np.rec.array([(1, 2.0)]), "recarray"),  # type: ignore[call-overload]
         "a path": (Path("x"), "pathlib"),
         "range": (range(3), "range"),
     }

@@ -34,7 +34,7 @@ class TopTwo:
                     rows.append(best)
                     classes.append(c.expand(len(best)))
             row, cls = (np.concatenate([x.numpy() for x in part] or [np.zeros(0, int)]) for part in (rows, classes))
-            row, cls = inputs.tags.new_tensor(row, dtype=int), inputs.tags.new_tensor(cls, dtype=int)
+            row, cls = inputs.tags.new_tensor(row, dtype=int), inputs.tags.new_tensor(cls, dtype=int)  # type: ignore[assignment]
             boxes = tag2box.PseudoBoxes(row, cls, probs[row, cls])
             stages.append(assign(inputs.proposals, boxes, inputs.tags.shape[1], 0.5))
         return tag2box.Labeling(tuple(stages))

@@ -89,7 +89,7 @@ def stopping(title: str, after: int, how: Callable[[], None], seen: list[int] | 
     def progress(name: str, total: int, done: int = 0) -> Iterator[Bar]:
         yield Counter(name)
 
-    return progress
+    return progress  # type: ignore[return-value]
 
 
 def counting(seen: list[int]) -> Progress:

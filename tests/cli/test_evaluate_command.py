@@ -129,3 +129,12 @@ def test_what_cannot_be_evaluated_is_one_line(files, tmp_path, monkeypatch, caps
     assert done.code == 2
     assert words in done.err and done.err.count("\n") == 1
     assert not (tmp_path / "n.json").exists()
+
+
+def test_classes_are_names_or_a_file_of_them(files, tmp_path, monkeypatch, capsys):
+    (tmp_path / "classes.txt").write_text("cat\n")
+    printed = [
+        call(["evaluate", *files, "--metrics", "corloc", "--classes", classes], monkeypatch, capsys).out
+        for classes in ("cat", f"{tmp_path / 'classes.txt'}")
+    ]
+    assert printed[0] == printed[1] and "cat" in printed[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from tag2box.labels.reviews import Action, BoxState
 from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress
-from tiny_world import call, small_config, small_data, small_network
+from tiny_world import call, make_world, small_config, small_data, small_network
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def stopping(title: str, after: int, seen: list[str]) -> Progress:
     def progress(name: str, total: int, done: int = 0) -> Iterator[Bar]:
         yield Counter(name)
 
-    return progress
+    return progress  # type: ignore[return-value]
 
 
 def test_every_tag_has_a_box_and_no_other_class(world: Path, tmp_path: Path) -> None:
@@ -212,3 +213,20 @@ def test_snapping_needs_class_maps(world: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--snap: .* has no class maps; label with a run"):
         label(world / "run", source(world), tmp_path / "labels", snap=True)
     assert not (tmp_path / "labels").exists()
+
+
+def test_training_photos_are_labelled_from_the_feature_cache(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tag2box.storage._SETTLED", 0)  # photos of this very second are remembered
+    world = make_world(tmp_path_factory.getbasetemp())
+    maps = tmp_path / "maps"
+    adapted = ("adaptation.epochs=1", "adaptation.side=64", "adaptation.keep_boxes=8", f"feature_cache={maps}")
+    train(world.config(*adapted, "inference.prior.evidence=1", "inference.mirror=false"), tmp_path / "run")
+    photos = DataSource(path=world.tags, photos=world.photos)
+    with monkeypatch.context() as patched:
+        patched.setattr("tag2box.training.feature_cache.RoiMaps.passes", None)  # what computing would call
+        cached = label(tmp_path / "run", photos, tmp_path / "cached")
+    shutil.rmtree(maps)
+    assert label(tmp_path / "run", photos, tmp_path / "computed").content == cached.content
+    assert not maps.exists()

@@ -50,7 +50,7 @@ RENAMED = {  # old key -> new key
 
 def old_text(text: str) -> str:
     """A settings file of this version as version 0.1 wrote it."""
-    text = re.sub(r"(?m)^\[adaptation\]\n(?:[^\[\n].*\n|\n)*", "", text)  # which it did not have
+    text = re.sub(r"(?m)^\[(?:adaptation|segmentation)\]\n(?:[^\[\n].*\n|\n)*", "", text)  # which it did not have
     new_names = {"[criterion": "[objective", "[loader": "[feed", "[plan.optimizer": "[plan.optimiser"}
     new_names |= {"\nbatch_size =": "\nbatch =", "\nviews_per_image =": "\nlooks ="}
     new_names |= {"feature_cache =": "maps =", "feature_cache_gb =": "maps_budget ="}

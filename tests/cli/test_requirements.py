@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from tag2box.annotations import TaggedPhotos
-from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.cli.train import train
-from tag2box.cli.training_data import load_side_info, prepare_data, read_training
+from tag2box.cli.training_data import (
+    check_proposal_scores,
+    check_requirements,
+    load_side_info,
+    prepare_data,
+    read_training,
+)
 from tag2box.data import reviewed_boxes
 from tag2box.errors import UserError
 from tag2box.methods.oicr import Oicr

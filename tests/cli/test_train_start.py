@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tag2box import runs
-from tag2box.cli.requirements import training_summary
 from tag2box.cli.train import resume, train
+from tag2box.cli.training_data import training_summary
 from tag2box.errors import Interrupted, UserError
 from tag2box.recipes import RECIPES
 from tiny import tiny_photos, tiny_store

@@ -161,7 +161,7 @@ STUDENT = ("student.plan.iterations=2", "student.augmentation.sides=[64]", "stud
 def test_demo_trains_both_methods_and_a_student_and_a_second_call_changes_nothing(tmp_path):
     summary = demo(tmp_path, world=SCENES, overrides=(*TINY, *STUDENT))
     assert read(tmp_path / "summary.json") == summary
-    assert set(summary["methods"]) == set(summary["training_seconds"]) == {"oicr-plus", "od-wscl", "student"}
+    assert set(summary["methods"]) == set(summary["training_seconds"]) == {"oicr-plus", "od-wscl", "student"}  # type: ignore[call-overload]
     for metrics in summary["methods"].values():
         measured = {"voc07", "voc12", "coco", "challenges", "errors"}
         assert set(metrics["test"]) == {*measured, "breakdown", "intervals", "baselines", "verdicts", "extents"}

@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> DataSource:
     return DataSource(path=tmp_path / "data" / "photos")
 
 
-def save(path: Path, boxes: list[np.ndarray] = BOXES, ids: list[object] = IDS, **more: object) -> Path:
+def save(path: Path, boxes: list[np.ndarray] = BOXES, ids: list[object] = IDS, **more: object) -> Path:  # type: ignore[assignment]
     path.write_bytes(pickle.dumps({"boxes": [b - [0, 0, 1, 1] for b in boxes], "ids": ids, **more}, 2))
     return path
 

@@ -161,6 +161,15 @@ def test_metrics_of_an_older_version_are_completed_without_training(out: Path) -
     place.write_text(json.dumps(new))
 
 
+def test_tables_say_which_systems_are_reduced_and_why(out: Path) -> None:
+    written = run_compare(out, "oicr", "mist")
+    states = {row["row"]: row["state"] for row in numbers(out)["datasets"][0]["rows"]}
+    reason = "reduced: mask net of 64 channels, not 512"
+    assert states == {"OICR": "whole", "MIST": reason}
+    assert f"| {reason} |" in written.table and "| whole |" in written.table
+    assert reason in written.page.read_text()
+
+
 def test_every_system_is_shown_on_the_same_photos(out: Path) -> None:
     names = ("oicr", "mist", "od-wscl")
     page = run_compare(out, *names).page.read_text()

@@ -345,6 +345,7 @@ BOX_READERS = (
     "annotated", "coco_boxes", "cvat_boxes", "detection_files", "export", "label_studio_boxes", "table_boxes",
     "voc_boxes", "xanylabeling_boxes", "yolo_boxes",
 )  # fmt: skip
+PHOTO_ROWS = ("addresses", "row_parts", "rows")  # photos of any storage, and what was computed of them
 FORMATS = Path(str(tag2box.__file__)).parent / "formats"
 
 
@@ -373,7 +374,7 @@ def reached_from(module: str) -> set[str]:
 
 def test_there_is_a_module_for_every_reader():
     there = {path.stem for path in FORMATS.glob("[a-z]*.py")}
-    assert there == {*TAG_READERS, *BOX_READERS, "datasets"}
+    assert there == {*TAG_READERS, *BOX_READERS, *PHOTO_ROWS, "datasets"}
 
 
 @pytest.mark.parametrize("name", TAG_READERS)

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from PIL import Image
 
 from tag2box.annotations import Detections, Objects, Photo, Truth
 from tag2box.errors import UserError
 from tag2box.formats.coco_boxes import write_coco_detections, write_coco_results
 from tag2box.formats.detection_files import read_detections
 from tag2box.formats.voc_boxes import write_voc_results
+from tag2box.labels.label_set import LabelSet
+from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
+from tag2box.storage import FileStamp
 from worlds import detections, random_world
 
 BOX = [10, 20, 30, 40]
@@ -223,3 +227,35 @@ def test_photos_of_one_name_stay_apart(tmp_path):
         write_coco_detections(tmp_path / "r.json", found, truth.classes, photos)
         read = read_detections(tmp_path / "r.json", truth)
         assert all(same(read[name], found[name]) for name in names)
+
+
+def label_set(folder: Path, name: str = "000012", class_name: str = "cat") -> Path:
+    """One label, one without a score and one doubtful box on a photo."""
+    path = folder / "photos" / f"{name}.png"
+    path.parent.mkdir()
+    Image.new("RGB", (100, 100)).save(path)
+    boxes = (
+        LabelBox((1.0, 2.0, 3.0, 4.0), class_name, 0.25, why="best of its tag"),
+        LabelBox((5.0, 6.0, 7.0, 8.0), class_name, None, source="review"),
+        LabelBox((9.0, 9.0, 10.0, 10.0), class_name, 0.1, is_doubtful=True, why="doubtful"),
+    )
+    photo = LabelledPhoto(name, path.name, 100, 100, (class_name,), boxes, stamp=FileStamp.of(path))
+    content = LabelledPhotos(path.parent, (class_name,), (photo,))
+    LabelSet(content, {}, {}, {}).write(folder / "labels")
+    return folder / "labels"
+
+
+def test_labels_of_a_label_set_are_detections(tmp_path):
+    found = read_detections(label_set(tmp_path), TRUTH)["000012"]
+    assert found.boxes.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert found.scores.tolist() == [0.25, 1.0] and found.labels.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("photo", "class_name", "words"),
+    [("other", "cat", "photo 'other.png' is not in the truth"), ("000012", "cot", "nearest class of the truth is")],
+)
+def test_label_sets_of_other_photos_or_classes_are_refused_in_one_line(photo, class_name, words, tmp_path):
+    with pytest.raises(UserError, match=words) as caught:
+        read_detections(label_set(tmp_path, photo, class_name), TRUTH)
+    assert "\n" not in str(caught.value)

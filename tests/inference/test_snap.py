@@ -14,7 +14,16 @@ from PIL import Image
 from fake_sam import use_fake_sam
 from tag2box.annotations import Detections, Photo
 from tag2box.inference import snap as snapping
-from tag2box.inference.snap import Snap, SnapPhotos, first_of_each, highest_per_class, peaks
+from tag2box.inference.snap import (
+    Snap,
+    SnapCandidates,
+    SnapPhotos,
+    first_of_each,
+    highest_peaks,
+    highest_per_class,
+    mask_agreement,
+    peak_in,
+)
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.lite0 import Lite0
 
@@ -38,31 +47,57 @@ def test_the_highest_of_each_class_are_snapped(found, expected):
     assert highest_per_class(found, 0.4, 2).tolist() == expected
 
 
-def test_a_peak_is_the_highest_cell_in_the_box():
-    maps = torch.tensor([[[0.9, 0.1], [0.2, 0.5]]]).expand(3, 2, 2)
-    boxes = torch.tensor([[0.0, 0, 8, 8], [3.0, 0, 8, 8], [4.5, 0.0, 5.5, 1.0]])
-    assert peaks(maps, boxes, (8, 8)).tolist() == [[2, 2], [6, 6], [5, 0.5]]  # the last has no centre of a cell
-    assert peaks(maps[:0], boxes[:0], (8, 8)).shape == (0, 2)
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [([0.0, 0, 8, 8], [2, 2]), ([3.0, 0, 8, 8], [6, 6]), ([4.5, 0.0, 5.5, 1.0], [5, 0.5])],  # the last has no centre
+)
+def test_a_peak_is_the_highest_cell_in_the_box(box, expected):
+    assert peak_in(torch.tensor([[0.9, 0.1], [0.2, 0.5]]), torch.tensor(box), (8, 8)).tolist() == [expected]
 
 
-@given(st.integers(0, 10_000), st.integers(0, 5), st.integers(1, 6))
-def test_the_choice_is_that_of_loops(seed, count, candidates):
+def test_peaks_of_a_photo_are_apart_and_highest_first():
+    probs = torch.zeros(6, 12)
+    probs[1, 1], probs[1, 2], probs[4, 9], probs[0, 6] = 0.5, 0.4, 0.9, 0.2
+    assert highest_peaks(probs, (120, 60), 2).tolist() == [[95, 45], [15, 15]]
+    assert [65, 5] in highest_peaks(probs, (120, 60), 3).tolist()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 4))
+def test_the_agreement_of_masks_and_map_is_that_of_loops(seed, count):
     draw = torch.Generator().manual_seed(seed)
-    corners = torch.rand(count, candidates, 2, 2, generator=draw) * 20
-    boxes = torch.cat([corners.amin(2), corners.amax(2)], dim=2)
-    quality, evidence, shares = (torch.rand(count, candidates, generator=draw).double() for _ in range(3))
-    snap = Snap(quality=1.5, evidence=0.7, area=0.2)
-    for row, got in enumerate(snap.choose(boxes, quality, evidence, shares).tolist()):
-        best, expected = -math.inf, 0
-        for k in range(candidates):
-            x1, y1, x2, y2 = boxes[row, k].tolist()
-            if k > 0 and (x2 - x1 < 1 or y2 - y1 < 1):
-                continue
-            fit = max(quality[row, k].item(), 1e-3) ** 1.5 * max(evidence[row, k].item(), 1e-3) ** 0.7
-            fit *= max(shares[row, k].item(), 1e-6) ** 0.2
-            if fit > best:
-                best, expected = fit, k
-        assert got == expected
+    masks = torch.rand(count, 3, 4, generator=draw) < torch.rand(count, 1, 1, generator=draw) * 1.4
+    probs, region = torch.rand(3, 4, generator=draw).double(), torch.rand(3, 4, generator=draw) < 0.7
+    contrast, recall = mask_agreement(masks, probs, region)
+    for mask, got_contrast, got_recall in zip(masks.tolist(), contrast.tolist(), recall.tolist(), strict=True):
+        inside, outside, covered, total = [], [], 0.0, 0.0
+        for y in range(3):
+            for x in range(4):
+                value = probs[y, x].item()
+                (inside if mask[y][x] else outside).append(value)
+                total += value * region[y, x].item()
+                covered += value * region[y, x].item() * mask[y][x]
+        expected = sum(inside) / max(1, len(inside)) - sum(outside) / max(1, len(outside))
+        assert got_contrast == pytest.approx(expected)
+        assert got_recall == pytest.approx(covered / max(total, 1e-6))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_the_choice_is_that_of_loops(seed, count):
+    draw = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, 2, generator=draw).double() * 20
+    boxes = torch.cat([corners.amin(1), corners.amax(1)], dim=1)
+    factors = [torch.rand(count, generator=draw).double() - 0.1 for _ in range(4)]
+    powers = (1.5, 0.3, 0.2, 0.7)
+    snap = Snap(quality=1.5, contrast=0.3, recall=0.2, evidence=0.7)
+    best, expected = -math.inf, 0
+    for k in range(count):
+        x1, y1, x2, y2 = boxes[k].tolist()
+        if k > 0 and (x2 - x1 < 1 or y2 - y1 < 1):
+            continue
+        fit = math.prod(max(factor[k].item(), 1e-3) ** power for factor, power in zip(factors, powers, strict=True))
+        if fit > best:
+            best, expected = fit, k
+    assert snap.choose(SnapCandidates(boxes, *factors)) == expected
 
 
 def test_detections_move_to_masks_and_keep_scores_and_classes(tmp_path: Path, monkeypatch):
@@ -76,7 +111,8 @@ def test_detections_move_to_masks_and_keep_scores_and_classes(tmp_path: Path, mo
     assert snapped.scores.tolist() == pytest.approx([0.9, 0.4]) and snapped.labels.tolist() == [1, 0]
     assert not torch.equal(snapped.boxes, found.boxes[[0, 2]])
     assert (snapped.boxes[:, :2] >= 0).all() and (snapped.boxes[:, 2:] <= torch.tensor([128, 96])).all()
-    stays = SnapPhotos(Snap(own_quality=1.0, quality=10.0, evidence=0.0), class_maps)(photo, found)
+    certain = Snap(own_quality=1.0, quality=10.0, contrast=0.0, recall=0.0, evidence=0.0)
+    stays = SnapPhotos(certain, class_maps)(photo, found)
     assert torch.equal(stays.boxes, found.boxes[[0, 2]])
     assert len(SnapPhotos(Snap(), class_maps)(photo, detections())) == 0
 
@@ -99,9 +135,5 @@ def test_the_best_box_of_a_class_moves_to_the_peak_of_the_photo(tmp_path: Path, 
     found = detections(([0, 0, 40, 40], 0.9, 0), ([50, 0, 80, 30], 0.8, 0))
     there = torch.tensor([104.0, 104.0])
 
-    def holds(peak: str) -> list[bool]:
-        boxes = SnapPhotos(Snap(peak=peak, evidence=2.0), class_maps)(photo, found).boxes  # type: ignore[arg-type]
-        return ((boxes[:, :2] <= there) & (boxes[:, 2:] >= there)).all(dim=1).tolist()
-
-    assert holds("box") == [False, False]
-    assert holds("photo") == [True, False]
+    boxes = SnapPhotos(Snap(evidence=2.0), class_maps)(photo, found).boxes
+    assert ((boxes[:, :2] <= there) & (boxes[:, 2:] >= there)).all(dim=1).tolist() == [True, False]

@@ -29,23 +29,30 @@ def world(sizes: tuple[int, ...], tags: list[list[int]], background: int = 0) ->
     shape = (sum(sizes), inputs.tags.shape[1] + background)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4)]
     evidence = torch.rand(sum(sizes), inputs.tags.shape[1], generator=torch.Generator().manual_seed(5)).square()
-    meta = BatchMeta(inputs.proposals, inputs.tags, side_info=SideInfo(class_evidence=evidence))
+    g = torch.Generator().manual_seed(6)
+    segments = tuple(torch.randint(inputs.tags.shape[1] + 1, (8, 10), generator=g) for _ in sizes)
+    proposals = Proposals(inputs.proposals.boxes, sizes, ((200, 160),) * len(sizes))  # cells of 20 pixels
+    meta = BatchMeta(proposals, inputs.tags, side_info=SideInfo(class_evidence=evidence, segments=segments))
     return StageScores(leaves[0], leaves[1], (), (), (leaves[2], leaves[3])), meta
 
 
 def loop_removed(first: Tensor, meta: BatchMeta, ours: CMidn) -> list[list[bool]]:
     """Cell by cell and box by box."""
     removed = [[False] * first.shape[1] for _ in range(len(first))]
-    for span, tags in zip(meta.proposals.spans(), meta.tags.tolist(), strict=True):
+    for photo, (span, tags) in enumerate(zip(meta.proposals.spans(), meta.tags.tolist(), strict=True)):
         boxes = meta.proposals.boxes[span.start : span.stop]
         for c in [c for c, present in enumerate(tags) if present and len(span)]:
             scores = first[span.start : span.stop, c]
             assert meta.side_info.class_evidence is not None
             voters = scores if ours.guide == "mil" else meta.side_info.class_evidence[span.start : span.stop, c]
-            votes = likelihood_map(boxes, voters.to(scores.dtype), ours.cell).tolist()
+            votes, cell = likelihood_map(boxes, voters.to(scores.dtype), ours.cell).tolist(), ours.cell
             held = {(x, y) for y, line in enumerate(votes) for x, v in enumerate(line) if v >= ours.mask and v > 0}
+            if ours.guide == "segmentation":
+                assert meta.side_info.segments is not None
+                shown, cell = meta.side_info.segments[photo].tolist(), 20.0
+                held = {(x, y) for y, line in enumerate(shown) for x, v in enumerate(line) if v == c}
             top, hidden = scores.tolist().index(max(scores.tolist())), []
-            for i, (left, up, right, down) in enumerate(cells_of(boxes, ours.cell).tolist()):
+            for i, (left, up, right, down) in enumerate(cells_of(boxes, cell).tolist()):
                 inside = sum(left <= x < right and up <= y < down for x, y in held)
                 near = iou(boxes[i][None], boxes[top][None]).item() > ours.removed_iou
                 hidden.append(near and inside / max(len(held), 1) < ours.covered)
@@ -63,6 +70,7 @@ def loop_removed(first: Tensor, meta: BatchMeta, ours: CMidn) -> list[list[bool]
         CMidn(removed_iou=0.1, covered=1.1),
         CMidn(mask=0.9, cell=3.0),
         CMidn(guide="class_maps", covered=0.5, removed_iou=0.2),
+        CMidn(guide="segmentation", covered=0.2, removed_iou=0.1),
     ],
     ids=str,
 )
@@ -147,3 +155,11 @@ def test_class_maps_keep_a_box_that_covers_the_object_where_scores_would_remove_
     guided = CMidn(guide="class_maps", covered=0.8)
     assert guided.removed(first, meta).flatten().tolist() == [True, False, False]
     assert guided.requirements == Requirements(mil_heads=2, class_evidence=True)
+
+
+def test_segmentation_is_required_by_name() -> None:
+    guided = CMidn(guide="segmentation")
+    assert guided.requirements == Requirements(mil_heads=2, segments=True)
+    meta = BatchMeta(Proposals(torch.tensor([[0.0, 0, 4, 4]]), (1,), ((9, 9),)), torch.ones(1, 1, dtype=torch.bool))
+    with pytest.raises(UserError, match=r"SideInfo\.segments"):
+        guided.removed(torch.ones(1, 1), meta)

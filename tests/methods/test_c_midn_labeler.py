@@ -30,7 +30,11 @@ def coupled_inputs(sizes: tuple[int, ...], tags: list[list[int]], seed: int = 0)
     inputs = make_labeler_input(sizes, tags, seed=seed)
     second = torch.rand(inputs.probs[0].shape, generator=torch.Generator().manual_seed(seed + 1))
     evidence = torch.rand(inputs.probs[0].shape, generator=torch.Generator().manual_seed(seed + 2)).square()
-    return replace(inputs, second=second, side_info=SideInfo(class_evidence=evidence))
+    g = torch.Generator().manual_seed(seed + 3)
+    segments = tuple(torch.randint(inputs.tags.shape[1] + 1, (8, 10), generator=g) for _ in sizes)
+    proposals = Proposals(inputs.proposals.boxes, sizes, ((200, 160),) * len(sizes))  # cells of 20 pixels
+    side_info = SideInfo(class_evidence=evidence, segments=segments)
+    return replace(inputs, proposals=proposals, second=second, side_info=side_info)
 
 
 def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, int, float]]:
@@ -44,15 +48,18 @@ def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, in
         if shared / min(areas(boxes[[a, b]]).tolist()) <= ours.apart:
             found += [one, two]
             continue
-        span = next(s for s in inputs.proposals.spans() if a in s)
+        photo, span = next((i, s) for i, s in enumerate(inputs.proposals.spans()) if a in s)
         inside = slice(span.start, span.stop)
         voters = inputs.probs[0][inside, c] + inputs.second[inside, c]
         if ours.guide == "class_maps" and inputs.side_info.class_evidence is not None:
             voters = inputs.side_info.class_evidence[inside, c]
-        votes = likelihood_map(boxes[inside], voters, ours.cell).tolist()
+        votes, cell = likelihood_map(boxes[inside], voters, ours.cell).tolist(), ours.cell
         held = {(x, y) for y, line in enumerate(votes) for x, v in enumerate(line) if v >= ours.mask and v > 0}
+        if ours.guide == "segmentation" and inputs.side_info.segments is not None:
+            shown, cell = inputs.side_info.segments[photo].tolist(), 20.0
+            held = {(x, y) for y, line in enumerate(shown) for x, v in enumerate(line) if v == c}
         fits = []
-        for left, up, right, down in cells_of(boxes[[a, b]], ours.cell).tolist():
+        for left, up, right, down in cells_of(boxes[[a, b]], cell).tolist():
             own = {(x, y) for x in range(left, right) for y in range(up, down)}
             fits.append(len(own & held) / len(own | held))
         found.append(two if fits[1] > fits[0] else one)
@@ -67,6 +74,7 @@ def loop_coupled(inputs: LabelerInput, ours: CMidnLabeler) -> list[tuple[int, in
         CMidnLabeler(apart=0.6, foreground_iou=0.3),
         CMidnLabeler(mask=0.8, cell=3.0),
         CMidnLabeler(guide="class_maps"),
+        CMidnLabeler(guide="segmentation"),
     ],
     ids=str,
 )

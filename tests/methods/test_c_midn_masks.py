@@ -5,7 +5,17 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from strategies import box_sets
-from tag2box.methods.c_midn import cells_inside, class_mask, coverage, is_removed, kept_of_two, mask_fit
+from tag2box.methods.c_midn import (
+    cell_seeds,
+    cells_inside,
+    class_mask,
+    coverage,
+    is_removed,
+    kept_of_two,
+    mask_fit,
+    seed_loss,
+    segment_labels,
+)
 from tag2box.ops.boxes import containment, iou
 
 LARGE, SMALL, FAR = [0.0, 0, 8, 8], [2.0, 2, 4, 4], [10.0, 10, 14, 14]
@@ -95,3 +105,63 @@ def test_how_much_two_objects_may_touch_is_a_setting() -> None:
     boxes, mask = torch.tensor([[0.0, 0, 4, 4], [3.0, 0, 7, 4]]), torch.ones(8, 8, dtype=torch.bool)
     assert kept_of_two(boxes, mask, apart=0.25, cell=1.0).tolist() == [True, True]
     assert kept_of_two(boxes, mask, apart=0.2, cell=1.0).tolist() == [True, False]
+
+
+# ---------------------------------------------------------------- segmentation
+
+
+def random_maps(seed: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(classes, 3, 4, generator=g), torch.rand(classes, generator=g) > 0.4
+
+
+@given(st.integers(0, 999), st.integers(1, 4), st.sampled_from([0.3, 0.6, 1.0]), st.sampled_from([0.0, 0.3, 0.8]))
+def test_seeds_match_the_loop(seed: int, classes: int, foreground: float, background: float) -> None:
+    maps, tags = random_maps(seed, classes)
+    seeds = cell_seeds(maps, tags, foreground=foreground, background=background)
+    for y, x in ((y, x) for y in range(3) for x in range(4)):
+        shares = {c: (maps[c, y, x] / maps[c].max()).item() for c in range(classes) if tags[c]}
+        best = max(shares, key=lambda c: shares[c], default=-1)
+        expected = best if shares and shares[best] >= foreground else -1
+        if expected < 0 and all(share < background for share in shares.values()):
+            expected = classes
+        assert seeds[y, x] == expected
+
+
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_every_tag_has_a_seed_unless_a_better_one_takes_its_peak(seed: int, classes: int) -> None:
+    maps, tags = random_maps(seed, classes)
+    seeds = cell_seeds(maps, tags, foreground=1.0, background=0.0)
+    assert set(seeds.unique().tolist()) <= {-1, classes, *tags.nonzero().flatten().tolist()}
+    if tags.sum() == 1:
+        c = int(tags.nonzero())
+        assert seeds.flatten()[maps[c].argmax()] == c
+    elif not tags.any():
+        assert (seeds == classes).all()
+
+
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_the_loss_of_seeds_matches_the_loop(seed: int, classes: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(classes + 1, 3, 4, generator=g, requires_grad=True)
+    seeds = torch.randint(-1, classes + 1, (3, 4), generator=g)
+    objects, background = [], []
+    for y, x in ((y, x) for y in range(3) for x in range(4)):
+        if seeds[y, x] >= 0:
+            entropy = -logits[:, y, x].log_softmax(dim=0)[seeds[y, x]].item()
+            (background if seeds[y, x] == classes else objects).append(entropy)
+    wanted = sum(sum(part) / len(part) for part in (objects, background) if part)
+    loss = seed_loss(logits, seeds)
+    assert loss.item() == pytest.approx(wanted, abs=1e-5)
+    loss.backward()
+    assert logits.grad is not None and (logits.grad.abs().sum(dim=0) > 0).tolist() == (seeds >= 0).tolist()
+
+
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_segments_are_tags_or_background(seed: int, classes: int) -> None:
+    _, tags = random_maps(seed, classes)
+    logits = torch.randn(classes + 1, 3, 4, generator=torch.Generator().manual_seed(seed))
+    possible = [*tags.nonzero().flatten().tolist(), classes]
+    found = segment_labels(logits, tags)
+    for y, x in ((y, x) for y in range(3) for x in range(4)):
+        assert found[y, x] == max(possible, key=lambda c: logits[c, y, x].item())

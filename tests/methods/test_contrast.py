@@ -206,3 +206,24 @@ def test_no_tensor_is_larger_than_a_block_or_the_embeddings(positives: str, monk
 def test_a_nan_is_reported() -> None:
     embed = torch.tensor([[1.0, 0], [math.nan, 0], [0, 1]])
     assert wscl(embed, torch.tensor([0, 0, 1]), torch.ones(3), temperature=0.2).isnan()
+
+
+@pytest.mark.parametrize("positives", ["outside", "inside"])
+@pytest.mark.parametrize("temperature", [0.2, 0.001])  # narrow and wide logits
+def test_what_is_kept_for_backward_changes_no_bit(
+    positives: Literal["outside", "inside"], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    embed = torch.nn.functional.normalize(torch.randn(23, 5, generator=g), dim=1)
+    cls, weight = torch.arange(23) % 4, torch.rand(23, generator=g)
+    monkeypatch.setattr(contrast, "_SIDE", 8)
+    found = []
+    for kept in (0, 300, 1 << 20):  # none, the first block, all
+        monkeypatch.setattr(contrast, "_KEPT_BYTES", kept)
+        leaf = embed.clone().requires_grad_()
+        loss = wscl(leaf, cls, weight, temperature=temperature, positives=positives)
+        (first,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        (again,) = torch.autograd.grad(loss, leaf)
+        assert torch.equal(first, again)
+        found.append((loss.detach(), first))
+    assert all(torch.equal(ours, twin) for one in found[1:] for ours, twin in zip(one, found[0], strict=True))

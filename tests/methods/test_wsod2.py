@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -131,52 +133,118 @@ def test_it_is_registered_and_requires_evidence() -> None:
         Wsod2()(make_labeler_input((2,), [[1]]))
 
 
+SHAPE = (20, 30)  # of the superpixel maps: a fifth of the photos' 150 x 100 pixels
+
+
+def with_superpixels(inputs: LabelerInput, seed: int = 0) -> LabelerInput:
+    """Photos of 150 x 100 pixels with superpixels of random rectangles."""
+    g, maps = torch.Generator().manual_seed(seed), []
+    for _ in inputs.proposals.sizes:
+        labels = torch.zeros(SHAPE, dtype=torch.int32)
+        for number in range(1, 9):
+            y, x = (int(torch.randint(side, (), generator=g)) for side in SHAPE)
+            labels[y : y + 8, x : x + 12] = number
+        maps.append(labels)
+    proposals = replace(inputs.proposals, frames=((150, 100),) * len(maps))
+    return replace(inputs, proposals=proposals, side_info=SideInfo(superpixels=tuple(maps)))
+
+
+def loop_evidence(labels: torch.Tensor, box: torch.Tensor) -> float:
+    """Straddling of one box, cell by cell."""
+    x1, y1, x2, y2 = (box * box.new_tensor(0.2)).round().tolist()
+    inside, outside = Counter[int](), Counter[int]()
+    for y, x in product(range(SHAPE[0]), range(SHAPE[1])):
+        (inside if x1 <= x < x2 and y1 <= y < y2 else outside)[int(labels[y, x])] += 1
+    area = inside.total()
+    return 1 - sum(min(n, outside[label]) for label, n in inside.items()) / area if area else 0.0
+
+
 def loop_regressed(labels: PseudoLabels, deltas: torch.Tensor, inputs: LabelerInput) -> list[float]:
-    """One proposal at a time: move it, then take the evidence of the first proposal of its photo nearest to it."""
-    assert inputs.side_info.evidence is not None
-    found, boxes = inputs.side_info.evidence.tolist(), inputs.proposals.boxes
-    for span in inputs.proposals.spans():
+    """One proposal at a time: moved by the regression of its class, then compared with the superpixels."""
+    assert inputs.side_info.superpixels is not None
+    found, boxes = [0.0] * len(inputs.proposals.boxes), inputs.proposals.boxes
+    for image, span in enumerate(inputs.proposals.spans()):
         for r in span:
             c = int(labels.cls[r])
-            if c == inputs.tags.shape[1]:
-                continue
-            moved = decode(deltas[r : r + 1, 4 * c : 4 * c + 4], boxes[r : r + 1])
-            overlaps = [iou(moved, boxes[other][None]).item() for other in span]
-            best = max(overlaps)
-            if best >= 0.5:
-                found[r] = inputs.side_info.evidence[span[overlaps.index(best)]].item()
+            if c < inputs.tags.shape[1]:
+                moved = decode(deltas[r : r + 1, 4 * c : 4 * c + 4], boxes[r : r + 1])[0]
+                found[r] = loop_evidence(inputs.side_info.superpixels[image], moved)
     return found
 
 
-@settings(max_examples=40)
-@given(labeler_inputs(), st.floats(0, 8))
-def test_the_evidence_of_regressed_boxes_matches_the_loop(inputs: LabelerInput, reach: float) -> None:
+def random_deltas(inputs: LabelerInput, reach: float) -> tuple[torch.Tensor, ...]:
     classes, total = inputs.tags.shape[1], len(inputs.proposals.boxes)
     g = torch.Generator().manual_seed(total)
-    deltas = tuple(reach * torch.randn(total, 4 * classes, generator=g) for _ in inputs.probs)
-    labeler = Wsod2(evidence_of="regressed", near_best=0.5)
+    return tuple(reach * torch.randn(total, 4 * classes, generator=g) for _ in inputs.probs)
+
+
+@settings(max_examples=30)
+@given(labeler_inputs(), st.floats(0, 8), st.sampled_from(["last", "own"]))
+def test_the_evidence_of_regressed_boxes_matches_the_loop(inputs: LabelerInput, reach: float, regressor: str) -> None:
+    """It is that of the regressed boxes themselves, wherever the proposals are."""
+    classes, deltas = inputs.tags.shape[1], random_deltas(inputs, reach)
+    labeler = Wsod2(evidence_of="regressed", near_best=0.5, regressor=regressor)  # type: ignore[arg-type]
     plain = replace(labeler, evidence_of="proposal")(inputs)
-    for stage, labels in enumerate(labeler(replace(inputs, deltas=deltas, fraction=0.0)).stages):
+    shown = replace(with_superpixels(inputs), deltas=deltas, fraction=0.0)
+    for stage, labels in enumerate(labeler(shown).stages):
         assert torch.equal(labels.cls, plain.stages[stage].cls)
-        expected = loop_regressed(labels, deltas[stage], inputs)
+        expected = loop_regressed(labels, deltas[-1 if regressor == "last" else stage], shown)
         weights = [e if c < classes else 1.0 for e, c in zip(expected, labels.cls.tolist(), strict=True)]
         assigned = (labels.owner >= 0).tolist()
         assert labels.weight.tolist() == pytest.approx([w * a for w, a in zip(weights, assigned, strict=True)])
 
 
-def test_a_regression_that_moves_nothing_changes_nothing_and_one_onto_another_takes_its_evidence() -> None:
-    boxes = torch.tensor([[0.0, 0, 10, 10], [4.0, 0, 14, 10], [30.0, 0, 40, 10]])
-    inputs = make_labeler_input((3,), [[1]], stages=1)
+@settings(max_examples=30)
+@given(labeler_inputs(), st.floats(0, 8))
+def test_pseudo_boxes_move_only_to_where_the_evidence_is_as_high(inputs: LabelerInput, reach: float) -> None:
+    shown = replace(with_superpixels(inputs), deltas=random_deltas(inputs, reach))
+    before, after = (Wsod2(evidence_of="regressed", targets=x)(shown).stages for x in ("proposals", "regressed"))  # type: ignore[arg-type]
+    assert shown.side_info.superpixels is not None
+    images = shown.proposals.image_ids()
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old.pseudo_boxes.rows, new.pseudo_boxes.rows)
+        placed = new.pseudo_boxes.placed(shown.proposals)
+        for row, c, box in zip(new.pseudo_boxes.rows.tolist(), new.pseudo_boxes.cls.tolist(), placed, strict=True):
+            labels, own = shown.side_info.superpixels[int(images[row])], shown.proposals.boxes[row]
+            moved = decode(shown.deltas[-1][row : row + 1, 4 * c : 4 * c + 4], own[None])[0]
+            is_better = loop_evidence(labels, moved) >= loop_evidence(labels, own)
+            assert torch.equal(box, moved if is_better else own)
+
+
+def test_a_regression_onto_an_object_weighs_more_than_one_beside_it() -> None:
+    """Also where no proposal is near: here the box of the superpixel lies between both proposals."""
+    boxes, target = torch.tensor([[0.0, 0, 60, 60], [70.0, 0, 90, 20]]), torch.tensor([[20.0, 20, 60, 60]])
+    inputs = make_labeler_input((2,), [[1]], stages=1)
+    labels = torch.zeros(20, 30, dtype=torch.int32)
+    labels[4:12, 4:12] = 1
     inputs = replace(
         inputs,
-        proposals=Proposals(boxes, (3,)),
-        probs=(torch.tensor([[0.9], [0.1], [0.1]]),),
-        side_info=SideInfo(evidence=torch.tensor([0.2, 0.7, 0.5])),
+        proposals=Proposals(boxes, (2,), ((150, 100),)),
+        probs=(torch.tensor([[0.9], [0.1]]),),
+        side_info=SideInfo(superpixels=(labels,)),
     )
     labeler = Wsod2(evidence_of="regressed")
-    assert labeler.requirements == Requirements(evidence=True, deltas=True)
-    for deltas, weight in ((torch.zeros(3, 4), 0.2), (encode(boxes[[1, 1, 2]], boxes), 0.7)):
-        assert labeler(replace(inputs, deltas=(deltas,))).stages[0].weight[0].item() == pytest.approx(weight)
-    away = torch.tensor([[100.0, 100, 0, 0]]).repeat(3, 1)  # to a place without proposals
-    assert labeler(replace(inputs, deltas=(away,))).stages[0].weight[0].item() == pytest.approx(0.2)
-    assert labeler(inputs).stages[0].weight[0].item() == pytest.approx(0.2)  # without box regression
+    assert labeler.requirements == Requirements(superpixels=True, deltas=True)
+    for deltas, weight in (
+        ((torch.zeros(2, 4),), 1 - 80 / 144),  # 12 x 12 cells, 80 of them of the background
+        ((encode(target.expand(2, 4), boxes),), 1.0),
+        ((encode(target.expand(2, 4) + 10, boxes),), 1 - (28 + 28) / 64),  # 36 cells of the object
+        ((), 1 - 80 / 144),  # without box regression
+    ):
+        assert labeler(replace(inputs, deltas=deltas)).stages[0].weight[0].item() == pytest.approx(weight)
+    with pytest.raises(UserError, match="superpixels"):
+        labeler(make_labeler_input((2,), [[1]]))
+
+
+def test_superpixels_are_flipped_with_the_photo() -> None:
+    inputs = with_superpixels(make_labeler_input((6, 4), [[1], [1]], stages=1))
+    labeler, maps = Wsod2(evidence_of="regressed"), inputs.side_info.superpixels
+    assert maps is not None
+    x1, y1, x2, y2 = (inputs.proposals.boxes / 5).round().mul(5).clamp(max=150).unbind(dim=1)
+    upright = replace(inputs, proposals=replace(inputs.proposals, boxes=torch.stack([x1, y1, x2, y2], dim=1)))
+    flipped = replace(
+        upright,
+        proposals=replace(inputs.proposals, boxes=torch.stack([150 - x2, y1, 150 - x1, y2], dim=1)),
+        side_info=SideInfo(superpixels=tuple(labels.flip(1) for labels in maps)),
+    )
+    assert torch.equal(labeler(upright).stages[0].weight, labeler(flipped).stages[0].weight)

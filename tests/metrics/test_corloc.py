@@ -32,7 +32,7 @@ CASES = {
 def test_corloc_of(case):
     images, found, expected = CASES[case]
     world = truth_of(*images)
-    scores = corloc(world, {i: detections(rows) for i, rows in zip(world.ids, found, strict=True)})
+    scores = corloc(world, {i: detections(rows) for i, rows in zip(world.ids, found, strict=True)})  # type: ignore[call-overload]
     assert scores.values == expected
 
 

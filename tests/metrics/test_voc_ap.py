@@ -95,7 +95,7 @@ CASES = {
 def test_area_under_the_curve_of(case):
     images, found, expected = CASES[case]
     world = truth_of(*images)
-    scores = voc12(world, {i: detections(rows) for i, rows in zip(world.ids, found, strict=True)})
+    scores = voc12(world, {i: detections(rows) for i, rows in zip(world.ids, found, strict=True)})  # type: ignore[call-overload]
     assert scores.values == tuple(None if e is None else pytest.approx(e) for e in expected)
 
 

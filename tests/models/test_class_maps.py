@@ -202,8 +202,8 @@ def cell_logits_by_loop(net: CellMaps, levels: tuple[Tensor, ...], y: int, x: in
     ]
     vector = (sum(near) / len(near) - net.mean) / net.deviation
     first, _, _, last = net.classifier  # type: ignore[misc]
-    hidden = torch.relu(first.weight[:, :, 0, 0] @ vector.clamp(-8, 8) + first.bias)
-    logits: Tensor = last.weight[:, :, 0, 0] @ hidden + last.bias
+    hidden = torch.relu(first.weight[:, :, 0, 0] @ vector.clamp(-8, 8) + first.bias)  # type: ignore[has-type]
+    logits: Tensor = last.weight[:, :, 0, 0] @ hidden + last.bias  # type: ignore[has-type]
     return logits
 
 

@@ -144,7 +144,7 @@ def test_the_grid_of_places_is_that_of_points_at_the_centres_of_cells(tiny):
 @pytest.mark.skipif(
     not weight_cache.stored_path("mobile-sam").exists(), reason="needs `tag2box weights get mobile-sam`"
 )
-@pytest.mark.parametrize("side", [512, 1024])
+@pytest.mark.parametrize("side", [512, pytest.param(1024, marks=pytest.mark.slow)])
 def test_embedding_and_masks_are_those_of_the_reference_implementation(side):
     network = mobile_sam.mobile_sam()
     embedding = network.embed(picture(side), side)

@@ -83,7 +83,7 @@ def test_what_torch_saved_under_another_ending_is_read(tmp_path):
 
 def within_itself(key):
     content = {"features.0.weight": torch.ones(1)}
-    content[key] = content
+    content[key] = content  # type: ignore[assignment]
     return content
 
 

@@ -80,3 +80,24 @@ def test_no_gradient_passes_at_the_corners_of_relu6() -> None:
     of_x, of_bias = kernels.masked_mean_backward(x, factors, bias, grad)
     assert of_x.flatten().tolist() == [0, 0, 1, 0, 0] and of_bias.tolist() == [1]
     assert kernels.masked_mean_factor_grad(x, factors, bias, grad).tolist() == [[0, 0, 3, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [0, 1, 9, 20])
+def test_half_precision_is_computed_in_single_precision(dtype: torch.dtype, rows: int) -> None:
+    """x is rounded, nothing else but its gradient; rows are converted a few at a time."""
+    x, factors, bias = numbers(rows, 4, 7)
+    half = x.to(dtype)
+    grad = torch.randn(rows, 7)
+    found = (
+        kernels.masked_mean_forward(half, factors, bias),
+        *kernels.masked_mean_backward(half, factors, bias, grad),
+        kernels.masked_mean_factor_grad(half, factors, bias, grad),
+    )
+    expected = (
+        kernels.masked_mean_forward(half.float(), factors, bias),
+        *kernels.masked_mean_backward(half.float(), factors, bias, grad),
+        kernels.masked_mean_factor_grad(half.float(), factors, bias, grad),
+    )
+    assert found[1].dtype == dtype and torch.equal(found[1], expected[1].to(dtype))
+    assert all(torch.equal(found[i], expected[i]) for i in (0, 2, 3))

@@ -62,7 +62,7 @@ def _killed(step: int, act: Callable[[], object]) -> bool:
 
         for name in ("replace", "unlink", "rename", "mkdir", "rmdir", "open", "fsync"):
             setattr(os, name, mortal(getattr(os, name)))
-        shutil.rmtree = mortal(shutil.rmtree)
+        shutil.rmtree = mortal(shutil.rmtree)  # type: ignore[assignment]
         act()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

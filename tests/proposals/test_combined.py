@@ -215,7 +215,7 @@ def _regions_twin(signed: np.ndarray, level: float, min_area: float) -> dict[tup
             box = (float(min(xs)), float(min(ys)), float(max(xs) + 1), float(max(ys) + 1))
             value = sum(float(signed[y, x]) for y, x in region) / len(region)
             found[box] = max(value, found.get(box, value))
-    return found
+    return found  # type: ignore[return-value]
 
 
 @given(st.integers(0, 99), st.sampled_from([0.5, 1.0, 9.0]), st.sampled_from([1, 3]))

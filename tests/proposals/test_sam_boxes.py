@@ -78,7 +78,7 @@ def test_a_disc_becomes_its_box(network):
 @pytest.mark.parametrize("size", [(64, 48), (33, 70), (16, 16)])
 def test_boxes_lie_inside_the_image_whatever_its_padding(network, size):
     embedded = EmbeddedImage.of(network, picture(*size))
-    for found in (embedded.at_points(grid_points(*size, 3)), embedded.at_boxes(torch.tensor([[1.0, 2, 9, 9]]))):
+    for found in (embedded.at_points(grid_points(*size, 3)), embedded.at_boxes(torch.tensor([[1.0, 2, 9, 9]]))):  # type: ignore[call-arg]
         assert len(found.boxes) == len(found.quality) > 0
         assert (found.boxes >= 0).all() and (found.boxes <= torch.tensor([*size, *size])).all()
         assert (found.quality >= 0).all() and (found.quality <= 1).all()

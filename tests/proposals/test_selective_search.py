@@ -13,6 +13,7 @@ from tag2box.annotations import Photo, Truth
 from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
 from tag2box.images import read_photo
+from tag2box.ops.boxes import iou
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.base import method_from_source
 from tag2box.proposals.build import build_proposals
@@ -59,7 +60,8 @@ def test_the_cap_takes_the_first_of_a_longer_list(image: torch.Tensor) -> None:
     assert len(everything) > 60 and torch.equal(everything[:60], SEARCH(image).boxes)
 
 
-OTHER = {"mode": "quality", "engine": "opencv", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1}
+OTHER = {"mode": "quality", "engine": "opencv", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1,
+         "thinning": 0.5}  # fmt: skip
 
 
 def test_every_setting_has_an_effect(image: torch.Tensor) -> None:
@@ -126,7 +128,7 @@ def _lost(index: int, number: int) -> list[list[float]]:
 
 @pytest.mark.slow
 def test_other_processes_find_the_same_boxes() -> None:
-    found = dict(LocalPool(2)(_boxes, [0, 1], lost=_lost))
+    found = dict(LocalPool(2)(_boxes, [0, 1], lost=_lost))  # type: ignore[type-var]
     assert found == {0: _boxes(0), 1: _boxes(1)}
 
 
@@ -143,6 +145,18 @@ def test_a_store_without_an_engine_is_one_of_opencv() -> None:
     assert old == replace(new, engine="opencv") and old.source() == OLD_SOURCE
     assert new.source() == {**OLD_SOURCE, "engine": "tag2box"}
     assert method_from_source(new.source()) == new
+
+
+@pytest.mark.parametrize("thinning", [0.9, 0.6])
+def test_thinning_is_nms_in_the_order_of_the_shuffle(image: torch.Tensor, thinning: float) -> None:
+    whole = replace(SEARCH, max_boxes=None)(image).boxes
+    kept: list[torch.Tensor] = []
+    for box in whole:
+        if all(float(iou(box[None], other[None])) <= thinning for other in kept):
+            kept.append(box)
+    found = replace(SEARCH, max_boxes=None, thinning=thinning)(image).boxes
+    assert torch.equal(found, torch.stack(kept)) and len(found) < len(whole)
+    assert torch.equal(replace(SEARCH, max_boxes=5, thinning=thinning)(image).boxes, found[:5])
 
 
 def test_an_old_store_is_completed_as_it_was_begun_and_never_mixed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def gallery(truth: Truth, boxes: float, blur: float, seed: int) -> list[dict[str
         shaken = kept + torch.randn(len(kept), 4, generator=generator) * 40 * blur
         labels = objects.labels[: len(kept)].tolist()
         photos.append({"id": photo, "boxes": shaken.tolist(), "labels": labels, "scores": [0.7] * len(kept)})
-    return photos
+    return photos  # type: ignore[return-value]
 
 
 def metrics(truth: Truth, level: float) -> dict[str, object]:

@@ -177,4 +177,5 @@ def test_a_batch_of_photos_without_any_proposal() -> None:
 
 def test_a_sample_has_no_room_for_truth() -> None:
     assert set(Sample.__slots__) == {"id", "image", "tags", "boxes", "unsure", "side_info"}
-    assert set(SideInfo.__slots__) == {"counts", "evidence", "objectness", "class_evidence", "reviewed"}
+    side_info = {"counts", "evidence", "objectness", "class_evidence", "reviewed", "superpixels", "segments"}
+    assert set(SideInfo.__slots__) == side_info

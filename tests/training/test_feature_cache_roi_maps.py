@@ -18,14 +18,17 @@ from tag2box import io as lock
 from tag2box.errors import UserError
 from tag2box.images import View, boxes_in_view, read_photo, render_view
 from tag2box.io import locked
+from tag2box.models.backbone import set_runtime
 from tag2box.models.lite0 import Lite0
+from tag2box.models.runtime import Runtime, has_openvino
 from tag2box.progress import Bar, silent
-from tag2box.training.feature_cache import FeatureCache, RoiMaps
+from tag2box.training.feature_cache import FeatureCache, RoiMaps, verify_cache_file
 from tag2box.types import Proposals
 from tiny import TinyBackbone, tiny_detector, tiny_photos, tiny_store
 
 VIEW = View(32, flip=False, long_max=64)
 NOTHING_NEW = ""
+needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not installed")
 
 
 class OtherPooling(TinyBackbone):
@@ -301,4 +304,39 @@ def test_closing_gives_the_files_back_and_reading_opens_them_again(tmp_path: Pat
     cached.close()
     assert opened() == at_first
     assert torch.equal(cached.get(0, VIEW), before)
+    cached.close()
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        Runtime(),
+        Runtime(precision="bf16"),
+        Runtime(stored="bf16"),
+        Runtime(stored="fp32"),
+        Runtime(precision="bf16", stored="bf16"),
+        pytest.param(Runtime(engine="openvino"), marks=needs_openvino),
+    ],
+)
+def test_in_every_runtime_cached_maps_are_the_live_ones_in_a_file_of_their_own(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    live = live_world(tmp_path)
+    live = replace(live, backbone=Lite0(pool_size=4).build().requires_grad_(False))
+    plain, cache = FeatureCache(live, tmp_path / "maps"), tmp_path / "maps"
+    before = [plain.get(index, VIEW) for index in range(3)]
+    files = set(cache.glob("*.*f*"))
+    set_runtime(live.backbone, runtime)
+    cached = FeatureCache(live, cache)
+    found = [cached.get(index, VIEW) for index in range(3)]
+    assert all(torch.equal(ours, live.get(index, VIEW)) for index, ours in enumerate(found))
+    shapes = zip(found, before, strict=True)
+    assert all(ours.dtype == torch.float32 and ours.shape == twin.shape for ours, twin in shapes)
+    made = set(cache.glob("*.*f*")) - files
+    assert len(made) == int(runtime != Runtime()) and all(verify_cache_file(path) for path in made)
+    assert torch.equal(found[0], before[0]) == (runtime == Runtime())
+    torch.testing.assert_close(found[0], before[0], rtol=0.1, atol=0.15 * float(before[0].abs().max()))
+    sizes = {path.stat().st_size for path in made}
+    assert all(size >= live.cache_bytes([VIEW]) for size in sizes)
+    plain.close()
     cached.close()

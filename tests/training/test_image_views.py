@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tag2box import settings
-from tag2box.cli.requirements import check_attention
+from tag2box.cli.training_data import check_attention
 from tag2box.errors import UserError
 from tag2box.images import Resize
 from tag2box.methods.casd import Attention

@@ -10,6 +10,7 @@ from tag2box.methods.c_mil import CMil, CMilLabeler
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.methods.wsddn import Spatial
+from tag2box.methods.wsod2 import Wsod2
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.augment import Augment
 from tag2box.models.detector import Heads
@@ -31,6 +32,14 @@ SYSTEMS: dict[str, tuple[Criterion, Heads]] = {
     ),
     "c_mil": (Criterion(mil=CMil(), labeler=CMilLabeler(), contrast=OFF), Heads(embed_dim=6)),
     "c_midn": (Criterion(mil=CMidn(cell=2.0), labeler=CMidnLabeler(cell=2.0), contrast=OFF), Heads(mil_heads=2)),
+    "c_midn with segments": (
+        Criterion(mil=CMidn(guide="segmentation"), labeler=CMidnLabeler(guide="segmentation"), contrast=OFF),
+        Heads(mil_heads=2),
+    ),
+    "wsod2": (
+        Criterion(labeler=Wsod2(evidence_of="regressed", targets="regressed"), contrast=OFF),
+        Heads(embed_dim=6),
+    ),
     "rescored": (Criterion(rescore=Rescore(keep=0.5, begin=0.0)), Heads(embed_dim=6)),
     "prior": (Criterion(), Heads(embed_dim=6, box_prior=3.0)),
     "all with WSCL": (
@@ -48,8 +57,13 @@ def batch() -> Batch:
     for i, present in enumerate(TAGS):
         tags[i, list(present)] = True
     images = torch.rand(len(SIZES), 3, 40, 44, generator=g, dtype=torch.float64) * 255
-    side_info = SideInfo(objectness=torch.rand(sum(SIZES), generator=g, dtype=torch.float64))
-    return Batch(tuple(map(str, range(len(SIZES)))), tags, Proposals(boxes, SIZES), images=images, side_info=side_info)
+    side_info = SideInfo(
+        objectness=torch.rand(sum(SIZES), generator=g, dtype=torch.float64),
+        superpixels=tuple(torch.randint(3, (10, 11), generator=g) for _ in SIZES),
+        segments=tuple(torch.randint(4, (5, 6), generator=g) for _ in SIZES),
+    )
+    proposals = Proposals(boxes, SIZES, ((44, 40),) * len(SIZES))
+    return Batch(tuple(map(str, range(len(SIZES)))), tags, proposals, images=images, side_info=side_info)
 
 
 def learn(name: str, part: Batch, **how: object) -> tuple[LossOutput, dict[str, torch.Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from tag2box import storage
@@ -18,7 +20,14 @@ from tag2box.errors import UserError
 from tag2box.images import read_photo
 from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.training import proposal_cache as module
-from tag2box.training.proposal_cache import ProposalCache, build_superpixel_cache
+from tag2box.training.proposal_cache import (
+    LabelMapCache,
+    ProposalCache,
+    build_label_maps,
+    build_superpixel_cache,
+    build_superpixel_maps,
+    label_runs,
+)
 from tiny import tiny_photos, tiny_store
 from tiny_world import one_worker
 
@@ -138,3 +147,61 @@ def test_a_photo_that_ends_its_process_is_named(tmp_path: Path) -> None:
     photos = tiny_photos(tmp_path, 1).photos
     lost = module._lost(module._Job(photos[0], np.zeros((0, 4), np.float32)), 11)
     assert lost.values is None and "photo0.jpg" in lost.problem and "signal 11" in lost.problem
+
+
+# ---------------------------------------------------------------- label maps
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_superpixels_are_those_of_each_photo(tmp_path: Path, count: int) -> None:
+    photos = tiny_photos(tmp_path, count).photos
+    made = build_superpixel_maps(photos, CUT, tmp_path / "maps")
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - ours
+    assert isinstance(again, LabelMapCache)
+    for photo in photos:
+        wanted = CUT(read_photo(photo.path)).tolist()
+        assert made(photo.id).tolist() == wanted and again(photo.id).tolist() == wanted
+
+
+def test_label_maps_are_built_once_and_again_if_settings_or_photos_changed(tmp_path: Path) -> None:
+    photos, maps = tiny_photos(tmp_path, 2).photos, tmp_path / "maps"
+    for settings, some, files in ((CUT, photos, 1), (CUT, photos, 1), (CUT, photos[:1], 2), (Superpixels(), photos, 3)):
+        build_superpixel_maps(some, settings, maps)
+        assert len(list(maps.glob("*.npy"))) == files
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.data())
+def test_runs_restore_the_map(height: int, width: int, data: st.DataObject) -> None:
+    cells = data.draw(st.lists(st.integers(0, 2), min_size=height * width, max_size=height * width))
+    labels = np.array(cells, np.int32).reshape(height, width)
+    runs = label_runs(labels)
+    lengths, values = runs.astype(int).T
+    assert np.repeat(values, lengths).tolist() == cells
+    assert (lengths > 0).all() and (values[1:] != values[:-1]).all()
+
+
+def test_one_flipped_bit_of_label_maps_is_refused_by_name(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 2).photos
+    build_superpixel_maps(photos, CUT, tmp_path / "maps")
+    for path in (*(tmp_path / "maps").glob("*.npy"), *(tmp_path / "maps").glob("*.json")):
+        whole = path.read_bytes()
+        for number, position in enumerate([*range(0, len(whole), 97), len(whole) - 2]):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << number % 8
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match=rf"{path}: ") as caught:
+                opened = build_superpixel_maps(photos, CUT, tmp_path / "maps")
+                for photo in photos:
+                    opened(photo.id)
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+
+
+def test_maps_that_were_not_finished_leave_nothing_behind(tmp_path: Path) -> None:
+    def results() -> Generator[tuple[str, np.ndarray], None, None]:
+        yield "a", np.zeros((2, 3), np.int32)
+        raise UserError("b.jpg: gone")
+
+    with pytest.raises(UserError, match=r"b\.jpg"):
+        build_label_maps(tmp_path / "x.npy", 2, results, title="maps")
+    assert not list(tmp_path.glob("*.npy")) and not list(tmp_path.glob("*.json"))

@@ -39,6 +39,8 @@ def source_of(kind: str, folder: Path, loader: Loader = LOADER) -> ImageBatches 
         objectness=lambda name: left_edges(name) / 2,
         class_evidence=of_classes,
         reviewed=lambda name: torch.full((len(store.boxes(name)),), TAGS_ONLY),
+        superpixels=lambda name: torch.arange(6).view(2, 3) + 10 * int(name.removeprefix("photo")),
+        segments=lambda name: torch.full((1, 2), int(name.removeprefix("photo"))),
     )
     backbone = tiny_detector(3).backbone
     if kind == "pixels":
@@ -46,6 +48,29 @@ def source_of(kind: str, folder: Path, loader: Loader = LOADER) -> ImageBatches 
     if kind == "maps":
         return FeatureBatches(photos, store, loader, 0, RoiMaps(backbone, photos.photos, store), side_info=side_info)
     return FeatureBatches(photos, store, loader, 0, TrunkMaps(backbone, photos.photos), side_info=side_info)
+
+
+def assert_same(one: SideInfo, other: SideInfo) -> None:
+    for name in SideInfo.__slots__:
+        a, b = getattr(one, name), getattr(other, name)
+        for x, y in zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]:
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_label_maps_are_those_of_the_photos_and_flipped_with_them(tmp_path: Path, kind: str) -> None:
+    source, flips = source_of(kind, tmp_path), set()
+    for iteration in range(4):
+        batch = source.batch(iteration)
+        assert batch.side_info.superpixels is not None and batch.side_info.segments is not None
+        views = [one.view.flip for one in source.shard(iteration)]
+        for name, flip, labels in zip(batch.ids, views, batch.side_info.superpixels, strict=True):
+            upright = torch.arange(6).view(2, 3) + 10 * int(name.removeprefix("photo"))
+            assert torch.equal(labels, upright.flip(1) if flip else upright)
+            flips.add(flip)
+        (one,) = batch.photo(1).side_info.superpixels or ()
+        assert torch.equal(one, batch.side_info.superpixels[1])
+    assert flips == {False, True}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,8 +106,7 @@ def test_all_sources_give_the_same(tmp_path: Path) -> None:
     for iteration in range(3):
         first, *others = (source.batch(iteration).side_info for source in seen)
         for other in others:
-            for name in SideInfo.__slots__:
-                assert torch.equal(getattr(first, name), getattr(other, name))
+            assert_same(first, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,14 +134,11 @@ def test_shards_of_processes_join_to_the_whole(tmp_path: Path, kind: str, size: 
     shares = [replace(source, dist=DistContext(rank, size)).batch(1).meta() for rank in range(size)]
     joined = BatchMeta.joined(shares)
     assert joined.proposals.frames == whole.proposals.frames
-    for name in SideInfo.__slots__:
-        assert torch.equal(getattr(joined.side_info, name), getattr(whole.side_info, name))
+    assert_same(joined.side_info, whole.side_info)
 
 
 def test_worker_processes_return_side_info(tmp_path: Path) -> None:
     source = source_of("pixels", tmp_path, replace(LOADER, workers=1))
     with source.batches(range(2)) as batches:
         for iteration, batch in enumerate(batches):
-            wanted = source.batch(iteration).side_info
-            for name in SideInfo.__slots__:
-                assert torch.equal(getattr(batch.side_info, name), getattr(wanted, name))
+            assert_same(batch.side_info, source.batch(iteration).side_info)

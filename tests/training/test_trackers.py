@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import tag2box
-from tag2box.cli.train import resume, track, train
+from tag2box.cli.report import track
+from tag2box.cli.train import resume, train
 from tag2box.errors import Interrupted, UserError
 from tag2box.training import events, trackers
 from tag2box.training.trackers import metric_values, tracking, values_of

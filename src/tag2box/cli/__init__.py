@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "report": ("tag2box.cli.report:report_command", "Write a self-contained HTML report on one or more runs."),
     "track": (
-        "tag2box.cli.train:track_command",
+        "tag2box.cli.report:track_command",
         "Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.",
     ),
     "doctor": ("tag2box.cli.doctor:doctor_command", "Check this machine and installation, and suggest fixes."),

@@ -20,6 +20,7 @@ _RECIPE_NOTE = (
 _PAPER_DATASETS = {"voc07": "VOC07", "voc12": "VOC12", "coco14": "COCO14"}
 _SYSTEM_NOTE = (
     "VOC07, VOC12 and COCO14 are the paper's mAP50, in per cent; - if it has none.\n"
+    "reduced: what a system lacks of its paper on this recipe; the others are whole.\n"
     "tag2box train DATA --system NAME --out RUN; tag2box compare --systems NAME,NAME."
 )
 
@@ -121,8 +122,17 @@ def recipes_command(
 # ---------------------------------------------------------------- systems
 
 
-def systems_table() -> Table:
-    """All systems, oldest first, as a table for a terminal."""
+def _known(recipe: str) -> str:
+    """The name of a recipe; raises if there is none."""
+    if recipe not in recipes.RECIPES:
+        near = difflib.get_close_matches(recipe, recipes.RECIPES, 1, 0.0)[0]
+        raise errors.UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
+    return recipe
+
+
+def systems_table(recipe: str = "photos") -> Table:
+    """All systems, oldest first, as a table for a terminal; those that are reduced on a recipe have a mark."""
+    base: recipes.Config = recipes.RECIPES[recipe]()
     sheet = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("system", "year", "what it does"):
         sheet.add_column(title, overflow="fold")
@@ -131,24 +141,24 @@ def systems_table() -> Table:
     for system in systems.SYSTEMS.values():
         figures = [system.reported(dataset) for dataset in _PAPER_DATASETS]
         cells = ("-" if figure is None else f"{figure:.1f}" for figure in figures)
-        sheet.add_row(system.name, str(system.year), system.idea, *cells)
+        mark = f" ({state})" if (state := system.state(system(base))) != "whole" else ""
+        sheet.add_row(system.name, str(system.year), f"{system.idea}{mark}", *cells)
     return sheet
 
 
 def system_overrides(name: str, recipe: str = "photos") -> str:
     """The settings that a system changes in a recipe, one per line, as ``--set`` takes them."""
     system = systems.find_system(name)
-    if recipe not in recipes.RECIPES:
-        near = difflib.get_close_matches(recipe, recipes.RECIPES, 1, 0.0)[0]
-        raise errors.UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
-    base: recipes.Config = recipes.RECIPES[recipe]()
-    lines = [f"# {system.title} ({system.year}): {system.idea}", *systems.changes(base, system(base))]
+    base: recipes.Config = recipes.RECIPES[_known(recipe)]()
+    own = system(base)
+    title = f"# {system.title} ({system.year}): {system.idea}; {system.state(own)} in {recipe}"
+    lines = [title, *systems.changes(base, own)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def systems_command(
     name: Annotated[str | None, typer.Argument(help="Print the settings that this system changes.")] = None,
-    recipe: Annotated[str, typer.Option(help="The recipe to change.")] = "photos",
+    recipe: Annotated[str, typer.Option(help="The recipe that a system changes.")] = "photos",
 ) -> None:
     """List the systems of `train --system` and `compare` with the paper's figures, or print one's settings.
 
@@ -157,5 +167,5 @@ def systems_command(
     if name is not None:
         typer.echo(system_overrides(name, recipe), nl=False)
         return
-    options.print_rich(systems_table())
+    options.print_rich(systems_table(_known(recipe)))
     typer.echo(_SYSTEM_NOTE)

@@ -62,8 +62,7 @@ def detect(
         trust: file of ``tag2box trust``: scores become probabilities; default ``min_score``: each class's threshold.
         overrides: of ``inference``, as ``--set`` takes them: other scales, horizontal flips, another NMS.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
-        on_found: called with the id and the detections of each photo, which are then not returned: with ``out`` they
-            are kept on disk until it is written, and need no memory, however many photos there are.
+        on_found: called with the id and the detections of each photo, which are then not returned, and need no memory.
         pool: where photos are processed, e.g. a ``RayPool``; default: this process. Boxes are the same.
         dist: ranks that share the photos; all return all detections, rank 0 writes.
 
@@ -77,10 +76,8 @@ def detect(
     if pool is not None and dist.world_size > 1:
         raise errors.UserError("--on ray: Ray has processes of its own; start the command without torchrun")
     outputs = _outputs(out, export, voc, split)
-    for form, place in outputs:
-        io.check_writable(place, is_folder=form.is_folder)
-    if draw is not None:
-        io.check_writable(draw, is_folder=True)
+    for place, is_folder in [*((place, form.is_folder) for form, place in outputs), *([(draw, True)] if draw else [])]:
+        io.check_writable(place, is_folder=is_folder)
     trained = with_inference(runs.open_run(run), overrides)
     known = None if trust is None else label_trust.read_trust(trust, detector_identity(trained))
     given = inputs.find_inputs(places, split, every, skipped)
@@ -135,13 +132,15 @@ def _check_outputs(
 
 
 def with_inference(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRun:
-    """The run with other inference settings."""
-    other = next((o for o in overrides if not o.strip().startswith("inference.")), None)
+    """The run with other settings of inference, precision or engine."""
+    names = ("inference.", "compute.precision", "compute.engine", "precision")
+    other = next((o for o in overrides if not o.strip().startswith(names)), None)
     if other is not None:
         raise errors.UserError(
-            f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE"
+            f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE, "
+            "compute.precision=VALUE or compute.engine=VALUE"
         )
-    return runs.replace_inference(trained, runs.inference_of(trained, overrides))
+    return run_inputs.with_overrides(trained, overrides) if overrides else trained
 
 
 def detect_photos(
@@ -255,6 +254,18 @@ def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
 # ---------------------------------------------------------------- in a pool of processes
 
 
+def detect_task(trained: runs.TrainedRun) -> predict.DetectTask:
+    """The work of other processes: the detector of a run, with as many threads as here."""
+    return predict.DetectTask(
+        partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
+        {name: value.numpy() for name, value in trained.detector.state_dict().items()},
+        trained.config.inference,
+        trained.config.criterion.rescore,
+        trained.config.adaptation.keep_boxes,
+        torch.get_num_threads(),
+    )
+
+
 def detect_in_pool(
     pool: Pool,
     trained: runs.TrainedRun,
@@ -265,19 +276,8 @@ def detect_in_pool(
     on_photo: predict.OnPhoto | None = None,
     select: predict.Select | None = None,
 ) -> dict[str, Detections]:
-    """Detections by photo id, in the order of the photos, computed by the processes of a pool.
-
-    Args:
-        on_photo, select: as of ``run_detector``.
-    """
-    work = predict.DetectTask(
-        partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
-        {name: value.numpy() for name, value in trained.detector.state_dict().items()},
-        trained.config.inference,
-        trained.config.criterion.rescore,
-        trained.config.adaptation.keep_boxes,
-        torch.get_num_threads(),
-    )
+    """Detections by photo id, in the order of the photos, computed by a pool; ``run_detector`` has the callbacks."""
+    work = detect_task(trained)
     tasks = (
         predict.PhotoTask(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos
     )
@@ -306,14 +306,13 @@ def detect_command(
     photos: Annotated[
         list[str],  # as paths, 50,000 would take typer some seconds
         typer.Argument(
-            help="Photos, folders of them, patterns, videos; - reads a list on standard input; with --split, a dataset."
+            help="Photos, folders, patterns, videos; - reads a list on standard input; with --split, a dataset; with "
+            "--format parquet also s3://, gs://, http(s)://, tar shards and Parquet lists of addresses."
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write; for a format of many files, a folder. Default: detections.json, or detections."
-        ),
+        str | None,
+        typer.Option(help="File, folder or address to write, as the format needs. Default: detections.json, or rows."),
     ] = None,
     split: options.SplitOption = None,
     every: inputs.EveryOption = inputs.EVERY,
@@ -330,7 +329,7 @@ def detect_command(
         typer.Option(
             "--format",
             metavar="NAME",
-            help=f"Format of OUT: {', '.join(extend.EXPORT_FORMATS)}, or `package.module:Name` of your own.",
+            help=f"Format of OUT: {', '.join(extend.EXPORT_FORMATS)}, parquet, or `package.module:Name` of your own.",
         ),
     ] = "coco",
     min_score: Annotated[
@@ -354,16 +353,24 @@ def detect_command(
     Resumable: rerun the same command. Under torchrun, the processes share the photos.
 
     Example: `tag2box detect runs/mine holiday/ --out boxes.json --draw drawn`; of a video, one frame per 2 s:
-    `tag2box detect runs/mine clip.mp4 --every 2s`
+    `tag2box detect runs/mine clip.mp4 --every 2s`; of object storage, on a cluster:
+    `tag2box detect runs/mine s3://bucket/photos/ --format parquet --out s3://bucket/found --on ray`
     """
-    out = out or Path("detections" if exports.export_format(export).is_folder else "detections.json")
+    from tag2box.cli import row_jobs  # imports this module
+
+    if row_jobs.are_rows_wanted(photos, out, export):
+        how = partial(row_jobs.detect_rows, proposals=proposals, min_score=min_score, trust=trust, overrides=override)
+        compute = partial(how, run, photos, pool=options.pool_of(on, address, chunk=1, gpus=1))
+        row_jobs.rows_command(compute, out, {"--split": split, "--draw": draw, "--voc": voc})
+        return
+    place = Path(out or ("detections" if exports.export_format(export).is_folder else "detections.json"))
     skipped: list[str] | None = [] if skip_bad else None
     counts: list[int] = []
     with init_distributed() as dist:
         detect(
             run,
             dist.all_gather_object(inputs.with_listed(inputs.as_paths(photos)) if dist.is_main else [])[0],
-            out,
+            place,
             export=export,
             split=split,
             every=every,
@@ -381,11 +388,10 @@ def detect_command(
         )
         if dist.is_main:
             hint = "" if any(counts) else "; no score is high enough, try a lower --min-score"
-            options.say(f"{sum(counts)} boxes in {len(counts)} photos: {out}{hint}")
-            if draw is not None:
-                options.say(f"pictures: {draw}")
-            if voc is not None:
-                options.say(f"files for VOC's evaluation server: {voc}")
+            options.say(f"{sum(counts)} boxes in {len(counts)} photos: {place}{hint}")
+            for what, written in (("pictures", draw), ("files for VOC's evaluation server", voc)):
+                if written is not None:
+                    options.say(f"{what}: {written}")
             for line in skipped or ():
                 options.say(f"skipped: {line}", err=True)
     if skipped:

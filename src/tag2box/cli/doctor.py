@@ -52,6 +52,8 @@ def diagnose(folder: Path | None = None) -> list[Check]:
         _torchvision(),
         _gpu(),
         _processors(),
+        _precision(),
+        _openvino(),
         _memory(),
         _disk(place),
         _writable(place),
@@ -222,7 +224,7 @@ def _files_beside_runs() -> list[StoredFile]:
 
     return [
         ("proposals", is_store, lambda path: store.ProposalStore.open(path.parent, False).verify_all()),
-        ("feature cache", lambda path: path.suffix == feature_cache.SUFFIX, feature_cache.verify_cache_file),
+        ("feature cache", lambda path: path.suffix in feature_cache.CACHE_SUFFIXES, feature_cache.verify_cache_file),
         ("superpixel cache", lambda path: proposal_cache.FILE.fullmatch(path.name) is not None, verify_superpixels),
         ("weights", is_weights, lambda path: bool(weight_cache.verify(path))),
     ]
@@ -325,6 +327,24 @@ def _processors() -> Check:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux: the CPUs this process may use
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     return Check("CPUs", True, f"{count} usable", required=False)
+
+
+def _precision() -> Check:
+    """Which precision ``auto`` takes for lite0, and why; measured now unless a run has done so."""
+    dist, problem = _import("tag2box.training.dist")
+    lite0, _ = _import("tag2box.models.lite0")
+    if dist is None or lite0 is None:
+        return Check("precision", False, problem, "fix the lines above first", required=False)
+    settings = lite0.Lite0()
+    choice = dist.choose_precision(repr(settings), lambda: dist.backbone_parts(settings), store=False)
+    return Check("precision", True, f"auto takes {choice.precision} for lite0: {choice.reason}", required=False)
+
+
+def _openvino() -> Check:
+    found = _version("openvino")
+    is_there = found != "version unknown"
+    detail = f"{found}, for compute.engine=openvino" if is_there else "not installed, not needed"
+    return Check("OpenVINO", True, detail, required=False)
 
 
 def _memory() -> Check:

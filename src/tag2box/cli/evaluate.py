@@ -16,7 +16,8 @@ from tag2box.metrics import bootstrap, challenges, error_analysis, evaluation, v
 from tag2box.metrics.baselines import Baseline, best_verdict, scored_baselines, trivial_baselines
 from tag2box.models.class_maps import ClassMaps, peak_boxes, pooled_logits
 from tag2box.progress import Progress, silent
-from tag2box.training.class_evidence import photo_maps, preselected
+from tag2box.training import proposal_cache
+from tag2box.training.class_evidence import photo_maps
 from tag2box.training.feature_cache import RoiMaps
 
 METRICS_FILE = "metrics.json"
@@ -257,12 +258,14 @@ def detect_with_extents(
     if isinstance(trained, runs.StudentRun):
         return trained.detect(data.photos, progress=progress), {}
     config = trained.config
-    store = preselected(
-        trained.detector.class_maps,
+    store = proposal_cache.seen_boxes(
         data.photos,
         run_inputs.proposals_of(data.photos, config, data.proposals, progress),
-        config.adaptation.keep_boxes,
-    )
+        trained.detector.class_maps,
+        keep=config.adaptation.keep_boxes,
+        folder=runs.required(config.feature_cache),
+        progress=progress,
+    ).boxes
     maps = run_inputs.cached_features(
         RoiMaps(trained.detector.backbone, data.photos, store), config, config.inference.views(), progress
     )
@@ -301,7 +304,9 @@ def evaluate_command(
         str, typer.Option(help="Comma-separated; `package.module:Name` is a metric of your own.")
     ] = ",".join(extend.METRICS),
     split: Annotated[str, typer.Option(help="Split of the ground truth, if its format has named splits.")] = "test",
-    classes: Annotated[str | None, typer.Option(help="Comma-separated; default: all in the ground truth.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Comma-separated, or a text file with one per line; default: all in TRUTH.")
+    ] = None,
     min_score: Annotated[
         float, typer.Option(help="`challenges` ignores detections below this score.")
     ] = challenges.MIN_SCORE,
@@ -326,7 +331,7 @@ def evaluate_command(
         detections,
         metrics=[name.strip() for name in metrics.split(",") if name.strip()],
         split=split,
-        classes=[name.strip() for name in classes.split(",")] if classes else None,
+        classes=datasets.class_names(classes) if classes else None,
         min_score=min_score,
         json=json,
         baselines=baselines,

@@ -121,9 +121,7 @@ def label(
 
 def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
     inference = trained.config.inference
-    has_cells = isinstance(trained, runs.TrainedRun) and trained.config.adaptation.part == "cells"
-    snap = Snap(peak="photo" if has_cells else "box")
-    base = LabelSettings(rule=LabelRule().rescaled(inference.prior.power), inference=inference, snap=snap)
+    base = LabelSettings(rule=LabelRule().rescaled(inference.prior.power), inference=inference)
     return settings.load(LabelSettings, [], list(overrides), base=base)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from tag2box import errors, extend, runs
 from tag2box.cli import model_export, options
-from tag2box.formats import export as exports, listing
+from tag2box.formats import export as exports, listing, rows
 from tag2box.labels.journal import read_reviews
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos
@@ -237,7 +237,14 @@ def _export_run(
 
 
 def convert_dataset_command(
-    source: options.DataArgument,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="CSV of tags, COCO JSON, VOC or YOLO folder, tree of class folders, a label set, or the rows of "
+            "`tag2box detect --format parquet`, also in object storage.",
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
     form: Annotated[str, typer.Option("--to", metavar="NAME", help=_FormatHelp)],
     photos: options.PhotosOption = None,
@@ -254,8 +261,13 @@ def convert_dataset_command(
 
     Example: `tag2box convert cvat/annotations.xml yolo --to yolo`
     """
+    if rows.is_rows(source):
+        from tag2box.cli.row_jobs import convert_rows  # imports much
+
+        convert_rows(source, out, form)
+        return
     skipped: list[str] | None = [] if skip_bad else None
-    data = options.data_source(source, photos, split, classes, data_format)
+    data = options.data_source(Path(source), photos, split, classes, data_format)
     content = convert(data, out, export=form, splits=parse_splits(splits), placing=copy, skipped=skipped)
     _say(content, out)
     for line in skipped or ():

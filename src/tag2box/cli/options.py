@@ -91,16 +91,16 @@ AddressOption = Annotated[
 ]
 
 
-def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: int) -> Pool | None:
+def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: int, gpus: float = 0) -> Pool | None:
     """The Ray cluster that --on and --address name, for tasks of ``chunk`` photos; None is this machine."""
     if on == "here":
         if address is not None:
             raise errors.UserError(f"--address {address}: belongs to --on ray; add it, or leave the address out")
         return None
-    from tag2box.parallel.ray_pool import RayPool, check_ray  # Ray is optional
+    from tag2box.parallel.ray_data import RayPool, check_ray  # Ray is optional
 
     check_ray(address)
-    return RayPool(address, workers, chunk)
+    return RayPool(address, workers, chunk, gpus)
 
 
 # ---------------------------------------------------------------- scores

@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from tag2box import annotations, errors, extend, images, io, settings
 from tag2box.cli import options
 from tag2box.formats import datasets, listing
 from tag2box.formats.listing import DataSource
-from tag2box.parallel.pool import Pool
+from tag2box.parallel.pool import LocalPool, Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base, build, sam_boxes, suitability
 from tag2box.proposals.base import ProposalMethod
@@ -167,8 +168,17 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def propose_command(
-    data: options.DataArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the store to write, or to resume.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A dataset of any format, or a folder of photos; with --format parquet also s3://, gs://, http(s)://, "
+            "tar shards or a Parquet list of addresses.",
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option(help="Folder of the store, or folder or address of the rows, to write or resume.")
+    ],
     photos: options.PhotosOption = None,
     split: options.SplitOption = None,
     classes: options.ClassesOption = None,
@@ -203,6 +213,9 @@ def propose_command(
     snap_top: Annotated[
         int, typer.Option(min=1, help="Boxes per photo that --snap takes, highest scores first.")
     ] = sam_boxes.Snapping.max_prompts,
+    form: Annotated[
+        Literal["store", "parquet"], typer.Option("--format", help="A store, which `train` reads, or Parquet rows.")
+    ] = "store",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     override: Annotated[
         list[str], typer.Option("--set", metavar="key=value", help="Any other setting of the method; repeatable.")
@@ -216,7 +229,8 @@ def propose_command(
 
     Example: `tag2box propose photos --out proposals`
     """
-    source = options.data_source(data, photos, split, classes, data_format)
+    from tag2box.cli import row_jobs  # imports much
+
     given = {
         "mode": mode,
         "short_side": short_side,
@@ -227,12 +241,18 @@ def propose_command(
     built = build_method(method, given, override)
     if proposals is not None and snap is None:
         raise errors.UserError("--proposals: only with --snap; name the store to be made with --out")
+    if row_jobs.are_rows_wanted([data], out, form):
+        pool = options.pool_of(on, address, workers=workers, chunk=1) or LocalPool(workers)
+        unused = {"--photos": photos, "--split": split, "--classes": classes, "--snap": snap}
+        row_jobs.rows_command(partial(row_jobs.propose_rows, [data], built, pool=pool), out, unused)
+        return
+    source = options.data_source(Path(data), photos, split, classes, data_format)
     snapping = None if snap is None else SnapOptions(snap, proposals, snap_top)
-    pool = options.pool_of(on, address, workers=workers, chunk=_CHUNK)
-    done = propose(source, built, out, workers=workers, pool=pool, snap=snapping, progress=TerminalProgress())
+    place, shared = Path(out), options.pool_of(on, address, workers=workers, chunk=_CHUNK)
+    done = propose(source, built, place, workers=workers, pool=shared, snap=snapping, progress=TerminalProgress())
     for line in done.lines():
         options.say(line)
-    options.say(f"next: {next_command(source, classes, out)}")
+    options.say(f"next: {next_command(source, classes, place)}")
     for concern in done.concerns:
         options.say(f"warning: {concern}", err=True)
     for line in done.left_out[:_SHOWN_LEFT_OUT]:

@@ -1,4 +1,4 @@
-"""``tag2box report``: one self-contained HTML page about one or more runs."""
+"""``tag2box report``: one self-contained HTML page about one or more runs; ``track``: their figures to trackers."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ from tag2box.identity import AnyConfig, RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals.recall import measure_recall
 from tag2box.reporting import gallery, records, report_page
-from tag2box.training import checkpoint, events
+from tag2box.training import checkpoint, events, trackers
 
 
 def report(
@@ -210,3 +210,30 @@ def report_command(
         progress=TerminalProgress(),
     )
     options.say(f"report: {out}")
+
+
+# ---------------------------------------------------------------- trackers
+
+
+def track(run: Path, to: str, *, where: str | None = None) -> trackers.Feed:
+    """Pass the losses, pseudo labels and metrics of a run to a tracker: tensorboard, mlflow, wandb or your own.
+
+    Nothing is passed on twice. ``where`` is a folder, or the address of an MLflow server.
+    """
+    if not (run / events.EVENTS_FILE).exists():
+        raise errors.UserError(f"{run}: no {events.EVENTS_FILE} here; expected the folder of a run")
+    return trackers.feed(run, to, where, run / evaluate.METRICS_FILE)
+
+
+def track_command(
+    run: Annotated[Path, typer.Argument(help="Run folder, also of a student.")],
+    to: Annotated[str, typer.Option(help="tensorboard, mlflow, wandb, or package.module:Name of your own.")],
+    where: Annotated[str | None, typer.Option(help="Folder, or address of an MLflow server.")] = None,
+) -> None:
+    """Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.
+
+    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`.
+    During training: `tag2box train ... --track tensorboard`.
+    """
+    passed = track(run, to, where=where)
+    options.say(f"{passed.count} events passed on to {to}: {passed.tracker.place if passed.tracker else ''}")

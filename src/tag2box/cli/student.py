@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from torch import nn
 
-from tag2box import errors, runs, settings
+from tag2box import errors, run_inputs, runs, settings
 from tag2box.cli import options
 from tag2box.identity import RunIdentity
 from tag2box.labels.journal import read_reviews
@@ -48,7 +48,7 @@ def train_student(
     """
     loaded = settings.load(StudentConfig, [], list(overrides), base=config or StudentConfig())
     settled = replace(
-        loaded,
+        run_inputs.settled_student(loaded, dist),
         labels=labels.absolute(),
         photos=photos.absolute() if photos else None,
         backbone=loaded.backbone.with_absolute_paths(),

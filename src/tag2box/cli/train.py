@@ -11,12 +11,19 @@ import torch
 import typer
 
 from tag2box import annotations, errors, recipes, run_inputs, runs, settings, systems
-from tag2box.cli import evaluate, options
-from tag2box.cli.requirements import new_store_line, training_summary
-from tag2box.cli.training_data import TrainingData, load_side_info, read_taught, with_proposals
+from tag2box.cli import options
+from tag2box.cli.training_data import (
+    TrainingData,
+    load_side_info,
+    new_store_line,
+    read_taught,
+    training_summary,
+    with_proposals,
+)
 from tag2box.data.check import lacks_negatives, no_negatives_line, quick_findings
 from tag2box.formats import datasets
 from tag2box.identity import RunIdentity
+from tag2box.models.backbone import innermost
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import Regularizer
 from tag2box.progress import Progress, TerminalProgress, silent
@@ -25,6 +32,7 @@ from tag2box.proposals.suitability import store_concerns
 from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache, trackers
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
+from tag2box.types import PhotoLabels
 
 RunParts = tuple[TrainingData, annotations.ReviewedBoxes | None, Detector]
 
@@ -46,7 +54,7 @@ def train(
         config = replace(tag2box.RECIPES["photos"](), data=Data(tags=Path("tags.csv"), photos=Path("photos")))
         tag2box.train(config, Path("runs/mine"))
     """
-    config = runs.with_paths(config, out)
+    config = run_inputs.settled(runs.with_paths(config, out), dist)
     config.compute.torch_device()  # raises if this machine lacks what the settings require
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
@@ -170,7 +178,7 @@ def prepare_training(
 
     Proposals and the feature cache are built in ``out`` unless the config names other folders.
     """
-    config = runs.with_paths(config, out)
+    config = run_inputs.settled(runs.with_paths(config, out))
     photos, reviewed = read_taught(config)
     data = with_proposals(config, photos, progress)
     parts = (data, reviewed, _detector(config, out, photos.classes))
@@ -201,11 +209,13 @@ def _step_and_batches(
         side_info = load_side_info(
             config, photos, seen.boxes, class_evidence=seen.evidence, reviewed=seen.codes, progress=progress
         )
+        if config.criterion.requirements.segments:
+            side_info = replace(side_info, segments=_segments(config, detector, photos, progress))
         source = replace(_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     criterion = config.criterion.for_classes(photos.classes)
-    return Step(detector, criterion, regularizer, config.augment, memory, compute.precision, dist), source
+    return Step(detector, criterion, regularizer, config.augment, memory, compute.runtime().precision, dist), source
 
 
 def _adapt(config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress) -> None:
@@ -221,6 +231,24 @@ def _adapt(config: recipes.Config, detector: Detector, photos: annotations.Tagge
         progress=progress,
     )
     detector.load_adapted()
+
+
+def _segments(
+    config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress
+) -> PhotoLabels:
+    """The segmentation of photos by a branch on the adapted backbone, or on the pretrained one.
+
+    Neither changes during training, so a resumed run has the same segmentation.
+    """
+    if detector.class_maps is not None:
+        backbone = detector.class_maps.backbone
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.plan.seed)  # of layers without pretrained weights
+            built = runs.build_detector(config, len(photos.classes), pretrained=True)
+        backbone = innermost(built.backbone).to(config.compute.torch_device())
+    folder, seed = runs.required(config.feature_cache), config.plan.seed
+    return adaptation.build_segments(backbone, photos, config.segmentation, folder=folder, seed=seed, progress=progress)
 
 
 def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer:
@@ -347,30 +375,3 @@ def _config(
     if classes is not None:
         given["classes"] = datasets.class_names(classes)
     return replace(loaded, data=replace(loaded.data, **given))  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------- trackers
-
-
-def track(run: Path, to: str, *, where: str | None = None) -> trackers.Feed:
-    """Pass the losses, pseudo labels and metrics of a run to a tracker: tensorboard, mlflow, wandb or your own.
-
-    Nothing is passed on twice. ``where`` is a folder, or the address of an MLflow server.
-    """
-    if not (run / events.EVENTS_FILE).exists():
-        raise errors.UserError(f"{run}: no {events.EVENTS_FILE} here; expected the folder of a run")
-    return trackers.feed(run, to, where, run / evaluate.METRICS_FILE)
-
-
-def track_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, also of a student.")],
-    to: Annotated[str, typer.Option(help="tensorboard, mlflow, wandb, or package.module:Name of your own.")],
-    where: Annotated[str | None, typer.Option(help="Folder, or address of an MLflow server.")] = None,
-) -> None:
-    """Pass the losses, pseudo labels and metrics of a run to TensorBoard, MLflow or Weights & Biases.
-
-    Nothing is passed on twice. Example: `tag2box track runs/mine --to tensorboard`.
-    During training: `tag2box train ... --track tensorboard`.
-    """
-    passed = track(run, to, where=where)
-    options.say(f"{passed.count} events passed on to {to}: {passed.tracker.place if passed.tracker else ''}")

@@ -1,9 +1,17 @@
-"""The data of a training run: photos, tags, reviewed boxes, proposals and what the criterion reads beyond them."""
+"""The data of a training run: photos, tags, reviewed boxes, proposals and what the criterion reads beyond them.
+
+And whether network, photos and proposals provide what the criterion requires, and a summary of what will be done.
+"""
+
+import difflib
+from pathlib import Path
+
+import torch
 
 from tag2box import annotations, errors, recipes, run_inputs, runs, types
-from tag2box.cli.requirements import check_proposal_scores, check_requirements
 from tag2box.data.reviewed_boxes import counts_from_boxes, read_reviewed
 from tag2box.formats import datasets, listing
+from tag2box.methods.protocols import Labeler, MilStrategy
 from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import proposal_cache
@@ -11,6 +19,8 @@ from tag2box.training import proposal_cache
 TrainingData = tuple[annotations.TaggedPhotos, ProposalStore]
 """The photos of a run, with tags, and their proposals."""
 
+_SHOWN = {"evidence": "superpixels", "superpixels": "superpixels", "segments": "segmentation"}
+"""What is computed of the pixels of a photo, by requirement."""
 _PHOTO_FAULTS = {"missing photo", "empty photo", "unreadable photo"}  # faults that data.skip_bad tolerates
 
 
@@ -69,16 +79,137 @@ def load_side_info(
     progress: Progress = silent,
 ) -> types.SideInfoLoader:
     """The side info that the criterion requires; numbers per proposal are computed once, in the feature cache."""
-    requirements, evidence = config.criterion.requirements, None
+    requirements, evidence, maps = config.criterion.requirements, None, None
     folder = runs.required(config.feature_cache)
     if requirements.evidence:
         evidence = proposal_cache.build_superpixel_cache(
             photos.photos, store, config.superpixels, folder, progress=progress
         )
+    if requirements.superpixels:
+        maps = proposal_cache.build_superpixel_maps(photos.photos, config.superpixels, folder, progress=progress)
     return types.SideInfoLoader(
         counts=photos.counts if requirements.counts else None,
         evidence=evidence,
         objectness=store.scores if requirements.objectness or config.heads.box_prior else None,
         class_evidence=class_evidence if requirements.class_evidence else None,
         reviewed=reviewed,
+        superpixels=maps,
     )
+
+
+# ---------------------------------------------------------------- requirements
+
+
+def check_requirements(config: recipes.Config, photos: annotations.TaggedPhotos) -> None:
+    """Raise unless the network and the photos provide what the criterion requires; needs no proposals."""
+    requirements = config.criterion.requirements
+    check_attention(config)
+    if requirements.mil_heads > config.heads.mil_heads:
+        raise errors.UserError(
+            f"heads.mil_heads: is {config.heads.mil_heads}, but {_part_with(config, 'mil_heads')} reads "
+            f"{requirements.mil_heads}; set heads.mil_heads={requirements.mil_heads}"
+        )
+    if requirements.counts and (photos.counts is None or not bool((photos.counts > 0).any())):
+        raise errors.UserError(
+            f"{config.data.tags}: {_part_with(config, 'counts')} needs counts of objects, and no photo has any; add a "
+            "column counts (docs/datasets.md), or, for study of a dataset with boxes, set data.counts=boxes"
+        )
+    needs_maps = requirements.class_evidence or config.inference.prior.evidence != 0
+    if needs_maps and not config.adaptation.epochs:
+        key = "criterion" if requirements.class_evidence else "inference"
+        raise errors.UserError(
+            f"{key}.prior.evidence: needs class maps; set adaptation.epochs, for example to 10, or this to 0"
+        )
+    need = next((name for name in _SHOWN if getattr(requirements, name)), None)
+    if need is not None:
+        missing = next((photo.path for photo in photos.photos if not photo.path.is_file()), None)
+        if missing is not None:
+            raise errors.UserError(
+                f"{missing}: no such photo, and {_part_with(config, need)} needs its {_SHOWN[need]}; put it back, "
+                "or set data.skip_bad=true"
+            )
+
+
+def check_attention(config: recipes.Config) -> None:
+    """Raise unless there are the views, or layers, that the attention loss compares."""
+    requirements = config.criterion.requirements
+    if requirements.views_per_image > config.loader.views_per_image:
+        raise errors.UserError(
+            f"loader.views_per_image: is {config.loader.views_per_image}, but criterion.attention.input_weight "
+            f"compares views of a photo; set loader.views_per_image={requirements.views_per_image} or more, or "
+            "criterion.attention.input_weight=0"
+        )
+    if requirements.responses and getattr(config.backbone, "pooled", False):
+        raise errors.UserError(
+            "criterion.attention: compares cells of RoI maps, which backbone.pooled averages; set it to false"
+        )
+    backbone, early = config.backbone, config.heads.early_layers
+    kind = getattr(backbone, "kind", backbone.title)
+    is_pooled = getattr(backbone, "pooled", False)
+    if is_pooled and (requirements.responses or early):
+        raise errors.UserError("backbone.pooled: RoI maps of one cell have no attention to compare; set it to false")
+    if early > backbone.early_layers:
+        raise errors.UserError(
+            f'heads.early_layers: is {early}, but backbone.kind = "{kind}" has {backbone.early_layers} early layers; '
+            f"set it to {backbone.early_layers}"
+        )
+    if requirements.layers > backbone.layers + early:
+        raise errors.UserError(
+            f'criterion.attention.layer_weight: compares layers, and backbone.kind = "{kind}" has one after RoI '
+            "pooling; set heads.early_layers=2, or this to 0"
+        )
+
+
+def check_proposal_scores(config: recipes.Config, photos: annotations.TaggedPhotos, store: ProposalStore) -> None:
+    """Raise unless proposals have the scores that the criterion or ``heads.box_prior`` requires."""
+    prior = config.heads.box_prior > 0
+    if not (prior or config.criterion.requirements.objectness):
+        return
+    part = "heads.box_prior" if prior else _part_with(config, "objectness")
+    if not store.ranked:
+        raise errors.UserError(
+            f"{store.path}: {part} needs scores of proposals, and {store.source.get('kind')} gives none; "
+            "set proposals.kind=edge_boxes and name another --proposals, or import proposals that have scores"
+        )
+    ends = [torch.aminmax(scores) for photo in photos.photos if len(scores := store.scores(photo.id))]
+    low, high = min((float(x.min) for x in ends), default=0.0), max((float(x.max) for x in ends), default=0.0)
+    if low < 0 or high > 1:
+        raise errors.UserError(
+            f"{store.path}: {part} needs scores within 0 and 1, these reach from {low:.4g} to {high:.4g}; "
+            "bring them into this range before they are imported, or set proposals.kind=edge_boxes"
+        )
+
+
+def _part_with(config: recipes.Config, requirement: str) -> str:
+    """The part of the criterion that has a requirement."""
+    criterion = config.criterion
+    parts: dict[str, MilStrategy | Labeler] = {"criterion.mil": criterion.mil, "criterion.labeler": criterion.labeler}
+    for name, part in parts.items():
+        if getattr(part.requirements, requirement) != getattr(types.Requirements(), requirement):
+            return f'{name}.kind = "{getattr(part, "kind", type(part).__name__)}"'
+    return "the criterion"
+
+
+def training_summary(config: recipes.Config, photos: annotations.TaggedPhotos, store: annotations.BoxSource) -> str:
+    """What a training that begins will do, in one line: photos, proposals, iterations and the rounds they make."""
+    count, plan, batch = len(photos), config.plan, config.loader.batch_size
+    boxes = sum(len(store.boxes(photo.id)) for photo in photos.photos) / max(1, count)
+    most = config.adaptation.keep_boxes if config.adaptation.epochs else None
+    used = f", {most} of them used" if most is not None and most < boxes else ""
+    rounds = plan.iterations * batch / max(1, count)
+    bound = ""
+    if plan.epochs is not None and plan.iterations in {plan.least_iterations, plan.most_iterations}:
+        name = "least_iterations" if plan.iterations == plan.least_iterations else "most_iterations"
+        bound = f", as plan.{name} has it"
+    return (
+        f"{count:,} photos, {boxes:,.0f} proposals each{used}; {plan.iterations:,} iterations of {batch} photos = "
+        f"{rounds:,.1f} rounds{bound}"
+    )
+
+
+def new_store_line(place: Path) -> str:
+    """What is said of a store that does not exist: it is made. If one beside it has a similar name, that is named."""
+    stores = [path.name for path in place.absolute().parent.glob("*") if ProposalStore.exists(path)]
+    near = difflib.get_close_matches(place.name, stores, 1)
+    hint = f"; did you mean {place.with_name(near[0])}?" if near else ""
+    return f"proposals: {place} does not exist, so they are computed into it{hint}"

@@ -6,8 +6,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 from tag2box import errors, io, recipes
-from tag2box.cli.requirements import check_requirements
-from tag2box.cli.training_data import read_training
+from tag2box.cli.training_data import check_requirements, read_training
 from tag2box.experiments import grid, pictures, reproduction, study_data, summary
 from tag2box.experiments.experiment import (
     CORLOC,
@@ -52,6 +51,7 @@ NOTES = (
     "Here backbone, proposals, schedule, batch and evaluator are the same for all systems; nothing was tuned for any.",
     "mAP50 in a trivial box: the system's own class scores, with the centred box or the whole photo, whichever is "
     "better. Only what mAP50 adds to it is localisation.",
+    "The last column says whether a system is whole, or what it lacks of its paper with these settings.",
     "found, part, grouped, missed: outcomes of the true objects, keeping as many boxes of a class as it has objects.",
 )
 
@@ -129,8 +129,6 @@ def plan_comparisons(
         base = reproduction.base_config(bare, source, recipe, _backbone_settings(backbone))
         rows = [_row(system, base, overrides) for system in systems]
         experiment = _experiment(systems, rows, backbone if len(chosen_backbones) > 1 else "")
-        for row in experiment.rows:
-            row.config(base, 0)  # raises for a setting that a system does not have
         planned.append((number, experiment, base))
     chosen = reproduction.unique_seeds(seeds or bare.seeds)
     data = [{seed: study_data.open_data(own, seed, out, progress=progress) for seed in chosen} for own in sources]
@@ -186,11 +184,12 @@ def _experiment(systems: Sequence[System], rows: Sequence[StudyVariant], backbon
 
 def _row(system: System, base: recipes.Config, overrides: Sequence[str]) -> StudyVariant:
     figures = {name: system.reported(dataset) for dataset, name in PAPER.items()}
-    return StudyVariant(
+    row = StudyVariant(
         label=system.title,
         settings=(*changes(base, system(base)), *overrides),
         paper={name: figure for name, figure in figures.items() if figure is not None},
     )
+    return replace(row, state=system.state(row.config(base, 0)))  # raises for a setting that the system does not have
 
 
 def _with_outcomes(results: StudyResults) -> StudyResults:

@@ -37,6 +37,8 @@ class StudyVariant:
     """Stored weights that the row requires."""
     absent: str = ""
     """Why the row is not run; it has the paper's figures alone."""
+    state: str = ""
+    """Of a system: whole, or reduced with the reason."""
 
     def config(self, base: recipes.Config, seed: int) -> recipes.Config:
         """The settings of the row for a seed."""

@@ -50,6 +50,7 @@ def _row(row: StudyVariant, results: StudyResults, heads: tuple[str, ...], out: 
         paper=tuple(row.paper.get(head) for head in heads),
         runs={seed: Path(os.path.relpath(result.folder, out)).as_posix() for seed, result in own.items()},
         settings=row.settings,
+        state=row.state,
         missing=results.left_out.get(row.label, ""),
         below=frozenset(at for at, column in enumerate(results.experiment.columns) if _is_below(column, own)),
     )

@@ -1,4 +1,7 @@
-"""Detections read from files: COCO results, COCO files with scores, and VOC result files. ``export`` writes them."""
+"""Detections read from files: COCO results, COCO files with scores, VOC result files and label sets.
+
+``export`` writes them.
+"""
 
 import difflib
 import math
@@ -14,6 +17,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from tag2box import errors, io, storage
 from tag2box.annotations import Detections, Truth
+from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.metrics.voc_ap import from_voc_pixels
 
 _Length = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -69,7 +73,8 @@ def read_detections(
 ) -> dict[str, Detections]:
     """Detections for every photo of ``truth``, in its order, from a file or folder.
 
-    * A folder contains VOC result files, ``comp4_det_SPLIT_CLASS.txt`` or ``comp4_det_CLASS.txt``.
+    * A folder with ``labels.json`` is a label set: its labels, without the doubtful ones; a score that is missing is 1.
+    * Another folder contains VOC result files, ``comp4_det_SPLIT_CLASS.txt`` or ``comp4_det_CLASS.txt``.
     * A JSON list is a COCO results file. ``images`` and ``categories`` (of ``coco_boxes.read_coco``) resolve its ids; a
       ``file_name`` or ``category_name`` in an entry takes precedence. Without them, an image id is the photo whose name
       is that number ("000012" for 12), and category k is the k-th class.
@@ -78,7 +83,9 @@ def read_detections(
     Numbers are kept in double precision, so that different scores do not become ties.
     """
     found = {image_id: _Found() for image_id in truth.ids}
-    if path.is_dir():
+    if is_label_set(path):
+        _read_labels(path, truth, found)
+    elif path.is_dir():
         _read_voc(path, truth, found)
     else:
         named: dict[int | str, str] = {}
@@ -197,6 +204,23 @@ class _ImageNames:
             whole = file.as_posix()
             candidates = (whole, file.with_suffix("").as_posix(), file.stem) if file.name else (whole,)
         return next((name for name in candidates if name in self.ids), None)
+
+
+# ---------------------------------------------------------------- label sets
+
+
+def _read_labels(folder: Path, truth: Truth, found: dict[str, _Found]) -> None:
+    names, labels = _ImageNames(truth.ids), {name: label for label, name in enumerate(truth.classes)}
+    for photo in LabelSet.open(folder).content.photos:
+        image_id = names.find(photo.id) or names.find(photo.file)
+        if image_id is None:
+            raise errors.UserError(
+                f"{folder}: photo {photo.file!r} is not in the truth; evaluate against its own truth, with --split"
+            )
+        for box in photo.labels:
+            if box.name not in labels:
+                raise errors.UserError(_unknown_class(str(folder), box.name, truth))
+            found[image_id].add(box.box, 1.0 if box.score is None else box.score, labels[box.name])
 
 
 # ---------------------------------------------------------------- VOC

@@ -14,17 +14,17 @@ from jaxtyping import Float, Float32, Int64
 from numpy import ndarray
 from pydantic import Field
 
-from tag2box import errors
+from tag2box import errors, storage
 from tag2box.annotations import BoxSource, Detections, Photo
 from tag2box.images import Side, View, boxes_in_view, view_size
 from tag2box.methods.wsrpn import KEEP_EVERYTHING, Rescore
 from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
-from tag2box.ops.losses import mil_scores
+from tag2box.ops.losses import at_least_single, mil_scores
 from tag2box.parallel import set_threads
 from tag2box.progress import Progress, silent
-from tag2box.training import batches, feature_cache
+from tag2box.training import batches, feature_cache, proposal_cache
 from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
 from tag2box.types import PerProposalAndClass, StageScores
@@ -189,6 +189,36 @@ def run_detector(  # noqa: PLR0913
     return {name: detections for share in dist.all_gather_object(found) for name, detections in share.items()}
 
 
+def seen_features(
+    detector: Detector,
+    photos: Sequence[Photo],
+    store: BoxSource,
+    *,
+    keep: int | None,
+    folder: Path | None,
+    views: Sequence[View],
+) -> tuple[BoxSource, feature_cache.RoiMaps | feature_cache.FeatureCache]:
+    """The proposals that a detector sees in photos, and their features.
+
+    Args:
+        keep: as of ``adaptation.keep_boxes``.
+        folder: of the feature cache of these very photos, if the detector was trained on them. What is there for
+            ``views`` is read, if no photo has changed since; nothing is written to it.
+    """
+    seen = preselected(detector.class_maps, photos, store, keep)
+    computed = feature_cache.RoiMaps(detector.backbone, photos, seen)
+    if folder is None or not folder.is_dir() or not computed.is_frozen:
+        return seen, computed
+    if not storage.has_digests([photo.path for photo in photos], folder / feature_cache.PHOTO_DIGESTS):
+        return seen, computed
+    if detector.class_maps is not None:
+        if not proposal_cache.has_evidence(ClassEvidence(detector.class_maps, photos, store), folder):
+            return seen, computed
+        seen = proposal_cache.seen_boxes(photos, store, detector.class_maps, keep=keep, folder=folder).boxes
+    cache = feature_cache.FeatureCache(feature_cache.RoiMaps(detector.backbone, photos, seen), folder)
+    return seen, cache if cache.open(views) else replace(computed, store=seen)
+
+
 def class_evidence(detector: Detector, photos: Sequence[Photo], store: BoxSource) -> PerProposalAndClass:
     """The evidence of the detector's class maps for proposals; raises if it was trained without adaptation."""
     if detector.class_maps is None:
@@ -246,10 +276,11 @@ def _scored(
     size = (photo.height, photo.width)
     height, width = view_size(view, size)
     device = detector.backbone.device
-    scores = detector.score(detector.neck(maps.to(device)))
-    if detector.region is not None:
-        scores = replace(scores, region=detector.region.logits(maps.to(device)))
-    passed = scored(scores, boxes_in_view(view, boxes, size).to(device), detector.num_classes)
+    with detector.backbone.frozen():
+        scores = detector.score(detector.neck(maps.to(device)))
+        if detector.region is not None:
+            scores = replace(scores, region=detector.region.logits(maps.to(device)))
+    passed = scored(scores.map(at_least_single), boxes_in_view(view, boxes, size).to(device), detector.num_classes)
     upright = unflip(passed, width) if view.flip else passed
     return rescale(upright, photo.width / width, photo.height / height)
 
@@ -306,6 +337,7 @@ class DetectTask:
     rescore: Rescore
     keep_boxes: int | None  # as of ``adaptation``
     threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
+    is_gpu_used: bool = False  # if the process has one
 
     def __call__(self, task: PhotoTask) -> PhotoResult:
         """All detections of a photo."""
@@ -325,7 +357,8 @@ class DetectTask:
         set_threads(self.threads)
         detector = self.build()
         detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
-        return detector.eval()
+        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
+        return detector.to(device).eval()
 
 
 def lost_photo(task: PhotoTask, number: int) -> PhotoResult:

@@ -1,77 +1,95 @@
-"""Snapping of detections: boxes of MobileSAM's masks replace boxes that fit the evidence for their class less well.
+"""Snapping of detections: boxes of MobileSAM's masks replace boxes that fit the class maps less well.
 
 Class maps say where an object is, but hardly how far it extends: most wrong boxes are too large. Masks end where
-objects do, but do not know which object is meant. So every box prompts masks, and so does the peak of its class map
-inside the box, or, for the best box of a class, its peak in the whole photo (``Snap.peak``); of the box and its masks'
-boxes, the one with the best fit remains:
+objects do, but do not know which object is meant. So every box prompts masks, and so do peaks of its class map: of the
+best box of a class the highest peaks of the photo, of every other box the highest cell inside it. Of the box and all
+masks, the one with the best fit remains:
 
-    fit(b) = quality(b)^q x evidence_c(b)^e x (share of the photo's area)^a
+    fit(m) = quality(m)^q x contrast(m)^c x recall(m)^r x evidence(m)^e
 
-where ``quality`` is the mask's estimated IoU times its stability, and a constant for the box itself. Scores and classes
-stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are highest apart from those of tags alone.
+    quality   the mask's estimated IoU times its stability; of a mask that a box prompted, times a constant, because
+              these estimates are higher; another constant for the box itself
+    contrast  mean of the class map inside the mask minus that outside
+    recall    share of the map's sum that lies in the mask: of the photo, for all but the best box of the box
+    evidence  that of the mask's box (``class_maps.box_evidence``)
+
+Scores and classes stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are kept apart from
+those of tags alone.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from tag2box import images
 from tag2box.annotations import Detections, Photo
 from tag2box.models.class_maps import ClassMaps, box_evidence
-from tag2box.ops.boxes import areas, clip, nms
+from tag2box.ops.boxes import clip, nms
 from tag2box.proposals import sam_boxes
 from tag2box.training.class_evidence import photo_maps
 
-_FLOOR = 1e-3  # quality and evidence are at least this, so that no factor is zero
-_MASKS_OF_BOX, _MASKS_OF_POINT = 4, 3
+_FLOOR = 1e-3  # no factor of a fit is less, so that none is zero
+_NEIGHBOURS = 5  # cells along a side of the window in which a peak is the highest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snap:
     """Choice between a box and the boxes of masks at it.
 
-    The constants were chosen on the training photos of one dataset of eight everyday classes; CorLoc there hardly
-    depends on them.
+    One set of constants, chosen on training photos of three datasets: everyday classes, leaf diseases and defects of
+    tiles. CorLoc hardly depends on them.
     """
 
     quality: Annotated[float, Field(ge=0, le=10)] = 2.0
     """q, the exponent of a mask's quality."""
+    contrast: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """c, the exponent of the contrast of the class map between the inside and the outside of a mask."""
+    recall: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """r, the exponent of the share of the class map that a mask covers."""
     evidence: Annotated[float, Field(ge=0, le=10)] = 0.5
-    """e, the exponent of the class maps' evidence for a box."""
-    area: Annotated[float, Field(ge=-10, le=10)] = 0.0
-    """a, the exponent of the area share."""
-    own_quality: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """e, the exponent of the class map's evidence for the box of a mask."""
+    box_quality: Annotated[float, Field(gt=0, le=1)] = 0.65
+    """Factor on the quality of masks that a box prompted."""
+    own_quality: Annotated[float, Field(ge=0, le=1)] = 0.3
     """The quality of the box itself, which has no mask: the higher, the more boxes stay."""
+    peaks: Annotated[int, Field(ge=1, le=100)] = 3
+    """Peaks of the photo's class map that prompt masks for the best box of a class."""
     max_boxes: Annotated[int, Field(ge=1, le=1000)] = 6
     """Boxes per class and photo that are snapped, highest scores first; the others are dropped."""
-    peak: Literal["box", "photo"] = "box"
-    """Where the peak of the class map is searched: in the box; ``photo`` also has the masks at the highest peak of the
-    photo compete for the best box of the class, for maps that locate well what boxes are too large for (``cells``)."""
     long_side: Annotated[int, Field(ge=64, le=2048)] = 512
     """Long side to which photos are resized for MobileSAM."""
 
-    def choose(
-        self,
-        boxes: Float[Tensor, "K M 4"],
-        quality: Float[Tensor, "K M"],
-        evidence: Float[Tensor, "K M"],
-        shares: Float[Tensor, "K M"],
-    ) -> Int[Tensor, " K"]:
-        """The best of M candidates of each of K boxes; one without extent is never chosen, unless it is the first.
+    def fit(self, candidates: "SnapCandidates") -> Float[Tensor, " M"]:
+        """The logarithm of the fit of each candidate."""
+        weighted = (
+            (self.quality, candidates.quality),
+            (self.contrast, candidates.contrast),
+            (self.recall, candidates.recall),
+            (self.evidence, candidates.evidence),
+        )
+        return torch.stack([power * factor.clamp(min=_FLOOR).log() for power, factor in weighted]).sum(dim=0)
 
-        >>> boxes, shares = torch.tensor([[[0, 0, 9, 9], [0, 0, 4, 4.0]]]), torch.tensor([[1.0, 0.2]])
-        >>> Snap().choose(boxes, torch.tensor([[0.5, 0.9]]), torch.tensor([[0.2, 0.3]]), shares)
-        tensor([1])
-        """
-        fit = self.quality * quality.clamp(min=_FLOOR).log() + self.evidence * evidence.clamp(min=_FLOOR).log()
-        fit = fit + self.area * shares.clamp(min=_FLOOR**2).log()
-        is_empty = (boxes[..., 2:] - boxes[..., :2] < 1).any(dim=2)
-        is_empty[:, :1] = False
-        return fit.masked_fill(is_empty, -torch.inf).argmax(dim=1)
+    def choose(self, candidates: "SnapCandidates") -> int:
+        """The best candidate; one without extent is never chosen, unless it is the first."""
+        is_empty = (candidates.boxes[:, 2:] - candidates.boxes[:, :2] < 1).any(dim=1)
+        is_empty[:1] = False
+        return int(self.fit(candidates).masked_fill(is_empty, -torch.inf).argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class SnapCandidates:
+    """A box, then the boxes of masks at it, and what their fit depends on."""
+
+    boxes: Float[Tensor, "M 4"]
+    quality: Float[Tensor, " M"]
+    contrast: Float[Tensor, " M"]
+    recall: Float[Tensor, " M"]
+    evidence: Float[Tensor, " M"]
 
 
 @dataclass(frozen=True)
@@ -92,42 +110,74 @@ class SnapPhotos:
         highest = found[highest_per_class(found, self.nms_iou, self.settings.max_boxes)]
         if not len(highest):
             return highest
-        maps, size = photo_maps(self.class_maps, photo), (photo.width, photo.height)
-        candidates, quality = self._candidates(photo, highest, maps)
-        evidence = torch.stack(
-            [
-                box_evidence(maps[label][None], boxes, size)[:, 0]
-                for label, boxes in zip(highest.labels.tolist(), candidates, strict=True)
-            ]
-        )
-        shares = areas(candidates.flatten(0, 1)).view(quality.shape) / max(1, photo.width * photo.height)
-        chosen = self.settings.choose(candidates, quality, evidence, shares)
-        return Detections(candidates[torch.arange(len(chosen)), chosen], highest.scores, highest.labels)
+        maps, image = photo_maps(self.class_maps, photo), self._embedded(photo)
+        size, is_first = (photo.width, photo.height), first_of_each(highest.labels).tolist()
+        chosen = []
+        for box, label, is_best in zip(highest.boxes, highest.labels.tolist(), is_first, strict=True):
+            own = maps[label]
+            points = highest_peaks(own, size, self.settings.peaks) if is_best else peak_in(own, box, size)
+            candidates = self._candidates(image, own, box, points, size, is_best=is_best)
+            chosen.append(candidates.boxes[self.settings.choose(candidates)])
+        return Detections(torch.stack(chosen), highest.scores, highest.labels)
 
-    def _candidates(
-        self, photo: Photo, highest: Detections, maps: Float[Tensor, "C h w"]
-    ) -> tuple[Float[Tensor, "K M 4"], Float[Tensor, "K M"]]:
-        """Each box, the boxes of its masks, and those of the masks at the peak of its class map; and their quality."""
+    def _embedded(self, photo: Photo) -> sam_boxes.EmbeddedImage:
         width, height = sam_boxes.long_side_size((photo.width, photo.height), self.settings.long_side)
         pixels = images.load_view(photo, images.View(min(width, height), long_max=max(width, height)))
-        image = sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), pixels.round().clamp(0, 255).byte())
-        scale = torch.tensor([image.width / photo.width, image.height / photo.height] * 2)
-        points = peaks(maps[highest.labels], highest.boxes, (photo.width, photo.height))
-        of_boxes, of_points = image.at_boxes(highest.boxes * scale), image.at_points(points * scale[:2])
+        return sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), pixels.round().clamp(0, 255).byte())
 
-        def in_photo(masks: sam_boxes.SnapBoxes, count: int) -> tuple[Tensor, Tensor]:
-            boxes = clip(masks.boxes / scale, photo.width, photo.height)
-            return boxes.view(-1, count, 4), masks.quality.view(-1, count)
+    def _candidates(
+        self,
+        image: sam_boxes.EmbeddedImage,
+        own_map: Float[Tensor, "h w"],
+        box: Float[Tensor, "4"],
+        points: Float[Tensor, "n 2"],
+        size: tuple[int, int],
+        *,
+        is_best: bool,
+    ) -> SnapCandidates:
+        """The box itself, the masks that it prompts, and those that points prompt."""
+        scale = torch.tensor([image.width / size[0], image.height / size[1]] * 2)
+        of_box, of_points = image.at_boxes(box[None] * scale), image.at_points(points * scale[:2])
+        assert of_box.masks is not None and of_points.masks is not None
+        own_mask = box_mask(box, image.mask_size, size)
+        masks = torch.cat([own_mask[None], of_box.masks, of_points.masks])
+        own_quality = torch.tensor([self.settings.own_quality])
+        quality = torch.cat([own_quality, of_box.quality * self.settings.box_quality, of_points.quality])
+        boxes = torch.cat([box[None], clip(torch.cat([of_box.boxes, of_points.boxes]) / scale, *size)])
+        fine = functional.interpolate(own_map[None, None], image.mask_size, mode="bilinear", align_corners=False)[0, 0]
+        contrast, recall = mask_agreement(masks, fine, torch.ones_like(own_mask) if is_best else own_mask)
+        return SnapCandidates(boxes, quality, contrast, recall, box_evidence(own_map[None], boxes, size)[:, 0])
 
-        found = [in_photo(of_boxes, _MASKS_OF_BOX), in_photo(of_points, _MASKS_OF_POINT)]
-        if self.settings.peak == "photo":
-            photos = torch.tensor([0.0, 0.0, photo.width, photo.height]).expand(len(highest), 4)
-            highest_points = peaks(maps[highest.labels], photos, (photo.width, photo.height))
-            boxes, quality = in_photo(image.at_points(highest_points * scale[:2]), _MASKS_OF_POINT)
-            found.append((boxes * first_of_each(highest.labels)[:, None, None], quality))  # others: without extent
-        own = torch.full((len(highest), 1), self.settings.own_quality)
-        candidates = torch.cat([highest.boxes[:, None], *(boxes for boxes, _ in found)], dim=1)
-        return candidates, torch.cat([own, *(quality for _, quality in found)], dim=1)
+
+def mask_agreement(
+    masks: Bool[Tensor, "M h w"], probs: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
+    """Contrast and recall of masks: mean inside minus mean outside; share of the sum in ``region`` that is inside.
+
+    The mean of no cells is 0.
+
+    >>> half, probs = torch.tensor([[[True, False]]]), torch.tensor([[0.6, 0.2]])
+    >>> [round(float(value), 3) for value in mask_agreement(half, probs, torch.ones(1, 2, dtype=torch.bool))]
+    [0.4, 0.75]
+    """
+    inside, values = masks.flatten(1).to(probs), probs.flatten()
+    count, total = inside.sum(dim=1), inside @ values
+    outside = (values.sum() - total) / (len(values) - count).clamp(min=1)
+    covered = inside @ (values * region.flatten()) / (values * region.flatten()).sum().clamp(min=_FLOOR**2)
+    return total / count.clamp(min=1) - outside, covered
+
+
+def box_mask(box: Float[Tensor, "4"], shape: tuple[int, int], size: tuple[int, int]) -> Bool[Tensor, "h w"]:
+    """The cells whose centre is in a box; ``size`` is the photo's (width, height).
+
+    >>> box_mask(torch.tensor([4.0, 0.0, 8.0, 2.0]), (1, 4), (8, 2))
+    tensor([[False, False,  True,  True]])
+    """
+    rows, columns = shape
+    x, y = (torch.arange(columns) + 0.5) * size[0] / columns, (torch.arange(rows) + 0.5) * size[1] / rows
+    left, top, right, bottom = box
+    inside: Tensor = ((x >= left) & (x < right)) & ((y >= top) & (y < bottom))[:, None]
+    return inside
 
 
 def first_of_each(labels: Int[Tensor, " K"]) -> Bool[Tensor, " K"]:
@@ -149,17 +199,32 @@ def highest_per_class(found: Detections, nms_iou: float, most: int) -> Int[Tenso
     return chosen[found.scores[chosen].argsort(descending=True, stable=True)]
 
 
-def peaks(maps: Float[Tensor, "K h w"], boxes: Float[Tensor, "K 4"], size: tuple[float, float]) -> Float[Tensor, "K 2"]:
-    """The centre (x, y) of the highest cell of each map among those with a centre in its box; else the box's centre.
+def highest_peaks(probs: Float[Tensor, "h w"], size: tuple[int, int], most: int) -> Float[Tensor, "n 2"]:
+    """The centres (x, y) of the highest cells that no cell in the 5 x 5 cells around them exceeds.
 
-    >>> peaks(torch.tensor([[[0.9, 0.1, 0.2, 0.5]]]), torch.tensor([[4.0, 0.0, 8.0, 2.0]]), (8, 2))
+    >>> highest_peaks(torch.tensor([[0.9, 0.1, 0.2, 0.5]]), (8, 2), most=2)
+    tensor([[1., 1.],
+            [7., 1.]])
+    """
+    around = functional.max_pool2d(probs[None, None], _NEIGHBOURS, 1, _NEIGHBOURS // 2)[0, 0]
+    cells = (probs >= around).flatten().nonzero().flatten()
+    best = cells[probs.flatten()[cells].argsort(descending=True, stable=True)[:most]]
+    return _centres(best, probs.shape, size)
+
+
+def peak_in(probs: Float[Tensor, "h w"], box: Float[Tensor, "4"], size: tuple[int, int]) -> Float[Tensor, "1 2"]:
+    """The centre (x, y) of the highest cell among those with a centre in the box; else the box's centre.
+
+    >>> peak_in(torch.tensor([[0.9, 0.1, 0.2, 0.5]]), torch.tensor([4.0, 0.0, 8.0, 2.0]), (8, 2))
     tensor([[7., 1.]])
     """
-    height, width = maps.shape[1:]
-    x, y = (torch.arange(width) + 0.5) * size[0] / width, (torch.arange(height) + 0.5) * size[1] / height
-    left, top, right, bottom = boxes.T[:, :, None, None]
-    inside = (x >= left) & (x < right) & (y[:, None] >= top) & (y[:, None] < bottom)  # (K, h, w)
-    best = maps.masked_fill(~inside, -torch.inf).flatten(1).argmax(dim=1)
-    points = torch.stack([x[best % width], y[best // width]], dim=1)
-    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
-    return torch.where(inside.flatten(1).any(dim=1)[:, None], points, centres)
+    inside = box_mask(box, (probs.shape[0], probs.shape[1]), size)
+    if not inside.any():
+        return (box[None, :2] + box[None, 2:]) / 2
+    return _centres(probs.masked_fill(~inside, -torch.inf).flatten().argmax()[None], probs.shape, size)
+
+
+def _centres(cells: Int[Tensor, " n"], shape: torch.Size, size: tuple[int, int]) -> Float[Tensor, "n 2"]:
+    height, width = shape
+    x, y = (cells % width + 0.5) * size[0] / width, (cells // width + 0.5) * size[1] / height
+    return torch.stack([x, y], dim=1)

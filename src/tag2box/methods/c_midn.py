@@ -7,29 +7,103 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from tag2box.errors import UserError
 from tag2box.methods import oicr, protocols, slv
 from tag2box.ops import assign, containment, iou, mil_scores
-from tag2box.types import BatchMeta, LabelerInput, Labeling, PseudoBoxes, Requirements, StageScores
+from tag2box.types import (
+    BatchMeta,
+    LabelerInput,
+    Labeling,
+    LabelMap,
+    Proposals,
+    PseudoBoxes,
+    Requirements,
+    SideInfo,
+    StageScores,
+)
+
+GuideKind = Literal["segmentation", "class_maps", "mil"]
 
 
 def class_mask(
     boxes: Float[Tensor, "P 4"], scores: Float[Tensor, " P"], *, cell: float, threshold: float
 ) -> Bool[Tensor, "h w"]:
-    """Mask of a class: cells whose likelihood, the sum of the votes of the boxes over them, reaches the threshold.
-
-    It replaces the segmentation network of the paper.
+    """Mask of a class without segmentation: cells whose likelihood, the sum of the votes of the boxes over them,
+    reaches the threshold.
     """
     likelihood = slv.likelihood_map(boxes, scores, cell)
     return (likelihood >= threshold) & (likelihood > 0)
 
 
-def guide_votes(
-    scores: Float[Tensor, " P"], class_evidence: Float[Tensor, "R C"] | None, inside: slice, c: int
-) -> Float[Tensor, " P"]:
-    """Votes of a photo's boxes for the mask of a class: evidence of the class maps, or, without them, MIL scores."""
-    return scores if class_evidence is None else class_evidence[inside, c].to(scores.dtype)
+def cell_seeds(
+    maps: Float[Tensor, "C h w"], tags: Bool[Tensor, " C"], *, foreground: float, background: float
+) -> Int[Tensor, "h w"]:
+    """Seeds of a segmentation: class of each cell, C for background, -1 where the maps do not say.
+
+    A cell is a seed of the tagged class whose map is highest there, relative to its peak in the photo, if that is at
+    least ``foreground``; it is background if no tagged class reaches ``background``.
+    """
+    seeds = torch.full(maps.shape[1:], -1, device=maps.device)
+    if not tags.any():
+        return seeds.fill_(len(maps))
+    own = maps[tags]
+    share, best = (own / own.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12)).max(dim=0)
+    is_object = share >= foreground
+    seeds[is_object] = tags.nonzero().flatten()[best[is_object]]
+    seeds[(share < background) & ~is_object] = len(maps)
+    return seeds
+
+
+def seed_loss(logits: Float[Tensor, "c1 h w"], seeds: Int[Tensor, "h w"]) -> Float[Tensor, ""]:
+    """Cross-entropy of the seeds: mean over seeds of objects, plus mean over those of background."""
+    entropy = functional.cross_entropy(logits[None], seeds[None].clamp(min=0), reduction="none")[0]
+    is_background = seeds == len(logits) - 1
+    parts = ((seeds >= 0) & ~is_background, is_background)
+    means = [(entropy * part).sum() / part.sum().clamp(min=1) for part in parts]
+    return means[0] + means[1]
+
+
+def segment_labels(logits: Float[Tensor, "c1 h w"], tags: Bool[Tensor, " C"]) -> Int[Tensor, "h w"]:
+    """Class of each cell: the most likely of the tagged ones and background, which is C."""
+    possible = torch.cat([tags, tags.new_ones(1)])
+    return logits.masked_fill(~possible[:, None, None], -torch.inf).argmax(dim=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Where the class masks of a batch come from: segmentation, or votes of its boxes (evidence, or MIL scores)."""
+
+    proposals: Proposals
+    side_info: SideInfo
+    kind: GuideKind
+    mask: float
+    cell: float
+
+    def __call__(
+        self, photo: int, c: int, scores: Float[Tensor, " P"]
+    ) -> tuple[Bool[Tensor, "h w"], Float[Tensor, "P 4"]]:
+        """The mask of a class in a photo, given MIL scores; and the photo's boxes in units of the mask's cells."""
+        span = self.proposals.spans()[photo]
+        inside = slice(span.start, span.stop)
+        boxes = self.proposals.boxes[inside]
+        if self.kind == "segmentation":
+            segments, (width, height) = self._segments()[photo], self._frame(photo)
+            scale = boxes.new_tensor([segments.shape[1] / width, segments.shape[0] / height] * 2)
+            return segments.to(boxes.device) == c, boxes * scale
+        evidence = self.side_info.class_evidence if self.kind == "class_maps" else None
+        votes = scores if evidence is None else evidence[inside, c].to(scores.dtype)
+        return class_mask(boxes, votes, cell=self.cell, threshold=self.mask), boxes / self.cell
+
+    def _segments(self) -> tuple[LabelMap, ...]:
+        if self.side_info.segments is None:
+            raise UserError("c_midn: is guided by segmentation, and this input has none: set SideInfo.segments")
+        return self.side_info.segments
+
+    def _frame(self, photo: int) -> tuple[int, int]:
+        assert self.proposals.frames is not None  # a batch source sets them
+        return self.proposals.frames[photo]
 
 
 def cells_inside(mask: Bool[Tensor, "h w"], boxes: Float[Tensor, "P 4"], cell: float) -> Float[Tensor, " P"]:
@@ -106,14 +180,15 @@ class CMidn(protocols.TagLoss):
     """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
     """Side of the mask's cells, in pixels of the resized photo."""
-    guide: Literal["mil", "class_maps"] = "mil"
-    """What votes for the class mask: MIL scores, or the class maps of a network trained on the tags as an image
-    classifier, which know nothing of the MIL head that they correct. Needs ``adaptation.epochs`` above 0."""
+    guide: GuideKind = "mil"
+    """Source of the class mask: a segmentation branch of its own (the paper; settings ``segmentation``), the class maps
+    of adaptation (needs ``adaptation.epochs`` above 0), or the MIL scores themselves."""
 
     @property
     def requirements(self) -> Requirements:
-        """A second MIL head; the evidence of class maps, if they guide it."""
-        return Requirements(mil_heads=2, class_evidence=self.guide == "class_maps")
+        """A second MIL head; segmentation or the evidence of class maps, if they guide it."""
+        kind = self.guide
+        return Requirements(mil_heads=2, class_evidence=kind == "class_maps", segments=kind == "segmentation")
 
     def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> protocols.MilResult:
         """Proposal scores of both heads, and the sum of their losses."""
@@ -127,17 +202,15 @@ class CMidn(protocols.TagLoss):
     def removed(self, first: Float[Tensor, "R c"], meta: BatchMeta) -> Bool[Tensor, "R c"]:
         """Mask of the proposals that are removed from the second head, per class."""
         removed = torch.zeros_like(first, dtype=torch.bool)
-        evidence = meta.side_info.class_evidence if self.guide == "class_maps" else None
-        for span, tags in zip(meta.proposals.spans(), meta.tags, strict=True):
+        guide = Guide(meta.proposals, meta.side_info, self.guide, self.mask, self.cell)
+        for photo, (span, tags) in enumerate(zip(meta.proposals.spans(), meta.tags, strict=True)):
             inside = slice(span.start, span.stop)
-            boxes = meta.proposals.boxes[inside]
             for c in tags.nonzero().flatten().tolist() if len(span) else []:
                 scores = first[inside, c]
-                votes = guide_votes(scores, evidence, inside, c)
-                mask = class_mask(boxes, votes, cell=self.cell, threshold=self.mask)
-                covered = coverage(mask, boxes, self.cell)
+                covered = coverage(*guide(photo, c, scores), 1.0)
+                top, boxes = int(scores.argmax()), meta.proposals.boxes[inside]
                 removed[inside, c] = is_removed(
-                    boxes, int(scores.argmax()), covered, iou_threshold=self.removed_iou, enough=self.covered
+                    boxes, top, covered, iou_threshold=self.removed_iou, enough=self.covered
                 )
         return removed
 
@@ -165,16 +238,16 @@ class CMidnLabeler:
     """Cells with at least this likelihood belong to the class mask; the maximum is 1."""
     cell: Annotated[float, Field(gt=0)] = 8.0
     """Side of the mask's cells, in pixels of the resized photo."""
-    guide: Literal["mil", "class_maps"] = "mil"
-    """What votes for the class mask: MIL scores, or the class maps of a network trained on the tags as an image
-    classifier. Needs ``adaptation.epochs`` above 0."""
+    guide: GuideKind = "mil"
+    """Source of the class mask: a segmentation branch, class maps of adaptation, or MIL scores, as of the MIL heads."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """A second MIL head; the evidence of class maps, if they guide it."""
-        return Requirements(mil_heads=2, class_evidence=self.guide == "class_maps")
+        """A second MIL head; segmentation or the evidence of class maps, if they guide it."""
+        kind = self.guide
+        return Requirements(mil_heads=2, class_evidence=kind == "class_maps", segments=kind == "segmentation")
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo boxes and pseudo labels of every stage."""
@@ -192,16 +265,16 @@ class CMidnLabeler:
         rows = torch.stack([first.rows, second.rows], dim=1)  # (pairs, 2)
         scores = torch.stack([first.score, second.score], dim=1)
         cls = first.cls[:, None].expand_as(rows)
-        keep = [self.keep(inputs, pair, c) for pair, c in zip(rows, first.cls.tolist(), strict=True)]
+        guide = Guide(inputs.proposals, inputs.side_info, self.guide, self.mask, self.cell)
+        keep = [self.keep(inputs, guide, pair, c) for pair, c in zip(rows, first.cls.tolist(), strict=True)]
         is_kept = torch.stack(keep) if keep else rows > 0
         return PseudoBoxes(rows[is_kept], cls[is_kept], scores[is_kept])
 
-    def keep(self, inputs: LabelerInput, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
-        """Which of two top proposals of one class of one image are kept, by the mask of votes of the guide."""
+    def keep(self, inputs: LabelerInput, guide: Guide, pair: Int[Tensor, " 2"], c: int) -> Bool[Tensor, " 2"]:
+        """Which of two top proposals of one class of one image are kept, by the mask of the guide."""
         assert inputs.second is not None
-        span = next(span for span in inputs.proposals.spans() if int(pair[0]) in span)
-        inside = slice(span.start, span.stop)
-        evidence = inputs.side_info.class_evidence if self.guide == "class_maps" else None
-        votes = guide_votes(inputs.probs[0][inside, c] + inputs.second[inside, c], evidence, inside, c)
-        mask = class_mask(inputs.proposals.boxes[inside], votes, cell=self.cell, threshold=self.mask)
-        return kept_of_two(inputs.proposals.boxes[pair], mask, apart=self.apart, cell=self.cell)
+        spans = inputs.proposals.spans()
+        photo = next(number for number, span in enumerate(spans) if int(pair[0]) in span)
+        inside = slice(spans[photo].start, spans[photo].stop)
+        mask, boxes = guide(photo, c, inputs.probs[0][inside, c] + inputs.second[inside, c])
+        return kept_of_two(boxes[pair - inside.start], mask, apart=self.apart, cell=1.0)

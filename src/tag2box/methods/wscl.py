@@ -1,13 +1,14 @@
 """OD-WSCL, the weakly supervised contrastive loss (Seo et al., 2022): exemplars (eq. 5-8) and L_wscl (eq. 11-12).
 
-The |S|^2 similarities are never in memory at once: they are computed in square blocks, and recomputed in backward.
-Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its columns.
+The |S|^2 similarities are never in memory at once: they are computed in square blocks and, beyond a limit of memory,
+recomputed in backward. Similarity is symmetric, so a block above the diagonal serves its rows and, transposed, its
+columns.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,7 @@ from tag2box.ops.losses import at_least_single
 from tag2box.types import TAGS_ONLY, AugmentRois, Exemplars, LabelerInput, Labeling
 
 _SIDE = 1024  # of a block: 4 MB in single precision, which fits the CPU cache
+_KEPT_BYTES = 128 << 20  # of exponentials that are kept from forward to backward
 _NARROW = 40.0  # logits within +-40 span 80, and exp(-80) is still a normal number in single precision
 
 
@@ -72,26 +74,42 @@ def _log_sum(embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature:
     return result
 
 
-class _End(NamedTuple):
-    """Log-sum and incoming gradient of the exemplars along one side of a block."""
+@dataclass(frozen=True)
+class _Block:
+    """Exemplars along both sides of a block of pairs, and a number per pair; those of no pair are -inf or 0."""
 
-    total: Float[Tensor, " a"]
-    grad: Float[Tensor, " a"]
+    rows: slice
+    columns: slice
+    values: Float[Tensor, "a b"]
 
 
 class _LogSum(torch.autograd.Function):
-    """Log-sums by block, and their gradient: softmax-weighted sums of embeddings, by block again."""
+    """Log-sums by block, and their gradient: softmax-weighted sums of embeddings, by block again.
+
+    Logits within a narrow range are turned into exponentials once: sums of these neither overflow nor underflow. The
+    first blocks of them are kept for backward, as far as ``_KEPT_BYTES`` reach; the others are computed again.
+    """
 
     @staticmethod
     def forward(ctx: Any, embed: Tensor, group: Tensor, temperature: float) -> Tensor:
         ctx.temperature = temperature
-        ctx.bound = float(embed.square().sum(dim=1).max()) / temperature
-        total = embed.new_full((len(embed),), -torch.inf)
-        for rows, columns, logits in _blocks(embed, group, temperature):
-            by_row, by_column = _block_sums(logits, ctx.bound)
-            total[rows] = torch.logaddexp(total[rows], by_row)
-            if rows != columns:
-                total[columns] = torch.logaddexp(total[columns], by_column)
+        ctx.is_narrow = float(embed.square().sum(dim=1).max()) / temperature <= _NARROW
+        ctx.kept, room = [], _KEPT_BYTES if ctx.needs_input_grad[0] else 0
+        total = embed.new_zeros(len(embed)) if ctx.is_narrow else embed.new_full((len(embed),), -torch.inf)
+        for block in _blocks(embed, group, temperature, exponentials=ctx.is_narrow):
+            values, rows, columns = block.values, block.rows, block.columns
+            if ctx.is_narrow:
+                total[rows] += values.sum(dim=1)
+                if rows != columns:
+                    total[columns] += values.sum(dim=0)
+                room -= values.nbytes
+                if room >= 0:
+                    ctx.kept.append(values.clone())
+            else:
+                total[rows] = torch.logaddexp(total[rows], values.logsumexp(dim=1))
+                if rows != columns:
+                    total[columns] = torch.logaddexp(total[columns], values.logsumexp(dim=0))
+        total = total.log() if ctx.is_narrow else total
         ctx.save_for_backward(embed, group, total)
         return total
 
@@ -102,53 +120,64 @@ class _LogSum(torch.autograd.Function):
         total = total.masked_fill(total.isneginf(), torch.inf)  # alone in its group: all probabilities are zero
         pull = torch.zeros_like(embed)
         with torch.autocast(embed.device.type, enabled=False):
-            for rows, columns, logits in _blocks(embed, group, ctx.temperature):
-                ends = [_End(total[part], grads[0][part]) for part in (rows, columns)]
-                shares = _block_shares(logits, ctx.bound, *ends)
-                pull[rows].addmm_(shares, embed[columns])
-                if rows != columns:
-                    pull[columns].addmm_(shares.T, embed[rows])
+            for block in _blocks(embed, group, ctx.temperature, exponentials=ctx.is_narrow, kept=ctx.kept):
+                ends = [(total[part], grads[0][part]) for part in (block.rows, block.columns)]
+                shares = (_shares if ctx.is_narrow else _wide_shares)(block.values, *ends)
+                pull[block.rows].addmm_(shares, embed[block.columns])
+                if block.rows != block.columns:
+                    pull[block.columns].addmm_(shares.T, embed[block.rows])
         return pull / ctx.temperature, None, None
 
 
 def _blocks(
-    embed: Float[Tensor, "M D"], group: Int[Tensor, " M"], temperature: float
-) -> Iterator[tuple[slice, slice, Float[Tensor, "a b"]]]:
-    """Logits on and above the diagonal, block by block; pairs of two groups, or of one exemplar, are -inf.
+    embed: Float[Tensor, "M D"],
+    group: Int[Tensor, " M"],
+    temperature: float,
+    *,
+    exponentials: bool,
+    kept: Sequence[Float[Tensor, "a b"]] = (),
+) -> Iterator[_Block]:
+    """Logits on and above the diagonal, or their exponentials, block by block; ``kept`` are the first ones.
 
     All blocks share their memory: a block of its own would cost more in page faults than in its exponentials.
     """
-    scaled, memory = embed / temperature, embed.new_empty(min(_SIDE, len(embed)) ** 2)
+    factor = math.log2(math.e) if exponentials else 1.0  # 2^x is computed faster than e^x
+    scaled, memory = embed * (factor / temperature), embed.new_empty(min(_SIDE, len(embed)) ** 2)
     edges = [slice(start, min(start + _SIDE, len(embed))) for start in range(0, len(embed), _SIDE)]
     firsts, lasts = group[::_SIDE].tolist(), [int(group[edge.stop - 1]) for edge in edges]
+    number = 0
     for i, rows in enumerate(edges):
         for j, columns in enumerate(edges[i:], start=i):
             if firsts[j] > lasts[i]:
                 break
             left, right = scaled[rows], embed[columns]
-            logits = torch.mm(left, right.T, out=memory[: len(left) * len(right)].view(len(left), len(right)))
-            if i == j:
-                logits.fill_diagonal_(-torch.inf)
-            if firsts[i] != lasts[j]:
-                logits.masked_fill_(group[rows][:, None] != group[columns][None, :], -torch.inf)
-            yield rows, columns, logits
+            values = memory[: len(left) * len(right)].view(len(left), len(right))
+            if number < len(kept):
+                yield _Block(rows, columns, values.copy_(kept[number]))
+            else:
+                torch.mm(left, right.T, out=values)
+                if i == j:
+                    values.fill_diagonal_(-torch.inf)
+                if firsts[i] != lasts[j]:
+                    values.masked_fill_(group[rows][:, None] != group[columns][None, :], -torch.inf)
+                yield _Block(rows, columns, values.exp2_() if exponentials else values)
+            number += 1
 
 
-def _block_sums(logits: Float[Tensor, "a b"], bound: float) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
-    """Log-sum-exp along both axes; logits of a narrow range share one exponential, which cannot underflow."""
-    if bound <= _NARROW:
-        shares = logits.sub_(bound).exp_()
-        return shares.sum(dim=1).log() + bound, shares.sum(dim=0).log() + bound
-    return logits.logsumexp(dim=1), logits.logsumexp(dim=0)
+_End = tuple[Float[Tensor, " a"], Float[Tensor, " a"]]
+"""Log-sum and incoming gradient of the exemplars along one side of a block."""
 
 
-def _block_shares(logits: Float[Tensor, "a b"], bound: float, left: _End, right: _End) -> Float[Tensor, "a b"]:
+def _shares(values: Float[Tensor, "a b"], left: _End, right: _End) -> Float[Tensor, "a b"]:
     """g_i softmax_i(j) + g_j softmax_j(i): gradient of the logit of a pair, from both of its exemplars."""
-    if bound <= _NARROW:
-        factors = [end.grad * (bound - end.total).exp() for end in (left, right)]
-        return logits.sub_(bound).exp_().mul_(factors[0][:, None] + factors[1][None, :])
-    from_left = (logits - left.total[:, None]).exp_().mul_(left.grad[:, None])
-    return from_left.addcmul_((logits - right.total).exp_(), right.grad.expand_as(logits))
+    factors = [grad * (-total).exp() for total, grad in (left, right)]
+    return values.mul_(factors[0][:, None] + factors[1][None, :])
+
+
+def _wide_shares(logits: Float[Tensor, "a b"], left: _End, right: _End) -> Float[Tensor, "a b"]:
+    """The same from logits, whose exponentials may be too large or too small for their type."""
+    from_left = (logits - left[0][:, None]).exp_().mul_(left[1][:, None])
+    return from_left.addcmul_((logits - right[0]).exp_(), right[1].expand_as(logits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from pydantic import Field
 
 from tag2box.errors import UserError
-from tag2box.ops import assign, decode, first_argmax, iou, nms
-from tag2box.types import LabelerInput, Labeling, Proposals, PseudoBoxes, PseudoLabels, Requirements
-
-_NEAR = 0.5  # IoU from which a proposal stands for a regressed box
+from tag2box.ops import assign, decode, nms
+from tag2box.ops.superpixels import straddling
+from tag2box.types import LabelerInput, Labeling, LabelMap, Proposals, PseudoBoxes, PseudoLabels, Requirements
 
 
 def close_to_best(scores: Float[torch.Tensor, " P"], share: float) -> Int[torch.Tensor, " s"]:
@@ -42,26 +41,28 @@ def mix_evidence(
     return replace(labels, weight=torch.where(labels.owner >= 0, weight, torch.zeros_like(weight)))
 
 
-def regressed_evidence(
-    labels: PseudoLabels,
-    deltas: Float[torch.Tensor, "R c4"],
-    evidence: Float[torch.Tensor, " R"],
-    proposals: Proposals,
-    num_classes: int,
-) -> Float[torch.Tensor, " R"]:
-    """Evidence of where each foreground proposal is moved to by box regression: that of the proposal nearest there.
+def regressed_boxes(
+    boxes: Float[torch.Tensor, "r 4"], deltas: Float[torch.Tensor, "r c4"], cls: Int[torch.Tensor, " r"]
+) -> Float[torch.Tensor, "r 4"]:
+    """Boxes moved by the box regression of their classes."""
+    moved: torch.Tensor = decode(deltas, boxes).unflatten(1, (-1, 4))
+    return moved[torch.arange(len(boxes), device=boxes.device), cls]
 
-    A background proposal, and one that is moved to a place without proposals (IoU below 0.5), has its own.
+
+def superpixel_evidence(
+    rows: Int[torch.Tensor, " r"], boxes: Float[torch.Tensor, "r 4"], proposals: Proposals, maps: tuple[LabelMap, ...]
+) -> Float[torch.Tensor, " r"]:
+    """bu of any boxes: their straddling of the superpixels of the photos that the proposals ``rows`` belong to.
+
+    Boxes are cut off at the borders of the photo.
     """
-    found = evidence.clone()
-    for span in proposals.spans():
-        inside = slice(span.start, span.stop)
-        rows = (labels.cls[inside] < num_classes).nonzero().flatten() + span.start
-        moved = decode(deltas[rows], proposals.boxes[rows]).view(len(rows), num_classes, 4)
-        overlap = iou(moved[torch.arange(len(rows), device=rows.device), labels.cls[rows]], proposals.boxes[inside])
-        if len(rows):
-            is_near, nearest = overlap.amax(dim=1) >= _NEAR, first_argmax(overlap) + span.start
-            found[rows] = torch.where(is_near, evidence[nearest], evidence[rows])
+    assert proposals.frames is not None  # a batch source sets them
+    found, photos = boxes.new_zeros(len(rows)), proposals.image_ids()[rows]
+    for photo in photos.unique().tolist():
+        labels, (width, height) = maps[photo], proposals.frames[photo]
+        own = photos == photo
+        scaled = boxes[own] * boxes.new_tensor([labels.shape[1] / width, labels.shape[0] / height] * 2)
+        found[own] = torch.from_numpy(straddling(labels.numpy(), scaled.cpu().numpy())).to(found)
     return found
 
 
@@ -91,18 +92,33 @@ class Wsod2:
     """What replaces the evidence: 1 (the authors' code) or the teacher score of the pseudo box (the paper)."""
     evidence_of: Literal["proposal", "regressed"] = "proposal"
     """Box whose evidence weights a positive: the proposal (the authors' code), or the box that regression moves it to
-    (the paper), with the superpixel evidence of the proposal nearest to that. Needs ``heads.regress``."""
+    (the paper), computed from the superpixels in every iteration. Needs ``heads.regress``."""
+    regressor: Literal["last", "own"] = "last"
+    """Stage whose box regression moves boxes: the last for all stages (the paper has one regressor), or each its own.
+    """
+    targets: Literal["proposals", "regressed"] = "proposals"
+    """Pseudo boxes: proposals, or the boxes that regression moves them to where their evidence is as high or higher.
+    With ``evidence_of = "regressed"`` only."""
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal takes the class of its nearest pseudo box from this IoU on; others are background."""
 
     @property
     def requirements(self) -> Requirements:
-        """Superpixel straddling of proposals; box deltas, if regressed boxes are rescored."""
-        return Requirements(evidence=True, deltas=self.evidence_of == "regressed")
+        """Superpixel straddling of proposals; or the superpixels themselves and box deltas, for regressed boxes."""
+        is_regressed = self.evidence_of == "regressed"
+        return Requirements(evidence=not is_regressed, superpixels=is_regressed, deltas=is_regressed)
 
     def __call__(self, inputs: LabelerInput) -> Labeling:
         """Pseudo boxes and pseudo labels of every stage."""
-        return Labeling(tuple(self._labels(inputs, stage) for stage in range(len(inputs.probs))))
+        found, num_classes = [self.find(inputs, probs) for probs in inputs.probs], inputs.tags.shape[1]
+        if self.targets == "regressed" and self.evidence_of == "regressed":
+            found = [self._moved(inputs, pseudo_boxes, stage) for stage, pseudo_boxes in enumerate(found)]
+        stages = [assign(inputs.proposals, x, num_classes, self.foreground_iou, or_equal=True) for x in found]
+        trust, evidence, mixed = min(inputs.fraction / self.fade, 1.0), self._evidence(inputs, stages), []
+        for labels, own in zip(stages, evidence, strict=True):
+            belief = torch.ones_like(labels.weight) if self.belief == "one" else labels.weight
+            mixed.append(mix_evidence(labels, own, belief, trust=trust, num_classes=num_classes))
+        return Labeling(tuple(mixed))
 
     def find(self, inputs: LabelerInput, probs: Float[torch.Tensor, "R C"]) -> PseudoBoxes:
         """Pseudo boxes from one teacher's scores, image after image, best first; NMS may leave a class none."""
@@ -118,16 +134,42 @@ class Wsod2:
         rows, cls = torch.cat(picks).unbind(dim=1)
         return PseudoBoxes(rows, cls, probs[rows, cls])
 
-    def _labels(self, inputs: LabelerInput, stage: int) -> PseudoLabels:
-        pseudo_boxes = self.find(inputs, inputs.probs[stage])
-        if inputs.side_info.evidence is None:
-            raise UserError(
-                "labeler wsod2: weights proposals by superpixels, and this input has no evidence: set SideInfo.evidence"
-            )
-        num_classes, trust = inputs.tags.shape[1], min(inputs.fraction / self.fade, 1.0)
-        labels = assign(inputs.proposals, pseudo_boxes, num_classes, self.foreground_iou, or_equal=True)
-        belief = torch.ones_like(labels.weight) if self.belief == "one" else labels.weight
-        evidence = inputs.side_info.evidence
-        if self.evidence_of == "regressed" and stage < len(inputs.deltas):
-            evidence = regressed_evidence(labels, inputs.deltas[stage], evidence, inputs.proposals, num_classes)
-        return mix_evidence(labels, evidence, belief, trust=trust, num_classes=num_classes)
+    def _evidence(self, inputs: LabelerInput, stages: list[PseudoLabels]) -> list[Float[torch.Tensor, " R"]]:
+        """Evidence of every proposal by stage; of regressed boxes, that of foreground alone is computed."""
+        side_info, num_classes = inputs.side_info, inputs.tags.shape[1]
+        if self.evidence_of == "proposal":
+            if side_info.evidence is None:
+                raise UserError(
+                    "labeler wsod2: weights proposals by superpixels, and this input has no evidence: set "
+                    "SideInfo.evidence"
+                )
+            return [side_info.evidence] * len(stages)
+        rows = [(labels.cls < num_classes).nonzero().flatten() for labels in stages]
+        moved = [self._regressed(inputs, own, stages[k].cls[own], k) for k, own in enumerate(rows)]
+        values = superpixel_evidence(torch.cat(rows), torch.cat(moved), inputs.proposals, _superpixels(inputs))
+        parts = values.split([len(own) for own in rows])
+        zeros = [x.new_zeros(len(inputs.proposals.boxes)) for x in parts]
+        return [zero.index_copy(0, own, part) for zero, own, part in zip(zeros, rows, parts, strict=True)]
+
+    def _regressed(
+        self, inputs: LabelerInput, rows: Int[torch.Tensor, " r"], cls: Int[torch.Tensor, " r"], stage: int
+    ) -> Float[torch.Tensor, "r 4"]:
+        """Where box regression moves proposals; without it they stay."""
+        stage = len(inputs.deltas) - 1 if self.regressor == "last" else stage
+        boxes = inputs.proposals.boxes[rows]
+        return regressed_boxes(boxes, inputs.deltas[stage][rows], cls) if 0 <= stage < len(inputs.deltas) else boxes
+
+    def _moved(self, inputs: LabelerInput, pseudo_boxes: PseudoBoxes, stage: int) -> PseudoBoxes:
+        """Pseudo boxes at their regressed places, where these have as much evidence."""
+        rows, maps, before = pseudo_boxes.rows, _superpixels(inputs), pseudo_boxes.placed(inputs.proposals)
+        after = self._regressed(inputs, rows, pseudo_boxes.cls, stage)
+        old, new = (superpixel_evidence(rows, boxes, inputs.proposals, maps) for boxes in (before, after))
+        return replace(pseudo_boxes, boxes=torch.where((new >= old)[:, None], after, before))
+
+
+def _superpixels(inputs: LabelerInput) -> tuple[LabelMap, ...]:
+    if inputs.side_info.superpixels is None:
+        raise UserError(
+            "labeler wsod2: scores regressed boxes by superpixels, and this input has none: set SideInfo.superpixels"
+        )
+    return inputs.side_info.superpixels

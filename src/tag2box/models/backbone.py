@@ -3,6 +3,7 @@
 ``docs/backbones.md`` shows a complete backbone in a file of your own.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tag2box.models.rng import RowRng
+from tag2box.models.runtime import DEFAULT_RUNTIME, Runtime
 from tag2box.ops.roi import roi_align
 from tag2box.types import Proposals
 
@@ -73,6 +75,7 @@ class Backbone(nn.Module):
     layers: int = 1  # L, the number of layers in ``responses``
     early_layers: int = 0  # layers before f whose responses ``LayeredBackbone`` can add
     trunk_means: int = 0  # those of them that ``layered_trunk`` computes
+    runtime: Runtime = DEFAULT_RUNTIME  # of passes without gradients
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
         """The map of each photo, from raw RGB pixels 0 .. 255: the preprocessing of the weights is applied here."""
@@ -203,6 +206,10 @@ class Backbone(nn.Module):
         """The device of the weights."""
         return next(self.parameters()).device
 
+    def frozen(self) -> AbstractContextManager[None]:
+        """A block in which the network runs without gradients, in the precision and by the engine of ``runtime``."""
+        return self.runtime.frozen(self.device)
+
 
 class PreprocessBufferBackbone(Backbone):
     """A backbone with weights of several preprocessings: a buffer among the weights holds the one that applies."""
@@ -261,6 +268,13 @@ class WrappedBackbone(Backbone):
     def trunk_key(self) -> str:
         """The inner key."""
         return self.inner.trunk_key()
+
+
+def set_runtime(network: nn.Module, runtime: Runtime) -> None:
+    """Set the runtime of all backbones in a network."""
+    for module in network.modules():
+        if isinstance(module, Backbone):
+            module.runtime = runtime
 
 
 def innermost(backbone: Backbone) -> Backbone:

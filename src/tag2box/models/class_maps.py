@@ -22,6 +22,7 @@ from torch.nn import functional
 from tag2box.models.backbone import Backbone
 from tag2box.models.context import surroundings
 from tag2box.ops.boxes import areas
+from tag2box.ops.losses import at_least_single
 from tag2box.types import Proposals
 
 RING = 1.5
@@ -149,7 +150,7 @@ def pooled_logits(logits: Float[Tensor, "N C h w"], sharpness: float = _SHARPNES
     >>> pooled_logits(torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]]]))
     tensor([[0.]])
     """
-    cells = logits.flatten(2)
+    cells = at_least_single(logits).flatten(2)
     return (torch.logsumexp(sharpness * cells, dim=2) - math.log(cells.shape[2])) / sharpness
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tag2box.errors import UserError
 from tag2box.models.backbone import Backbone, BackboneSettings
 from tag2box.models.rng import RowRng, dropout
+from tag2box.models.runtime import depthwise_conv, run
 from tag2box.models.weights import LITE0_PACKAGE, PREPROCESS, lite0_weights, load_into, state_dict
 from tag2box.ops.roi import channel_mean, masked_mean, roi_align, roi_pool
 from tag2box.types import Proposals
@@ -101,8 +102,8 @@ class Lite0Backbone(Backbone):
         """Photo maps at stride 16. Photos are padded to a multiple of 16, so that every size halves evenly."""
         height, width = images.shape[-2:]
         pixels = nn.functional.pad(self.preprocess(images), (0, -width % self.stride, 0, -height % self.stride))
-        x: Tensor = self.body(self.stem(pixels.contiguous(memory_format=torch.channels_last)))
-        return x
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return run(self, "trunk", lambda x: self.body(self.stem(x)), pixels)
 
     def roi_maps(self, features: Float[Tensor, "N 112 h w"], proposals: Proposals) -> Float[Tensor, "R 320 s s"]:
         """RoI pooling, then blocks 11-15; in chunks of proposals if these are frozen."""
@@ -110,7 +111,7 @@ class Lite0Backbone(Backbone):
         is_trained = features.requires_grad or any(p.requires_grad for p in self.tail.parameters())
         step = max(1, len(ids)) if is_trained else _CHUNK
         parts = [
-            self.tail(self.pool(features, boxes, image, size=self.pool_size, scale=1 / self.stride))
+            run(self, "tail", self.tail, self.pool(features, boxes, image, size=self.pool_size, scale=1 / self.stride))
             for boxes, image in zip(torch.split(proposals.boxes, step), torch.split(ids, step), strict=True)
         ]
         return torch.cat(parts)
@@ -148,10 +149,17 @@ class Lite0Backbone(Backbone):
 
     def photo_features(self, trunk: Float[Tensor, "N 112 h w"], *, dense: bool = False) -> Float[Tensor, "N 1280 h w"]:
         """Blocks 11-15 and the head convolution, at stride 32, or at stride 16 if ``dense``."""
+        return run(self, "dense" if dense else "features", self._dense if dense else self._features, trunk)
+
+    def _features(self, trunk: Float[Tensor, "N 112 h w"]) -> Float[Tensor, "N 1280 h1 w1"]:
+        y: Tensor = self.head(self.tail(trunk))
+        return y
+
+    def _dense(self, trunk: Float[Tensor, "N 112 h w"]) -> Float[Tensor, "N 1280 h w"]:
         x = trunk
         for block in self.tail:
             assert isinstance(block, _Block)
-            x = block.dilated(x) if dense else block(x)
+            x = block.dilated(x)
         y: Tensor = self.head(x)
         return y
 
@@ -274,7 +282,8 @@ class _Conv(nn.Conv2d):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x if self.before is None else nn.functional.pad(x, self.before))
+        padded = x if self.before is None else nn.functional.pad(x, self.before)
+        y = depthwise_conv(padded, self) if self.groups > 1 else super().forward(padded)
         return y if self.linear else nn.functional.relu6(y, inplace=True)
 
     def dilated(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ _BLOCKS: list[Any] = []
 _LOCK = threading.Lock()
 _UNUSED = 2  # references: that of the list, and the argument of ``getrefcount``
 _LOGS = 64  # more than the logarithm of any side
+_HALF_ROWS = 8  # proposals of half precision that are converted at a time
 
 
 def compiled(kernel: Callable[..., _T]) -> Callable[..., _T]:
@@ -74,33 +75,59 @@ def large_empty(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def masked_mean_forward(x: Tensor, factors: Tensor, bias: Tensor) -> Tensor:
-    """Forward of ``masked_mean``."""
-    arrays = _masked_mean_arrays(x, factors, bias)
+    """Forward of ``masked_mean``, in single precision whatever the dtype of x."""
+    weights, biases = _single(factors), _single(bias)
     out = np.empty((x.shape[0], x.shape[2]), np.float32)  # numpy allocates huge pages, torch does not
-    in_threads(lambda first, last: _masked_mean_forward(*arrays, first, last, out), len(x))
+
+    def work(first: int, last: int) -> None:
+        for rows in _row_blocks(x, first, last):
+            own = _single(x[rows])
+            _masked_mean_forward(own, weights[rows], biases, 0, len(own), out[rows])
+
+    in_threads(work, len(x))
     return torch.from_numpy(out)
 
 
 def masked_mean_backward(x: Tensor, factors: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and of the bias."""
-    arrays = _masked_mean_arrays(x, factors, bias)
-    grads = grad.detach().contiguous().numpy()
-    of_x, of_bias = np.empty(x.shape, np.float32), np.empty_like(grads)
-    in_threads(lambda first, last: _masked_mean_backward(*arrays, grads, first, last, of_x, of_bias), len(x))
-    return torch.from_numpy(of_x), torch.from_numpy(of_bias).sum(dim=0)
+    weights, biases, grads = _single(factors), _single(bias), _single(grad)
+    is_single, of_bias = x.dtype == torch.float32, np.empty_like(grads)
+    of_x = torch.from_numpy(np.empty(x.shape, np.float32)) if is_single else torch.empty_like(x)
+
+    def work(first: int, last: int) -> None:
+        for rows in _row_blocks(x, first, last):
+            own = _single(x[rows])
+            slopes = of_x[rows].numpy() if is_single else np.empty_like(own)
+            _masked_mean_backward(own, weights[rows], biases, grads[rows], 0, len(own), slopes, of_bias[rows])
+            if not is_single:
+                of_x[rows] = torch.from_numpy(slopes)
+
+    in_threads(work, len(x))
+    return of_x, torch.from_numpy(of_bias).sum(dim=0)
 
 
 def masked_mean_factor_grad(x: Tensor, factors: Tensor, bias: Tensor, grad: Tensor) -> Tensor:
     """Gradient of the factors, for learned masks."""
-    arrays = _masked_mean_arrays(x, factors, bias)
-    grads = grad.detach().contiguous().numpy()
+    weights, biases, grads = _single(factors), _single(bias), _single(grad)
     of_factors = np.empty(factors.shape, np.float32)
-    in_threads(lambda first, last: _masked_mean_factor_grad(*arrays, grads, first, last, of_factors), len(x))
+
+    def work(first: int, last: int) -> None:
+        for rows in _row_blocks(x, first, last):
+            own = _single(x[rows])
+            _masked_mean_factor_grad(own, weights[rows], biases, grads[rows], 0, len(own), of_factors[rows])
+
+    in_threads(work, len(x))
     return torch.from_numpy(of_factors)
 
 
-def _masked_mean_arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.detach().float().contiguous().numpy() for tensor in tensors)
+def _single(tensor: Tensor) -> Any:
+    return tensor.detach().float().contiguous().numpy()
+
+
+def _row_blocks(x: Tensor, first: int, last: int) -> Iterator[slice]:
+    """Rows that are converted to single precision at a time; all of them if there is nothing to convert."""
+    step = max(1, last - first) if x.dtype == torch.float32 else _HALF_ROWS
+    return (slice(start, min(start + step, last)) for start in range(first, last, step))
 
 
 @compiled

@@ -26,6 +26,7 @@ _MIN_COMPILED_CELLS = 1 << 20  # the same for the values of ``masked_mean`` and 
 _CHANNEL_MEAN_ROWS = 8  # proposals at a time: intermediate results then stay in the CPU cache
 _LOW = (1 << 32) - 1
 _LOGS = 64  # more than the logarithm of any side
+_UP_TO_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +145,14 @@ def roi_align(
     places = ((lines + image_ids.view(-1, 1, 1) * height) * width, columns, down, across)
     sampled: Tensor
     if rows.device.type == "cpu" and _is_large_single(rows, across, samples=len(boxes) * size**2):
-        sampled = _BilinearSamples.apply(rows, *places)  # type: ignore[no-untyped-call]
+        sampled = _BilinearSamples.apply(rows.float(), *places).to(rows.dtype)  # type: ignore[no-untyped-call]
     else:
         sampled = bilinear_samples_torch(rows, *places)
     return sampled.permute(0, 3, 1, 2)
 
 
 def _is_large_single(rows: Tensor, shares: Tensor, samples: int) -> bool:
-    is_single = rows.dtype == torch.float32 and shares.dtype == torch.float32
+    is_single = rows.dtype in _UP_TO_SINGLE and shares.dtype == torch.float32
     return is_single and samples * rows.shape[1] >= _MIN_COMPILED_CELLS
 
 
@@ -238,8 +239,7 @@ def scatter_gradient(
 
 
 def _use_window_max_kernel(x: Tensor, windows: int) -> bool:
-    single = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.device.type == "cpu" and single and windows * x.shape[1] >= _MIN_COMPILED_WINDOWS
+    return x.device.type == "cpu" and x.dtype in _UP_TO_SINGLE and windows * x.shape[1] >= _MIN_COMPILED_WINDOWS
 
 
 def cell_dtype(cells: int) -> torch.dtype:
@@ -362,7 +362,7 @@ class _MaskedMean(torch.autograd.Function):
 
 
 def _use_masked_mean_kernel(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() >= _MIN_COMPILED_CELLS
+    return x.device.type == "cpu" and x.dtype in _UP_TO_SINGLE and x.numel() >= _MIN_COMPILED_CELLS
 
 
 def channel_mean(x: Float[Tensor, "R n F"], bias: Float[Tensor, " F"]) -> Float[Tensor, "R n"]:

@@ -8,7 +8,7 @@ all segmentations of an image share them. Compiled by numba, without the GIL; re
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from tag2box.ops.kernels import compiled
 
@@ -149,3 +149,39 @@ def segment(edges: GridEdges, k: float, min_size: int) -> Int32[np.ndarray, "h w
     labels = np.empty(edges.height * edges.width, np.int32)
     _segment(edges.weights, edges.codes, edges.width, np.float32(k), min_size, labels)
     return labels.reshape(edges.height, edges.width)
+
+
+@compiled
+def straddled_pixels(labels: Int32[np.ndarray, "h w"], edges: Int64[np.ndarray, "p 4"]) -> Int64[np.ndarray, " p"]:
+    """Sum over segments s of min(|s inside b|, |s outside b|), in pixels, of each box b.
+
+    Every segment, connected or not, has an integral image of its bounding rectangle, which is read for all boxes.
+
+    Args:
+        labels: numbers from 0 on.
+        edges: left, top, right and bottom of boxes within the map.
+    """
+    height, width = labels.shape
+    count = labels.max() + 1 if labels.size else 0
+    first, last = np.full((count, 2), height + width, np.int64), np.zeros((count, 2), np.int64)
+    for y in range(height):
+        for x in range(width):
+            s = labels[y, x]
+            first[s, 0], first[s, 1] = min(first[s, 0], y), min(first[s, 1], x)
+            last[s, 0], last[s, 1] = max(last[s, 0], y + 1), max(last[s, 1], x + 1)
+    total = np.zeros((height + 1, width + 1), np.int64)
+    out = np.zeros(len(edges), np.int64)
+    for s in range(count):
+        top, left, high, wide = first[s, 0], first[s, 1], last[s, 0] - first[s, 0], last[s, 1] - first[s, 1]
+        for y in range(high):
+            run = 0
+            for x in range(wide):
+                run += labels[top + y, left + x] == s
+                total[y + 1, x + 1] = total[y, x + 1] + run
+        for b in range(len(edges)):
+            x1, x2 = min(max(edges[b, 0] - left, 0), wide), min(max(edges[b, 2] - left, 0), wide)
+            y1, y2 = min(max(edges[b, 1] - top, 0), high), min(max(edges[b, 3] - top, 0), high)
+            if x1 < x2 and y1 < y2:
+                inside = total[y2, x2] - total[y1, x2] - total[y2, x1] + total[y1, x1]
+                out[b] += min(inside, total[high, wide] - inside)
+    return out

@@ -1,4 +1,4 @@
-"""Process pool of this machine: files are assigned one by one, so a slow file delays no other and a crash costs one."""
+"""Process pool of this machine: items are assigned one by one, so a slow one delays no other and a crash costs one."""
 
 import multiprocessing
 import os
@@ -11,69 +11,58 @@ from itertools import chain, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from tag2box import errors
 from tag2box.parallel import set_threads
 
-_FILES_PER_WORKER = 16  # one process finishes this many files before another one has started
-
-
-class OnDisk(Protocol):
-    """An item of work that refers to a file, such as a photo."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        ...
+_ITEMS_PER_WORKER = 16  # one process finishes this many items before another one has started
 
 
 Item = TypeVar("Item")
-File = TypeVar("File", bound=OnDisk)
 Result = TypeVar("Result")
 
 
 class Pool(Protocol):
-    """Executor of per-file work: processes of this machine (``LocalPool``) or of a Ray cluster (``RayPool``)."""
+    """Executor of work on items, such as photos: processes of this machine (``LocalPool``) or of Ray (``RayPool``)."""
 
     def __call__(
         self,
-        work: Callable[[File], Result],
-        files: Iterable[File],
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
         *,
-        lost: Callable[[File, int], Result],
+        lost: Callable[[Item, int], Result],
         threads: int = 1,
-    ) -> Generator[tuple[File, Result], None, None]:
-        """Yield every file with its result, in the order of completion.
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Yield every item with its result, in the order of completion.
 
         Args:
             work: importable by name, because it is pickled for other processes; it must handle its own errors.
-            lost: result for a file whose process died, given the signal that ended the process (0 if unknown).
-            threads: CPU threads that the work on one file uses.
+            lost: result for an item whose process died, given the signal that ended the process (0 if unknown).
+            threads: CPU threads that the work on one item uses.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """Processes of this machine; None starts up to one per core, and none for a few files."""
+    """Processes of this machine; None starts up to one per core, and none for a few."""
 
     workers: int | None = None
 
     def __call__(
         self,
-        work: Callable[[File], Result],
-        files: Iterable[File],
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
         *,
-        lost: Callable[[File, int], Result],
+        lost: Callable[[Item, int], Result],
         threads: int = 1,
-    ) -> Generator[tuple[File, Result], None, None]:
-        """Yield every file with its result, in the order of completion."""
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Yield every item with its result, in the order of completion."""
         most = self.workers or max(1, (os.cpu_count() or 1) // threads)
-        remaining = iter(files)
-        first = list(islice(remaining, most * _FILES_PER_WORKER))
-        workers = min(self.workers or min(most, 1 + len(first) // _FILES_PER_WORKER), len(first))
+        remaining = iter(items)
+        first = list(islice(remaining, most * _ITEMS_PER_WORKER))
+        workers = min(self.workers or min(most, 1 + len(first) // _ITEMS_PER_WORKER), len(first))
         yield from run_in_pool(work, chain(first, remaining), workers=workers, lost=lost)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, UInt8
+from jaxtyping import Bool, Float, Float32, Int, UInt8
 from pydantic import Field
 from torch import Tensor
 
@@ -44,6 +44,7 @@ class SnapBoxes:
 
     boxes: Float32[Tensor, "P 4"]
     quality: Float32[Tensor, " P"]
+    masks: Bool[Tensor, "P h w"] | None = None  # in cells of MASK_STRIDE pixels
 
     def best(self, min_quality: float, nms_iou: float) -> "SnapBoxes":
         """Boxes of some quality, without near duplicates, best first."""
@@ -83,15 +84,23 @@ class EmbeddedImage:
         with torch.no_grad():
             found = [self._batch((part, kinds), masks) for part in points.split(batch)] if len(points) else []
         boxes = [torch.zeros(0, 4), *(each.boxes for each in found)]
-        return SnapBoxes(torch.cat(boxes), torch.cat([torch.zeros(0), *(each.quality for each in found)]))
+        none = torch.zeros(0, *self.mask_size, dtype=torch.bool)
+        masks_of = [none, *(each.masks for each in found if each.masks is not None)]
+        quality = [torch.zeros(0), *(each.quality for each in found)]
+        return SnapBoxes(torch.cat(boxes), torch.cat(quality), torch.cat(masks_of))
+
+    @property
+    def mask_size(self) -> tuple[int, int]:
+        """Rows and columns of a mask."""
+        return -(-self.height // MASK_STRIDE), -(-self.width // MASK_STRIDE)
 
     def _batch(self, prompts: Prompts, masks: slice) -> SnapBoxes:
-        rows, columns = -(-self.height // MASK_STRIDE), -(-self.width // MASK_STRIDE)
+        rows, columns = self.mask_size
         output = self.network.masks(self.embedding, *prompts)
         logits = output.logits[:, masks, :rows, :columns].flatten(0, 1)  # without the padding
         quality = output.ious[:, masks].flatten().clamp(0, 1) * stability(logits)
         limit = torch.tensor([self.width, self.height] * 2)
-        return SnapBoxes(torch.minimum(MASK_STRIDE * mask_boxes(logits), limit), quality)
+        return SnapBoxes(torch.minimum(MASK_STRIDE * mask_boxes(logits), limit), quality, logits > 0)
 
 
 def stability(logits: Float[Tensor, "K h w"]) -> Float[Tensor, " K"]:

@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 import cv2
 import numpy as np
+import torch
 from jaxtyping import Float32, Int, UInt8
 from pydantic import Field
 
+from tag2box.ops.boxes import nms
 from tag2box.proposals.base import FoundBoxes, ProposalMethod
 
 SearchEngine = Literal["tag2box", "opencv"]
@@ -37,12 +39,14 @@ class SelectiveSearch(ProposalMethod):
     """
 
     kind: Literal["selective_search"] = "selective_search"
-    unrecorded: ClassVar[Mapping[str, object]] = OLD_ENGINE
+    unrecorded: ClassVar[Mapping[str, object]] = {**OLD_ENGINE, "thinning": 1.0}
     mode: SearchMode = "fast"
     engine: SearchEngine = "tag2box"
     """Implementation: our own, or OpenCV's, which takes several times as long and finds nearly the same boxes."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the shuffle that decides which boxes ``max_boxes`` keeps."""
+    thinning: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """NMS threshold: of boxes with a higher IoU than this one is kept; 1 keeps all. Fewer boxes, faster features."""
 
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Find all boxes of an image, in arbitrary order."""
@@ -50,12 +54,17 @@ class SelectiveSearch(ProposalMethod):
         return FoundBoxes(corners, np.zeros(len(corners)))
 
     def order(self, boxes: Float32[np.ndarray, "n 4"], scores: Float32[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """A seeded shuffle.
+        """A seeded shuffle, thinned in this order.
 
         OpenCV orders boxes by C's rand(), which cv2.setRNGSeed does not affect: every call returns the same boxes in
         another order. Measured at caps of 60 to 400, a plain shuffle also recalls more objects than OpenCV's order.
         """
-        return np.random.default_rng(self.seed).permutation(len(boxes))
+        shuffled = np.random.default_rng(self.seed).permutation(len(boxes))
+        if self.thinning == 1:
+            return shuffled
+        ranked = torch.from_numpy(boxes[shuffled])
+        rows = nms(ranked, torch.arange(len(ranked), 0, -1, dtype=torch.float32), self.thinning)
+        return np.asarray(shuffled[rows.numpy()])
 
 
 def region_boxes(bgr: UInt8[np.ndarray, "h w 3"], mode: SearchMode) -> Int[np.ndarray, "n 4"]:

@@ -85,7 +85,10 @@ def _main_table(table: study_tables.StudyTable) -> fmt.Table:
     order = table.column_order()
     heads = tuple(table.columns[at] if is_ours else f"paper:\n{table.paper[at]}" for is_ours, at in order)
     shown = (*table.measured(), *table.trivial)
-    rows = tuple(fmt.TableRow(row.name, (*(_cell(row, *at) for at in order), _links(row))) for row in shown)
+    states = {row.name: (row.state or fmt.UNKNOWN,) if table.has_states else () for row in shown}
+    cells = {row.name: (*(_cell(row, *at) for at in order), *states[row.name], _links(row)) for row in shown}
+    rows = tuple(fmt.TableRow(row.name, cells[row.name]) for row in shown)
+    heads += ("system",) if table.has_states else ()
     note = f" ({fmt.BELOW})" if any(row.below for row in shown) else ""
     return fmt.Table(f"Measured here, and reported{note}", (*heads, "runs,\nby seed"), rows)
 

@@ -47,6 +47,7 @@ class StudyRow:
     runs: Mapping[int, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     missing: str = ""  # why it was not run
+    state: str = ""  # of a system: whole, or reduced with the reason
     below: frozenset[int] = frozenset()  # columns in which it is not above the best trivial box
 
     def words(self, at: int) -> str:
@@ -74,6 +75,11 @@ class StudyTable:
         """The baseline row, if it was run and there are others."""
         rows = self.measured()
         return next((row for row in rows if row.name == self.against), None) if len(rows) > 1 else None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether rows are systems that are whole or reduced."""
+        return any(row.state for row in self.rows)
 
     def column_order(self) -> list[tuple[bool, int]]:
         """Columns in display order, (is ours, index); the paper's follow ours of the same name, or else the first."""
@@ -226,9 +232,11 @@ def markdown(table: StudyTable) -> str:
     """The table as Markdown."""
     order = table.column_order()
     heads = ["", *(table.columns[at] if is_ours else f"paper: {table.paper[at]}" for is_ours, at in order)]
+    heads += ["system"] if table.has_states else []
     lines = ["| " + " | ".join(" ".join(head.split()) for head in heads) + " |", "|---" * len(heads) + "|"]
     for row in (*table.rows, *table.trivial):
         cells = [row.words(at) if is_ours else reported(row.paper[at]) for is_ours, at in order]
+        cells += [row.state or fmt.UNKNOWN] if table.has_states else []
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (row.name, *cells)) + " |")
     return "\n".join([*lines, *(["", *table.remarks] if table.remarks else [])]) + "\n"
 
@@ -245,6 +253,7 @@ def table_json(table: StudyTable, rows: Sequence[StudyRow]) -> list[dict[str, ob
                 for name, figure in zip(table.columns, row.figures, strict=True)
             },
             "paper": {name: value for name, value in zip(table.paper, row.paper, strict=True) if value is not None},
+            "state": row.state or None,
             "left_out": row.missing or None,
             "not_above_trivial": [" ".join(table.columns[at].split()) for at in sorted(row.below)],
         }

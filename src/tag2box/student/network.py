@@ -27,6 +27,7 @@ from tag2box.errors import UserError
 from tag2box.inference.predict import Inference, OnPhoto, Select
 from tag2box.models.backbone import Backbone
 from tag2box.models.class_maps import NO_PRIOR
+from tag2box.models.runtime import autocast, depthwise_conv
 from tag2box.ops.boxes import areas, class_nms, clip
 from tag2box.ops.losses import at_least_single
 from tag2box.progress import Progress, silent
@@ -163,10 +164,17 @@ class DistanceHead(nn.Module):
         return torch.cat([at_least_single(logits), distances], dim=1)
 
 
+class _Depthwise(nn.Conv2d):
+    """A depthwise convolution that is trained fast in bf16, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return depthwise_conv(x, self)
+
+
 def _conv(width: int, *, kernel: int = 5, stride: int = 1) -> nn.Sequential:
     """A depthwise and a pointwise convolution, GroupNorm, SiLU."""
     return nn.Sequential(
-        nn.Conv2d(width, width, kernel, stride, padding=kernel // 2, groups=width, bias=False),
+        _Depthwise(width, width, kernel, stride, padding=kernel // 2, groups=width, bias=False),
         nn.Conv2d(width, width, 1, bias=False),
         nn.GroupNorm(_GROUPS, width),
         nn.SiLU(inplace=True),
@@ -219,6 +227,7 @@ class StudentDetector:
     network: nn.Module
     classes: tuple[str, ...]
     inference: Inference
+    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.inference.prior != NO_PRIOR:
@@ -301,9 +310,9 @@ class StudentDetector:
         assert isinstance(self.network, StudentModule)
         device = self.network.backbone.device
         height, width = pixels.shape[1:]
-        logits, boxes, _ = decode_levels(
-            self.network.forward(padded(pixels, self.network)[None].to(device)), self.network.strides
-        )
+        with autocast(device, self.precision):
+            levels = self.network.forward(padded(pixels, self.network)[None].to(device))
+        logits, boxes, _ = decode_levels(levels, self.network.strides)
         scores, rows = logits[0].sigmoid().topk(min(CANDIDATES, logits.shape[1]), dim=0)  # (k, C)
         labels = torch.arange(len(self.classes), device=device).expand_as(rows).flatten()
         found = boxes[0][rows.flatten()]

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +26,7 @@ from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.labelled import LabelledPhotos
 from tag2box.models import lite0
 from tag2box.models.backbone import BackboneSettings
+from tag2box.models.runtime import autocast
 from tag2box.progress import Progress, silent
 from tag2box.student.network import AnchorFree, StudentDetector, StudentModule, StudentSettings, decode_levels
 from tag2box.student.student_data import Augmentation, StudentBatches, TrainingPicture
@@ -41,7 +41,7 @@ from tag2box.student.targets import (
     top_scores,
 )
 from tag2box.training import batches, checkpoint, events, loop, optim
-from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext
+from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext, Parts
 
 TRAINED = "training.safetensors"
 """The network that is trained, in a checkpoint; ``checkpoint.MODEL`` is its moving average."""
@@ -112,8 +112,12 @@ class StudentConfig:
     augmentation: Augmentation = Augmentation()
     rounds: Rounds = Rounds()
     plan: StudentPlan = StudentPlan()
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Autocast precision of the network; on CPUs bf16 was slower in training."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Autocast precision of the network, in training and detection.
+
+    ``auto`` is settled by a short measurement when the run starts: bf16 where it is faster than fp32. It is not the
+    default because runs of different machines would then differ.
+    """
     device: Literal["cpu", "cuda"] | None = None
     """Device to compute on; default: a GPU if there is one."""
     inference: Inference = Inference(scales=(320,), long_max=320, mirror=False, predict=Predict(nms_iou=0.5))
@@ -337,7 +341,7 @@ class _Training:
     def _relabelled(self, before: LabelSet, state: StudentState) -> LabelSet:
         config, content = self.config, before.content
         inference = replace(config.inference, mirror=True)
-        detector = StudentDetector(state.average, content.classes, inference)
+        detector = StudentDetector(state.average, content.classes, inference, config.precision)
         found = detector.detect(content.files(), progress=self.progress, dist=self.dist)
         mixed = relabelled(content, found, config.rounds.rule)
         return replace(before, content=mixed, rule=asdict(config.rounds.rule), digest="")
@@ -354,16 +358,26 @@ def batch_loss(config: StudentConfig, network: nn.Module, pictures: Sequence[Tra
         return None
     assert isinstance(network, StudentModule)
     device = network.backbone.device
-    with _autocast(device, config.precision):
+    with autocast(device, config.precision):
         levels = network.forward(torch.stack([picture.pixels for picture in pictures]).to(device))
     logits, boxes, cells = decode_levels(levels, network.strides)
     labels = [picture.labels.to(device) for picture in pictures]
     return student_loss(logits, boxes, cells, labels, top=config.plan.top)
 
 
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    context: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    return context
+def student_parts(config: StudentConfig) -> Parts:
+    """Detection and a training step of the network, whose time is measured."""
+    network = build_student(config, 20, pretrained=False)
+    pixels = torch.rand(1, 3, 320, 320) * 255
+
+    def detect() -> None:
+        with torch.no_grad():
+            network(pixels)
+
+    def train() -> None:
+        torch.stack([level.float().square().mean() for level in network(pixels)]).sum().backward()
+
+    return {"detection": detect, "training": train}
 
 
 def _batches(config: StudentConfig, content: LabelledPhotos, network: nn.Module) -> StudentBatches:

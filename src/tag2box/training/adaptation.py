@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,25 +30,26 @@ from torch.nn.utils import clip_grad_norm_
 
 from tag2box import errors, images, io, storage
 from tag2box.annotations import TaggedPhotos
+from tag2box.methods.c_midn import cell_seeds, seed_loss, segment_labels
 from tag2box.models.backbone import Backbone
 from tag2box.models.class_maps import CELL_SHARPNESS, CellMaps, ClassMaps, pooled_logits
+from tag2box.models.runtime import autocast
 from tag2box.models.weights.state_dict import load_into
 from tag2box.progress import Bar, Progress, silent
 from tag2box.training import batches, checkpoint, optim
-from tag2box.training.class_evidence import photo_pixels
+from tag2box.training.class_evidence import photo_logits, photo_pixels, random_crop
 from tag2box.training.feature_cache import photos_digest, weights_digest
+from tag2box.training.proposal_cache import LabelMapCache, build_label_maps, cache_place
 
 _FOLDER = "adapted"
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 _REMEDY = "remove the folder; adaptation is run again"
 _MARGIN = 1.15  # photos are read this much larger than crops
-_MAX_ASPECT = 0.2  # log of the largest change of the aspect ratio of a crop
-_MAX_SHIFT, _MAX_GAIN = 20.0, 0.25  # of brightness, in grey levels; of brightness and contrast, as a factor
 _DROPOUT = 0.2
 _CLASSIFIER_LR = 5.0  # relative to that of the backbone
 _MAX_NORM = 5.0  # of gradients
 _CELL_LR, _CELL_WEIGHT_DECAY = 10.0, 1e-3  # of the classifier of cells; the first relative to ``Adaptation.lr``
-_CELL_PHOTOS = 4000  # that the classifier of cells is trained on at most: their features are kept in memory
+_CELL_PHOTOS, _CELL_BYTES = 4000, 3e9  # that the classifier of cells is trained on at most: they are kept in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +94,74 @@ def adapt(
         seed: of crops, order and dropout.
     """
     place = folder / f"{_FOLDER}-{_key(class_maps, photos, settings, seed, folder)[:24]}"
-    with storage.writing(place), io.wait_for_lock(place.with_suffix(".lock"), lambda: progress("adaptation", 1)):
+    _run(_training(class_maps, photos, settings, seed), place, "adaptation", progress)
+
+
+def _run(training: _Training, place: Path, title: str, progress: Progress) -> None:
+    """All epochs of a training that are not in its folder yet."""
+    with storage.writing(place), io.wait_for_lock(place.with_suffix(".lock"), lambda: progress(title, 1)):
         io.sweep(place)
-        training = _training(class_maps, photos, settings, seed)
-        done = training.restore(place)
-        with progress("adaptation", settings.epochs * training.steps, done * training.steps) as bar:
-            for epoch in range(done, settings.epochs):
+        epochs, done = training.settings.epochs, training.restore(place)
+        with progress(title, epochs * training.steps, done * training.steps) as bar:
+            for epoch in range(done, epochs):
                 training.run_epoch(epoch, bar)
                 training.save(place, epoch + 1)
-    class_maps.requires_grad_(False).eval()
+    training.net.requires_grad_(False).eval()
+
+
+# ---------------------------------------------------------------- segmentation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation:
+    """Segmentation branch of C-MIDN, trained from tags before the detector: class maps of cells, then their seeds.
+
+    Used only if the criterion requires it (``guide = "segmentation"``). It reads cells of the pretrained backbone, or
+    of the adapted one.
+    """
+
+    side: images.Side = 320
+    """Short side of the photos, in pixels."""
+    map_epochs: Annotated[int, Field(ge=1, le=10_000)] = 16
+    """Epochs of the class maps, which learn the tags."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """Epochs of the segmentation, which learns the seeds."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
+    lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    """Learning rate, as of ``adaptation`` with ``part = "cells"``."""
+    foreground: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Cells with at least this share of the peak of a tag's class map are seeds of its class."""
+    background: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Cells below this share of the peaks of all tags are seeds of background."""
+
+
+def build_segments(
+    backbone: Backbone,
+    photos: TaggedPhotos,
+    settings: Segmentation,
+    *,
+    folder: Path,
+    seed: int,
+    progress: Progress = silent,
+) -> LabelMapCache:
+    """The segmentation of photos into their tags and background, cached; trained from the tags if it is missing."""
+    learned = Adaptation(part="cells", side=settings.side, batch_size=settings.batch_size, lr=settings.lr)
+    with torch.random.fork_rng([]):  # of initial weights
+        torch.manual_seed(seed)
+        maps, segmenter = (CellMaps(backbone, len(photos.classes) + more, settings.side) for more in (0, 1))
+    maps, segmenter = maps.to(backbone.device), segmenter.to(backbone.device)
+    key = hashlib.sha256(f"{_key(maps, photos, learned, seed, folder)} {settings}".encode()).hexdigest()
+
+    def results() -> Generator[tuple[str, Int[np.ndarray, "h w"]], None, None]:
+        adapt(maps, photos, replace(learned, epochs=settings.map_epochs), folder=folder, seed=seed, progress=progress)
+        own = replace(learned, epochs=settings.epochs)
+        training = _SeedTraining(_Seeds(maps, settings), segmenter, photos, own, seed)
+        _run(training, folder / f"{_FOLDER}-{key[:24]}", "segmentation", progress)
+        for photo, tags in zip(photos.photos, photos.tags, strict=True):
+            yield photo.id, segment_labels(photo_logits(segmenter, photo), tags).numpy()
+
+    path = cache_place(folder, f"segments {key}", photos.photos)
+    return build_label_maps(path, len(photos), results, title="segments", progress=progress)
 
 
 class _Training:
@@ -158,7 +219,14 @@ class _Training:
         """The loss of random crops, some channels of whose features are dropped."""
         channels = self.net.backbone.photo_channels
         kept = torch.rand(len(part), channels, generator=self._generator(step)) >= _DROPOUT
-        return self._tag_loss(self.net(pixels, kept.to(pixels) / (1 - _DROPOUT)), part)
+        with self._autocast():
+            logits = self.net(pixels, kept.to(pixels) / (1 - _DROPOUT))
+        return self._tag_loss(logits, part)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """The precision of training; fp16 would need scaled gradients, so adaptation then runs in fp32."""
+        precision = self.net.backbone.runtime.precision
+        return autocast(self.device, "fp32" if precision == "fp16" else precision)
 
     def _tag_loss(self, logits: Float[Tensor, "n C"], part: list[int]) -> Float[Tensor, ""]:
         """Binary cross-entropy, summed over the classes that are not unsure, mean over photos."""
@@ -210,7 +278,7 @@ class _CellTraining(_Training):
     """Training of a classifier of cells, on features of whole photos in half precision."""
 
     def __init__(self, cell_maps: CellMaps, photos: TaggedPhotos, settings: Adaptation, seed: int) -> None:
-        every = -(-len(photos) // _CELL_PHOTOS)
+        every = -(-len(photos) // _max_photos(cell_maps))
         super().__init__(cell_maps, photos.part([at % every == 0 for at in range(len(photos))]), settings, seed)
         self.cell_maps = cell_maps
         self.cells: list[Float[Tensor, "1 F h w"]] = []
@@ -224,7 +292,7 @@ class _CellTraining(_Training):
     def run_epoch(self, epoch: int, bar: Bar) -> None:
         """One pass over all photos; the first call computes the features, and standardizes them unless that is done."""
         if not self.cells:
-            with torch.no_grad():
+            with self.net.backbone.frozen():
                 pixels = (photo_pixels(self.net, photo).to(self.device) for photo in self.photos.photos)
                 self.cells = [self.cell_maps.cells(one).half().cpu() for one in pixels]
             if not epoch:
@@ -235,8 +303,47 @@ class _CellTraining(_Training):
                 torch.manual_seed(self._generator(step).initial_seed())
                 self.net.classifier.train()
                 logits = [self.cell_maps.cell_logits(self.cells[at].to(self.device).float()) for at in part]
-            pooled = torch.cat([pooled_logits(one, CELL_SHARPNESS) for one in logits])
-            self._take_step(self._tag_loss(pooled, list(part)), step, bar)
+            self._take_step(self._cell_loss(logits, part), step, bar)
+
+    def _cell_loss(self, logits: list[Float[Tensor, "1 C h w"]], part: tuple[int, ...]) -> Float[Tensor, ""]:
+        pooled = torch.cat([pooled_logits(one, CELL_SHARPNESS) for one in logits])
+        return self._tag_loss(pooled, list(part))
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Seeds of photos from their features of cells."""
+
+    maps: CellMaps
+    settings: Segmentation
+
+    def __call__(self, cells: Float[Tensor, "1 F h w"], tags: Bool[Tensor, " C"]) -> Int[Tensor, "h w"]:
+        shares = self.settings.foreground, self.settings.background
+        with torch.no_grad():
+            maps = self.maps.cell_logits(cells)[0].sigmoid()
+        return cell_seeds(maps, tags.to(maps.device), foreground=shares[0], background=shares[1])
+
+
+class _SeedTraining(_CellTraining):
+    """Training of the classes of cells on seeds."""
+
+    def __init__(
+        self, seeds_of: _Seeds, segmenter: CellMaps, photos: TaggedPhotos, settings: Adaptation, seed: int
+    ) -> None:
+        super().__init__(segmenter, photos, settings, seed)
+        self.seeds_of = seeds_of
+
+    def _cell_loss(self, logits: list[Float[Tensor, "1 c1 h w"]], part: tuple[int, ...]) -> Float[Tensor, ""]:
+        cells = [self.cells[at].to(self.device).float() for at in part]
+        seeds = [self.seeds_of(one, self.photos.tags[at]) for one, at in zip(cells, part, strict=True)]
+        return torch.stack([seed_loss(one[0], own) for one, own in zip(logits, seeds, strict=True)]).mean()
+
+
+def _max_photos(cell_maps: CellMaps) -> int:
+    """Photos whose features of cells, in half precision and at an aspect ratio of 3:2, are kept in memory."""
+    stride = cell_maps.backbone.pyramid_levels[0][0]
+    size = 2 * len(cell_maps.mean) * 1.5 * (cell_maps.side / stride) ** 2
+    return max(1, min(_CELL_PHOTOS, int(_CELL_BYTES / size)))
 
 
 def _some_cells(cells: list[Float[Tensor, "1 F h w"]], most: int = 200_000) -> Float[Tensor, "1 F k 1"]:
@@ -260,24 +367,6 @@ def lr_factor(step: int, steps: int, warmup: int = 20) -> float:
     return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def random_crop(
-    photo: Float[Tensor, "3 H W"], side: int, min_share: float, rng: np.random.Generator
-) -> Float[Tensor, "3 s s"]:
-    """A random part of a photo, resized to a square, randomly flipped and changed in brightness and contrast."""
-    height, width = photo.shape[1:]
-    scale, aspect = math.sqrt(rng.uniform(min_share, 1)), math.exp(rng.uniform(-_MAX_ASPECT, _MAX_ASPECT))
-    h, w = (max(1, min(whole, round(whole * s))) for whole, s in ((height, scale * aspect), (width, scale / aspect)))
-    top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-    part = photo[None, :, top : top + h, left : left + w]
-    crop: Tensor = functional.interpolate(part, (side, side), mode="bilinear", align_corners=False, antialias=True)[0]
-    crop = crop.flip(2) if rng.random() < 0.5 else crop
-    gain, contrast = rng.uniform(1 - _MAX_GAIN, 1 + _MAX_GAIN, size=2).tolist()
-    bright = crop * gain + rng.uniform(-_MAX_SHIFT, _MAX_SHIFT)
-    mean = bright.mean(dim=(1, 2), keepdim=True)
-    changed: Tensor = (bright - mean) * contrast + mean
-    return changed.clamp(0, 255)
-
-
 def _epoch_name(epoch: int) -> str:
     return f"epoch-{epoch:05d}"
 
@@ -286,7 +375,8 @@ def _key(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed
     """A digest of everything that the result depends on."""
     learned = replace(settings, keep_boxes=None)  # which comes after
     content = photos_digest(photos.photos, folder)
-    digest = hashlib.sha256(f"{learned} seed {seed} {content} {photos.classes}".encode())
+    runtime = class_maps.backbone.runtime.key()
+    digest = hashlib.sha256(f"{learned} seed {seed} {content} {photos.classes}{runtime}".encode())
     digest.update(photos.tags.numpy().tobytes())
     if photos.unsure is not None:
         digest.update(photos.unsure.numpy().tobytes())

@@ -198,7 +198,7 @@ class FeatureBatches(BatchSampler):
             boxes.append(own[rows])
             features.append(kept[rows] if self.has_roi_maps else kept)
             if self.side_info is not NO_SIDE_INFO:
-                side_info.append(self.side_info.of(one.index, photo.id, rows))
+                side_info.append(self.side_info.of(one.index, photo.id, rows, flip=one.view.flip))
         index, unsure = [one.index for one in sampled], self.photos.unsure
         return Batch(
             ids=tuple(self.photos.photos[i].id for i in index),
@@ -237,7 +237,7 @@ class ImageBatches(BatchSampler):
             tags=photos.tags[one.index],
             boxes=images.boxes_in_view(one.view, boxes[rows], (photo.height, photo.width)),
             unsure=None if photos.unsure is None else photos.unsure[one.index],
-            side_info=self.side_info.of(one.index, photo.id, rows),
+            side_info=self.side_info.of(one.index, photo.id, rows, flip=one.view.flip),
         )
 
     def _size(self, iteration: int) -> tuple[int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch.nn import functional
 
 from tag2box import images
 from tag2box.annotations import BoxSource, Photo
-from tag2box.models.class_maps import ClassMaps, Prior, box_evidence
+from tag2box.models.class_maps import CellMaps, ClassMaps, Prior, box_evidence
 from tag2box.ops.boxes import areas
 from tag2box.types import PerProposalAndClass
 
@@ -22,6 +24,26 @@ _LONG = 2  # largest long side of photos for class maps, relative to their short
 _RANKING = Prior(evidence=1.0, area=0.3)  # of proposals that are kept
 _RECENT = 256  # photos of which the kept proposals are remembered
 _OTHERS = 0.25  # share of the kept proposals that are others: a detector also needs to see background
+_MAX_ASPECT = 0.2  # log of the largest change of the aspect ratio of a crop
+_MAX_SHIFT, _MAX_GAIN = 20.0, 0.25  # of brightness, in grey levels; of brightness and contrast, as a factor
+
+
+def random_crop(
+    photo: Float[Tensor, "3 H W"], side: int, min_share: float, rng: np.random.Generator
+) -> Float[Tensor, "3 s s"]:
+    """A random part of a photo, resized to a square, randomly flipped and changed in brightness and contrast."""
+    height, width = photo.shape[1:]
+    scale, aspect = math.sqrt(rng.uniform(min_share, 1)), math.exp(rng.uniform(-_MAX_ASPECT, _MAX_ASPECT))
+    h, w = (max(1, min(whole, round(whole * s))) for whole, s in ((height, scale * aspect), (width, scale / aspect)))
+    top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+    part = photo[None, :, top : top + h, left : left + w]
+    crop: Tensor = functional.interpolate(part, (side, side), mode="bilinear", align_corners=False, antialias=True)[0]
+    crop = crop.flip(2) if rng.random() < 0.5 else crop
+    gain, contrast = rng.uniform(1 - _MAX_GAIN, 1 + _MAX_GAIN, size=2).tolist()
+    bright = crop * gain + rng.uniform(-_MAX_SHIFT, _MAX_SHIFT)
+    mean = bright.mean(dim=(1, 2), keepdim=True)
+    changed: Tensor = (bright - mean) * contrast + mean
+    return changed.clamp(0, 255)
 
 
 def photo_pixels(net: ClassMaps, photo: Photo) -> Float[Tensor, "1 3 h w"]:
@@ -35,8 +57,17 @@ def photo_pixels(net: ClassMaps, photo: Photo) -> Float[Tensor, "1 3 h w"]:
 def photo_maps(net: ClassMaps, photo: Photo) -> Float[Tensor, "C h w"]:
     """The class maps of a photo, mean over the photo and its horizontal flip."""
     pixels = photo_pixels(net, photo)
+    with net.backbone.frozen():
+        own, flipped = (net.maps(one.to(net.backbone.device)).float() for one in (pixels, pixels.flip(3)))
+        mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
+    return mean
+
+
+def photo_logits(net: CellMaps, photo: Photo) -> Float[Tensor, "C h w"]:
+    """The logits of the cells of a photo, mean over the photo and its horizontal flip."""
+    pixels = photo_pixels(net, photo)
     with torch.no_grad():
-        own, flipped = (net.maps(one.to(net.backbone.device)) for one in (pixels, pixels.flip(3)))
+        own, flipped = (net.cell_logits(net.cells(one.to(net.backbone.device))) for one in (pixels, pixels.flip(3)))
         mean: Tensor = (own + flipped.flip(3))[0].cpu() / 2
     return mean
 

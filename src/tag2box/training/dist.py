@@ -4,24 +4,37 @@ A single process needs no torchrun and exchanges nothing. Under torchrun the pho
 that what the ranks hold, concatenated by rank, is in the order of the photos.
 """
 
+import math
 import os
+import platform
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
+from tag2box import io
 from tag2box.errors import Interrupted, UserError
+from tag2box.models.backbone import BackboneSettings
+from tag2box.models.runtime import Engine, Precision, Runtime, autocast, has_bf16, has_openvino, load_openvino
+from tag2box.models.weights.weight_cache import weights_folder
 from tag2box.parallel import set_threads
+from tag2box.types import Proposals
 
 Memory = Literal["plain", "exact"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Parts = Mapping[str, Callable[[], object]]
+"""Parts of a network by name: calls whose time is measured."""
 T = TypeVar("T")
+_CHOICES = "precision.json"  # beside the weight cache
+_GAIN, _NOISE = 0.9, 1.1  # of the time in fp32: most of all parts, most of each
 _TIMEOUT = timedelta(days=2)  # ranks wait while rank 0 builds proposals and caches; torchrun ends them if it dies
 
 
@@ -35,8 +48,20 @@ class Compute:
     ``exact`` needs the memory of one photo and about a third more time. Default: ``plain`` if RoI maps are cached,
     ``exact`` if the trunk runs at every step.
     """
-    precision: Precision = "fp32"
-    """Autocast precision of the network. Softmaxes, logarithms and sums of losses stay in fp32; fp16 needs a GPU."""
+    precision: Precision | Literal["auto"] = "fp32"
+    """Autocast precision of the network: training, adaptation, feature cache, class maps, detection.
+
+    Softmaxes, logarithms and sums of losses stay in fp32; fp16 needs a GPU. ``auto`` is settled by a short measurement
+    when a run starts, and recorded: bf16 where it is faster than fp32. It is not the default because runs of different
+    machines would then differ.
+    """
+    engine: Engine = "torch"
+    """What runs the frozen network of feature cache, class maps and detection: ``torch``, or ``openvino`` (lite0, CPU).
+
+    Features differ in rounding, so caches of each are separate. Needs ``pip install tag2box[openvino]``.
+    """
+    cache_precision: Precision = "fp16"
+    """Precision of cached features; detection rounds features alike. bf16 has more range and fewer digits than fp16."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to compute on; default: a GPU if there is one."""
 
@@ -54,12 +79,143 @@ class Compute:
             raise UserError("compute.precision = fp16: needs a GPU; on a CPU take bf16 or fp32")
         if self.precision == "bf16" and device.type == "cpu" and not has_bf16():
             raise UserError("compute.precision = bf16: this processor has no bf16 instructions; set it to fp32")
+        if self.engine == "openvino":
+            load_openvino()
+            if device.type != "cpu":
+                raise UserError("compute.engine = openvino: runs on CPUs; set compute.device to cpu, or it to torch")
         return device
 
+    def runtime(self) -> Runtime:
+        """The runtime of frozen networks; ``precision`` is settled."""
+        if self.precision == "auto":
+            raise UserError("compute.precision = auto: is settled when a run starts; set it to fp32 or bf16")
+        return Runtime(precision=self.precision, engine=self.engine, stored=self.cache_precision)
 
-def has_bf16() -> bool:
-    """Whether this CPU has bf16 instructions; without them bf16 is hundreds of times slower than fp32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    def usable(self) -> Self:
+        """The settings with what this machine lacks replaced, with a warning: for detection with a trained run."""
+        made = self
+        if self.precision == "fp16" or (self.precision == "bf16" and not has_bf16()):
+            problem = f"compute.precision = {self.precision} needs hardware that is missing here; fp32 is used"
+            warnings.warn(f"{problem}, scores differ slightly", stacklevel=2)
+            made = replace(made, precision="fp32")
+        if self.engine == "openvino" and not has_openvino():
+            warnings.warn(
+                "compute.engine = openvino: not installed; torch is used, scores differ slightly; pip install "
+                "tag2box[openvino]",
+                stacklevel=2,
+            )
+            made = replace(made, engine="torch")
+        return made
+
+
+# ---------------------------------------------------------------- the measured precision
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionChoice:
+    """The precision that ``auto`` takes on this machine, and why."""
+
+    precision: Literal["fp32", "bf16"]
+    reason: str
+
+
+def choose_precision(name: str, build: Callable[[], Parts], *, store: bool = True) -> PrecisionChoice:
+    """bf16 if it is faster than fp32 here: CPU seconds of some parts of a network, alternating, medians of three.
+
+    It is taken if all parts together need at most nine tenths of the time, and none needs more than in fp32 (a tenth is
+    allowed for noise). The choice is remembered for this processor, its threads and this version of torch.
+
+    Args:
+        name: of the network.
+        build: makes the parts; called only if there is something to measure.
+        store: remember the choice.
+    """
+    if not has_bf16():
+        return PrecisionChoice("fp32", "this processor has no bf16 instructions")
+    path = weights_folder().parent / _CHOICES
+    key = f"{name} | {processor_name()} | {torch.get_num_threads()} threads | torch {torch.__version__}"
+    known = _read_choices(path)
+    if key not in known:
+        known[key] = asdict(choice_of(_measured(build())))
+        if store:
+            with suppress(OSError, UserError):
+                io.write_json(path, known)
+    return PrecisionChoice(**known[key])
+
+
+def choice_of(ratios: Mapping[str, tuple[float, float]]) -> PrecisionChoice:
+    """The choice from the seconds of each part in fp32 and in bf16.
+
+    >>> choice_of({"trunk": (2.0, 1.0), "neck": (1.0, 0.9)})
+    PrecisionChoice(precision='bf16', reason='times as fast as fp32: trunk 2.0, neck 1.1')
+    """
+    total = [sum(seconds) for seconds in zip(*ratios.values(), strict=True)]
+    slowest = max((half / single for single, half in ratios.values()), default=math.inf)
+    pays = bool(total) and total[1] <= _GAIN * total[0] and slowest <= _NOISE
+    parts = ", ".join(f"{name} {single / half:.1f}" for name, (single, half) in ratios.items())
+    return PrecisionChoice("bf16" if pays else "fp32", f"times as fast as fp32: {parts}")
+
+
+def _measured(parts: Parts) -> dict[str, tuple[float, float]]:
+    """CPU seconds of each part in fp32 and in bf16."""
+    found = {}
+    for name, part in parts.items():
+        seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+        for number in range(4):  # the first warms up
+            for precision, own in seconds.items():
+                begin = time.process_time()
+                with autocast(torch.device("cpu"), precision):
+                    part()
+                if number:
+                    own.append(time.process_time() - begin)
+        found[name] = (sorted(seconds["fp32"])[1], sorted(seconds["bf16"])[1])
+    return found
+
+
+def _read_choices(path: Path) -> dict[str, dict[str, Any]]:
+    with suppress(UserError, OSError):
+        found = io.read_json(path, "measured precisions")
+        if isinstance(found, dict):
+            return {
+                key: value
+                for key, value in found.items()
+                if isinstance(value, dict)
+                and value.keys() == {"precision", "reason"}
+                and value["precision"] in {"fp32", "bf16"}
+            }
+    return {}
+
+
+def backbone_parts(settings: BackboneSettings) -> Parts:
+    """Trunk, RoI maps and neck of a backbone; the neck with its gradients if it is trained."""
+    backbone = settings.build(pretrained=False)
+    pixels, side = torch.rand(1, 3, 256, 256) * 255, torch.linspace(32, 128, 32)
+    boxes = torch.stack([side, side, 2 * side, 2 * side], dim=1)
+    with torch.no_grad():
+        trunk = backbone.trunk(pixels)
+        maps = backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))
+
+    def run_frozen(part: Callable[[], Tensor]) -> Callable[[], object]:
+        return torch.no_grad()(part)
+
+    def run_neck() -> None:
+        made = backbone.neck(maps)
+        if made.requires_grad:
+            made.float().square().mean().backward()
+
+    return {
+        "trunk": run_frozen(lambda: backbone.trunk(pixels)),
+        "RoI maps": run_frozen(lambda: backbone.roi_maps(trunk, Proposals(boxes, (len(boxes),)))),
+        "neck": run_neck,
+    }
+
+
+def processor_name() -> str:
+    """The model of the processor."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return platform.processor()
 
 
 @dataclass(frozen=True, slots=True)

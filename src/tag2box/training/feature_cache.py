@@ -1,7 +1,7 @@
 """The feature cache: RoI maps or trunk maps of photos from a frozen network, computed once per view and read from disk.
 
 ``RoiMaps`` and ``TrunkMaps`` compute features; ``FeatureCache`` stores those of either. Cached or not, the values are
-the same: they are rounded to half precision in both cases.
+the same: they are rounded to the precision of the cache (fp16 by default) in both cases.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tag2box import errors, io, storage
 from tag2box.annotations import BoxSource, Photo
 from tag2box.images import DecodedImage, View, boxes_in_view, load_image, load_view, view_size
 from tag2box.models.backbone import Backbone
+from tag2box.models.runtime import STORED_TYPES
+from tag2box.ops.losses import at_least_single
 from tag2box.progress import Bar, Progress, silent
 from tag2box.types import Proposals
 
-SUFFIX = ".f16"
-_PHOTOS_FILE = "photos.digests"  # in the folder of a cache
+CACHE_SUFFIXES = {".f16": torch.float16, ".bf16": torch.bfloat16, ".f32": torch.float32}
+"""The dtype of cache files by their ending."""
+PHOTO_DIGESTS = "photos.digests"  # in the folder of a cache
 _DIMS = 4
 _MAGIC = 0x3276_7865_6232_6774  # first number of every cache file, with its version
 _OLDER_MAGIC = 0x3176_7865_6232_6774  # of files without digests, which are not read any more
@@ -35,7 +38,7 @@ _SHA = hashlib.sha256
 _DIGEST = 32  # bytes
 _REMEDY = "remove the file; it is built again"
 _INT = np.dtype("<i8")
-_HALF = np.dtype("<f2")
+_BITS = {2: torch.int16, 4: torch.int32}  # by bytes: numpy has no bf16
 
 
 @dataclass(frozen=True)
@@ -85,18 +88,19 @@ class RoiMaps:
     def _trunks(self, upright: Float[Tensor, "3 h w"], flips: Sequence[bool]) -> tuple[Float[Tensor, "c h1 w1"], ...]:
         device = self.backbone.device
         images = torch.stack([upright.flip(2) if flip else upright for flip in flips]).to(device)
-        with torch.no_grad():
+        with self.backbone.frozen():
             return tuple(trunk for some in images.split(trunk_batch(device)) for trunk in self.backbone.trunk(some))
 
     def _maps(self, trunk: Float[Tensor, "c h w"], proposals: Proposals) -> Float[Tensor, "P ch h1 w1"]:
-        with torch.no_grad():
+        with self.backbone.frozen():
             maps = self.backbone.roi_maps(trunk[None], proposals.to(trunk.device))
         # rounded and laid out as the cache would return them, so that everything after gives the same bits
-        return maps.half().contiguous().float() if self.backbone.frozen_roi_maps else maps
+        return self.backbone.runtime.rounded(maps) if self.backbone.frozen_roi_maps else at_least_single(maps)
 
     def key(self, folder: Path | None = None) -> str:
         """A digest of the frozen weights, the photos and the proposals; ``folder`` is that of the cache."""
-        digest = hashlib.sha256(weights_digest(self.backbone.roi_map_key(), self.backbone.roi_map_modules()).encode())
+        key = self.backbone.roi_map_key() + self.backbone.runtime.key()
+        digest = hashlib.sha256(weights_digest(key, self.backbone.roi_map_modules()).encode())
         digest.update(photos_digest(self.photos, folder).encode())
         for photo in self.photos:
             digest.update(self.store.boxes(photo.id).numpy().tobytes())
@@ -113,7 +117,8 @@ class RoiMaps:
     def cache_bytes(self, views: Sequence[View]) -> int:
         """Size of the cache files of some views."""
         boxes = sum(len(self.store.boxes(photo.id)) for photo in self.photos)
-        return len(views) * boxes * _HALF.itemsize * self.backbone.channels * self.backbone.map_size**2
+        size = STORED_TYPES[self.backbone.runtime.stored].itemsize
+        return len(views) * boxes * size * self.backbone.channels * self.backbone.map_size**2
 
 
 @dataclass(frozen=True)
@@ -130,14 +135,15 @@ class TrunkMaps:
         return self.backbone.frozen_trunk
 
     def get(self, index: int, view: View) -> Float[Tensor, "c h w"]:
-        """Decode, resize, trunk, round to half precision; no padding."""
-        with torch.no_grad():
+        """Decode, resize, trunk, round to the precision of the cache; no padding."""
+        with self.backbone.frozen():
             (trunk,) = self.backbone.trunk(load_view(self.photos[index], view)[None].to(self.backbone.device))
-        return _channels_last(trunk.half()).permute(2, 0, 1).float()
+        return self.backbone.runtime.rounded(trunk.permute(1, 2, 0)).permute(2, 0, 1)
 
     def key(self, folder: Path | None = None) -> str:
         """A digest of the trunk's weights and the photos; proposals do not matter."""
-        weights = weights_digest(f"trunk of {self.backbone.trunk_key()}", self.backbone.trunk_modules())
+        key = f"trunk of {self.backbone.trunk_key()}{self.backbone.runtime.key()}"
+        weights = weights_digest(key, self.backbone.trunk_modules())
         return hashlib.sha256(f"{weights} {photos_digest(self.photos, folder)}".encode()).hexdigest()
 
     def encode(self, features: Tensor) -> Float[Tensor, "1 h w c"]:
@@ -156,11 +162,11 @@ class TrunkMaps:
             channels = self.backbone.trunk(pixels).shape[1]
         sizes = [view_size(view, (photo.height, photo.width)) for photo in self.photos for view in views]
         cells = sum(-(-height // stride) * -(-width // stride) for height, width in sizes)
-        return _HALF.itemsize * channels * cells
+        return STORED_TYPES[self.backbone.runtime.stored].itemsize * channels * cells
 
 
 class FeatureCache:
-    """Features on disk: one half-precision file per view with all photos.
+    """Features on disk: one file per view with all photos, in the precision of ``Runtime.stored``.
 
     A file is named by a digest of everything its features depend on, so a stale file is never read. It is written
     beside its place and renamed; of several processes one builds it while the others wait. It is read with plain reads
@@ -176,6 +182,18 @@ class FeatureCache:
             raise ValueError("only features of a frozen network can be cached")
         self.features, self._folder, self._key = features, folder, features.key(folder)
         self._files: dict[View, _CacheFile] = {}
+        self._dtype = STORED_TYPES[features.backbone.runtime.stored]
+        self._suffix = next(suffix for suffix, dtype in CACHE_SUFFIXES.items() if dtype == self._dtype)
+
+    def open(self, views: Sequence[View]) -> bool:
+        """Open the files of some views, without building any; whether all are there."""
+        for view in views:
+            found = self._files.get(view) or _open_cache_file(self._path(view), len(self.features.photos))
+            if found is None:
+                self.close()
+                return False
+            self._files[view] = found
+        return True
 
     def get(self, index: int, view: View) -> Float[Tensor, "*dims"]:
         """Read from the file of the view, which is built on first use."""
@@ -198,9 +216,12 @@ class FeatureCache:
             os.close(file.handle)
         self._files.clear()
 
-    def _open_or_build(self, view: View, progress: Progress) -> _CacheFile:
+    def _path(self, view: View) -> Path:
         name = hashlib.sha256(f"{_MAGIC:x} {self._key} {view}".encode()).hexdigest()[:24]
-        path, count = self._folder / f"{name}{SUFFIX}", len(self.features.photos)
+        return self._folder / f"{name}{self._suffix}"
+
+    def _open_or_build(self, view: View, progress: Progress) -> _CacheFile:
+        path, count = self._path(view), len(self.features.photos)
         existing = _open_cache_file(path, count)
         if existing is not None:
             return existing
@@ -228,9 +249,9 @@ class FeatureCache:
         shapes, digests = np.zeros((count, _DIMS), _INT), bytearray()  # bytes would be copied whole for every photo
         file.seek(_header_bytes(count))
         for index in range(count):
-            values = self.features.encode(self.features.get(index, view)).half().contiguous().cpu()
+            values = self.features.encode(self.features.get(index, view)).to(self._dtype).contiguous().cpu()
             shapes[index] = values.shape
-            raw = values.numpy().astype(_HALF, copy=False).tobytes()
+            raw = values.view(_BITS[values.itemsize]).numpy().astype(f"<i{values.itemsize}", copy=False).tobytes()
             digests += _SHA(raw).digest()
             file.write(raw)
             bar.advance()
@@ -250,7 +271,7 @@ class _CacheFile:
     digests: bytes  # of all photos, one after another
     verified: set[int] = field(default_factory=set)
 
-    def read(self, index: int) -> Float16[Tensor, "a b c d"]:
+    def read(self, index: int) -> Float[Tensor, "a b c d"]:
         """The features of a photo; verified when they are read for the first time."""
         start, stop = self.starts[index : index + 2]
         try:
@@ -263,8 +284,10 @@ class _CacheFile:
             if _SHA(raw).digest() != self.digests[_DIGEST * index : _DIGEST * (index + 1)]:
                 raise errors.UserError(f"{self.path}: damaged in the features of photo {index}; {_REMEDY}")
             self.verified.add(index)
-        values = np.frombuffer(bytearray(raw), _HALF)  # a copy, because torch needs writable memory
-        return torch.from_numpy(values.astype(np.float16, copy=False).reshape(self.shapes[index]))
+        dtype = CACHE_SUFFIXES[self.path.suffix]
+        bits = np.frombuffer(bytearray(raw), f"<i{dtype.itemsize}")  # a copy, because torch needs writable memory
+        values = torch.from_numpy(bits.astype(f"i{dtype.itemsize}", copy=False)).view(dtype)
+        return values.reshape(self.shapes[index])
 
 
 def _header_bytes(count: int) -> int:
@@ -297,7 +320,8 @@ def _read_header(path: Path, handle: int, count: int) -> _CacheFile | None:
     if _SHA(known).digest() != digest or (magic, photos) != (_MAGIC, count):
         raise errors.UserError(f"{path}: damaged in its header; {_REMEDY}")
     shapes = [sides[i : i + _DIMS] for i in range(0, len(sides), _DIMS)]
-    sizes = (_HALF.itemsize * a * b * c * d for a, b, c, d in shapes)
+    itemsize = CACHE_SUFFIXES[path.suffix].itemsize
+    sizes = (itemsize * a * b * c * d for a, b, c, d in shapes)
     starts = list(accumulate(sizes, initial=_header_bytes(count)))
     is_whole = starts[-1] == os.fstat(handle).st_size
     return _CacheFile(path, handle, shapes, starts, digests) if is_whole else None
@@ -334,7 +358,7 @@ def weights_digest(key: str, modules: Iterable[nn.Module]) -> str:
 def photos_digest(photos: Sequence[Photo], folder: Path | None = None) -> str:
     """A digest of photos: names, sizes and contents; ``folder`` is that of a cache, which remembers the contents."""
     digest = hashlib.sha256()
-    contents = storage.content_digests([photo.path for photo in photos], folder / _PHOTOS_FILE if folder else None)
+    contents = storage.content_digests([photo.path for photo in photos], folder / PHOTO_DIGESTS if folder else None)
     for photo, content in zip(photos, contents, strict=True):
         digest.update(f"{photo.id} {photo.width}x{photo.height} {content}\n".encode())
     return digest.hexdigest()

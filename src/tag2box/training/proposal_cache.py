@@ -1,6 +1,7 @@
-"""The proposal cache: numbers per proposal that are computed once and memory-mapped from disk.
+"""The proposal cache: numbers per proposal, and label maps of photos, computed once and memory-mapped from disk.
 
-Superpixel straddling scores (used by WSOD2), and the evidence of class maps per class (used by priors).
+Superpixel straddling scores and superpixels (used by WSOD2), the evidence of class maps per class (used by priors), and
+segmentations (used by C-MIDN).
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int, Int32
 
 from tag2box import errors, images, io, storage
 from tag2box.annotations import BoxSource, Photo, ReviewedBoxes
@@ -24,16 +25,18 @@ from tag2box.models.class_maps import ClassMaps
 from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Progress, silent
-from tag2box.proposals.mapped_array import BLOCK, MappedArray, npy_header
+from tag2box.proposals.mapped_array import BLOCK, ArrayWriter, MappedArray, npy_header
 from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes
 from tag2box.training.feature_cache import photos_digest, weights_digest
 from tag2box.training.reviewed import JoinedEvidence, ReviewedSource
-from tag2box.types import PerProposalAndClass, ReviewedCodes
+from tag2box.types import LabelMap, PerProposalAndClass, ReviewedCodes
 
 FILE = re.compile(r"[0-9a-f]{24}\.npy")
 _BYTES = 4  # of a value
 _REMEDY = "remove the file; it is built again"
 _DIGESTS = "digests"
+_MAPS = "maps"
+_LONGEST_RUN = 1 << 24  # that float32 holds exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,12 @@ def _total(spans: Mapping[str, tuple[int, int]]) -> int:
     return max((last for _, last in spans.values()), default=0)
 
 
-def _place(folder: Path, depends_on: str, photos: Sequence[Photo], store: BoxSource) -> Path:
-    """The cache file, named by a digest of settings, photos and proposals."""
+def cache_place(folder: Path, depends_on: str, photos: Sequence[Photo], store: BoxSource | None = None) -> Path:
+    """The cache file, named by a digest of settings, photos and, for numbers per proposal, proposals."""
     digest = hashlib.sha256(f"{depends_on} {photos_digest(photos, folder)}".encode())
-    for photo in photos:
-        digest.update(store.boxes(photo.id).numpy().tobytes())
+    if store is not None:
+        for photo in photos:
+            digest.update(store.boxes(photo.id).numpy().tobytes())
     return folder / f"{digest.hexdigest()[:24]}.npy"
 
 
@@ -131,20 +135,109 @@ def _row_counts(photos: Sequence[Photo], store: BoxSource) -> dict[str, int]:
     return {photo.id: len(store.boxes(photo.id)) for photo in photos}
 
 
+# ---------------------------------------------------------------- label maps
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMapCache:
+    """Label maps of photos, run-length coded on disk: a row is the length of a run of equal labels, and the label."""
+
+    path: Path
+    maps: Mapping[str, tuple[int, int, int, int]]  # first and last row, height and width of each photo, by id
+    rows: MappedArray
+
+    @classmethod
+    def open(cls, path: Path) -> "LabelMapCache":
+        """Map a file; runs are verified when they are first read."""
+        beside = path.with_suffix(".json")
+        value = storage.read_checked_json(beside, "an index of label maps", _REMEDY)
+        maps = {name: (first, last, height, width) for name, (first, last, height, width) in value[_MAPS].items()}
+        total = max((last for _, last, _, _ in maps.values()), default=0)
+        return cls(path, maps, MappedArray.open(path, (total, 2), read_digests(path), _REMEDY))
+
+    def __reduce__(self) -> tuple[Callable[..., "LabelMapCache"], tuple[object, ...]]:
+        """Pickled by path: other processes map the file themselves."""
+        return LabelMapCache.open, (self.path,)
+
+    def __call__(self, photo_id: str) -> LabelMap:
+        """The label map of a photo."""
+        first, last, height, width = self.maps[photo_id]
+        lengths, labels = self.rows.copy(first, last).astype(np.int32).T
+        return torch.from_numpy(np.repeat(labels, lengths).reshape(height, width))
+
+
+def build_label_maps(
+    path: Path,
+    count: int,
+    results: Callable[[], Generator[tuple[str, Int[np.ndarray, "h w"]], None, None]],
+    *,
+    title: str,
+    progress: Progress = silent,
+) -> LabelMapCache:
+    """The label maps at ``path``, built if they are missing or cut short, as ``build_cache`` does.
+
+    Args:
+        count: of photos.
+    """
+    if not _is_complete(path):
+        io.sweep(path.parent)
+        maps: dict[str, tuple[int, int, int, int]] = {}
+        with (
+            storage.writing(path),
+            closing(results()) as computed,
+            io.replacing(path) as temporary,
+            temporary.open("w+b") as file,
+            progress(title, count) as bar,
+        ):
+            writer = ArrayWriter(file, (2,))
+            for photo_id, labels in computed:
+                first = writer.rows
+                writer.add(torch.from_numpy(label_runs(labels)))
+                maps[photo_id] = (first, writer.rows, *labels.shape)
+                bar.advance()
+            digests = writer.finish(path).to_json()
+        with storage.writing(path):
+            storage.write_checked_json(path.with_suffix(".json"), {"format": 1, _DIGESTS: digests, _MAPS: maps})
+    return LabelMapCache.open(path)
+
+
+def label_runs(labels: Int[np.ndarray, "h w"]) -> Float32[np.ndarray, "runs 2"]:
+    """Lengths and labels of runs of equal labels, in reading order.
+
+    >>> label_runs(np.array([[5, 5, 7], [7, 7, 5]])).tolist()
+    [[2.0, 5.0], [3.0, 7.0], [1.0, 5.0]]
+    """
+    flat = labels.ravel()
+    is_first = np.arange(len(flat)) % _LONGEST_RUN == 0
+    is_first[1:] |= flat[1:] != flat[:-1]
+    starts = np.flatnonzero(is_first)
+    return np.stack([np.diff(starts, append=len(flat)), flat[starts]], axis=1).astype(np.float32)
+
+
 # ---------------------------------------------------------------- class evidence
 
 
 def build_evidence_cache(evidence: ClassEvidence, folder: Path, *, progress: Progress = silent) -> ProposalCache:
     """The evidence of class maps for the proposals of some photos, per class."""
-    photos, store, class_maps = evidence.photos, evidence.store, evidence.class_maps
+    photos, store = evidence.photos, evidence.store
 
     def results() -> Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]:
         for photo in photos:
             yield photo.id, evidence(photo.id).numpy()
 
-    digest = weights_digest(f"class evidence {class_maps.side} {class_maps.backbone.trunk_key()}", [class_maps])
-    path, width = _place(folder, digest, photos, store), (class_maps.num_classes,)
+    path, width = _evidence_place(evidence, folder), (evidence.class_maps.num_classes,)
     return build_cache(path, _row_counts(photos, store), results, title="class maps", width=width, progress=progress)
+
+
+def has_evidence(evidence: ClassEvidence, folder: Path) -> bool:
+    """Whether the evidence of photos is in the cache."""
+    return _is_complete(_evidence_place(evidence, folder))
+
+
+def _evidence_place(evidence: ClassEvidence, folder: Path) -> Path:
+    maps, backbone = evidence.class_maps, evidence.class_maps.backbone
+    digest = weights_digest(f"class evidence {maps.side} {backbone.trunk_key()}{backbone.runtime.key()}", [maps])
+    return cache_place(folder, digest, evidence.photos, evidence.store)
 
 
 @dataclass(frozen=True)
@@ -215,8 +308,30 @@ def build_superpixel_cache(
                     raise errors.UserError(found.problem)
                 yield job.photo.id, found.values
 
-    path = _place(folder, f"straddling {superpixels} OpenCV {cv2.__version__}", photos, store)
+    path = cache_place(folder, f"straddling {superpixels} OpenCV {cv2.__version__}", photos, store)
     return build_cache(path, _row_counts(photos, store), results, title="superpixels", progress=progress)
+
+
+def build_superpixel_maps(
+    photos: Sequence[Photo],
+    superpixels: Superpixels,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> LabelMapCache:
+    """Superpixels of photos, computed on all cores."""
+
+    def results() -> Generator[tuple[str, Int32[np.ndarray, "h w"]], None, None]:
+        jobs = (_Job(photo, np.zeros((0, 4), np.float32)) for photo in photos)
+        with closing(LocalPool(workers)(partial(_segment, superpixels), jobs, lost=_lost)) as segmented:
+            for job, found in segmented:
+                if found.values is None:
+                    raise errors.UserError(found.problem)
+                yield job.photo.id, found.values
+
+    path = cache_place(folder, f"superpixels {superpixels} OpenCV {cv2.__version__}", photos)
+    return build_label_maps(path, len(photos), results, title="superpixels", progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +348,9 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The scores of a photo's boxes, or an error."""
+    """The scores of a photo's boxes, or its superpixels, or an error."""
 
-    values: Float32[np.ndarray, " P"] | None = None
+    values: np.ndarray | None = None
     problem: str = ""
 
 
@@ -246,15 +361,21 @@ def _all_scores(
     return LocalPool(workers)(partial(_score, superpixels), jobs, lost=_lost)
 
 
-def _score(superpixels: Superpixels, job: _Job) -> _Scores:
+def _segment(superpixels: Superpixels, job: _Job) -> _Scores:
     size = (job.photo.width, job.photo.height)
     try:
-        labels = superpixels(images.read_photo(job.photo.path, superpixels.working_size(size)), size)
+        return _Scores(superpixels(images.read_photo(job.photo.path, superpixels.working_size(size)), size))
     except errors.UserError as error:
         return _Scores(problem=str(error))
-    height, width = labels.shape
-    shown = job.boxes * np.array([width / size[0], height / size[1]] * 2, np.float32)
-    return _Scores(straddling(labels, shown))
+
+
+def _score(superpixels: Superpixels, job: _Job) -> _Scores:
+    found = _segment(superpixels, job)
+    if found.values is None:
+        return found
+    height, width = found.values.shape
+    shown = job.boxes * np.array([width / job.photo.width, height / job.photo.height] * 2, np.float32)
+    return _Scores(straddling(found.values, shown))
 
 
 def _lost(job: _Job, number: int) -> _Scores:

@@ -17,12 +17,11 @@ from tag2box.models.augment import Augment, Chosen, Rois, augment_rois, rois_of
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import InvertedAttention, Regularizer
 from tag2box.models.rng import StepRng, Stream
+from tag2box.models.runtime import HALF_TYPES, Precision, autocast
 from tag2box.ops.losses import at_least_single, mil_partition
 from tag2box.training.criterion import Criterion, LossOutput
-from tag2box.training.dist import SINGLE_PROCESS, DistContext, Memory, Precision
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, Memory
 from tag2box.types import AugmentedRois, Batch, Outputs
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,8 @@ class Forward:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Half precision inside the block, if it is set."""
-        dtype = _AUTOCAST.get(self.step.precision)
-        return torch.autocast(self.step.device.type, dtype) if dtype else nullcontext()
+        is_half = self.step.precision in HALF_TYPES
+        return autocast(self.step.device, self.step.precision) if is_half else nullcontext()
 
     def draw(self, images: Int[Tensor, " R"]) -> Float[Tensor, "R h w"]:
         """Random numbers of the regularizer for the proposals of a batch; ``images`` are numbers in the whole batch."""
@@ -165,7 +164,7 @@ class Forward:
             logits = detector.region.logits(rois.region, self.rng.row_rng(Stream.REGION_NECK, images))
             scores = replace(scores, region=logits)
         outputs = Outputs(scores, embed, kept, responses)
-        return outputs.map(at_least_single) if self.step.precision in _AUTOCAST else outputs
+        return outputs.map(at_least_single) if self.step.precision in HALF_TYPES else outputs
 
     def chosen(self, rows: Int[Tensor, " m"], images: Int[Tensor, " m"]) -> Chosen:
         """Proposals to copy, with the masks drawn for them."""

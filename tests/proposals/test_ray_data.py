@@ -14,9 +14,9 @@ from corners import COUNTS, Seen, content, counts, make, paint
 
 from tag2box.annotations import Photo
 from tag2box.errors import Interrupted, UserError
-from tag2box.parallel import ray_pool
+from tag2box.parallel import ray_data
 from tag2box.parallel.pool import LocalPool
-from tag2box.parallel.ray_pool import RayPool
+from tag2box.parallel.ray_data import RayPool
 from tag2box.proposals.store import ProposalStore
 
 ray = pytest.importorskip("ray")
@@ -110,7 +110,7 @@ def enumerate_ids(values: list[int]) -> Iterator[tuple[str, int]]:
 def test_a_photo_that_ends_every_process_costs_only_itself_and_is_named(
     photos: list[Photo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_pool, "RETRIES", 0)
+    monkeypatch.setattr(ray_data, "RETRIES", 0)
     paint(photos[0].path.parent, "p3", 201)
     store = make(photos, tmp_path / "s", pool=RayPool(chunk=2))
     assert counts(store) == {f"p{n}": n for n in COUNTS if n != 3}
@@ -118,9 +118,9 @@ def test_a_photo_that_ends_every_process_costs_only_itself_and_is_named(
 
 
 def test_if_every_process_dies_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_pool, "RETRIES", 0)
+    monkeypatch.setattr(ray_data, "RETRIES", 0)
     pool = RayPool(chunk=1, workers=1)
-    with pytest.raises(UserError, match=r"^ray cluster .+: 3 photos in a row .+ rerun the same command to resume$"):
+    with pytest.raises(UserError, match=r"^ray cluster .+: 5 tasks were tried 2 times each, .+ rerun the same command"):
         answers(pool, ray_works.die, some(tmp_path, [13] * 5))
 
 
@@ -140,8 +140,8 @@ def test_a_file_that_only_this_process_can_read_is_reported(tmp_path: Path) -> N
 
 
 def test_other_versions_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = ray_pool._versions()
-    monkeypatch.setattr(ray_pool, "_versions", lambda: (*ours[:-1], ("pillow", "1.0")))
+    ours = ray_data._versions()
+    monkeypatch.setattr(ray_data, "_versions", lambda: (*ours[:-1], ("pillow", "1.0")))
     with pytest.raises(UserError, match=r"^ray node .+: pillow [\d.]+, expected 1\.0 as where the command was typed"):
         answers(RayPool(), ray_works.width, some(tmp_path, [9]))
 

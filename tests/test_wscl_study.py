@@ -1,0 +1,71 @@
+"""benchmarks/wscl_study.py: its rows and their order, and a small queue that is run, resumed and written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench_figures import bench
+from tag2box.recipes import RECIPES
+from tag2box.systems import SYSTEMS
+from tiny_world import SCENES, TINY
+
+study = bench("wscl_study")
+WORLD = replace(SCENES, train=6, test=3)
+
+
+def test_the_grid_covers_every_question_and_the_telling_rows_come_first() -> None:
+    base = RECIPES["scenes"]()
+    rows = study.rows_of(("discovery", "wscl", "systems"), base)
+    assert [row.tier for row in rows] == sorted(row.tier for row in rows)
+    by_study = {name: [row for row in rows if row.study == name] for name in study.STUDIES}
+    assert [len(own) for own in by_study.values()] == [7, 2 * 3 + 2 * 3 * 3 * 4, len(SYSTEMS)]
+    configs = [row.config(base, 0) for row in by_study["wscl"]]
+    weights = {c.criterion.contrast.weight for c in configs if c.criterion.contrast.enabled}
+    assert max(weights) / min(weights) == pytest.approx(1000)  # three decades
+    assert {c.criterion.contrast.omega for c in configs} == {"share", "batch", "pair"}
+    assert {(c.plan.optimizer.kind, c.backbone.train_tail, c.backbone.train_trunk) for c in configs} == {
+        (kind, *parts) for kind in ("sgd", "adam") for parts in ((False, False), (True, False), (True, True))
+    }
+    assert all(c.criterion.labeler.kind == "oicr" for c in configs)
+    rules = [row.config(base, 0).criterion.labeler for row in by_study["discovery"][1:]]
+    assert [own.rule for own in rules] == 2 * ["paper", "exclusive", "published"]
+    first = [row for row in by_study["wscl"] if row.tier == 0]
+    assert len(first) == 2 + 2 * 3 and all(row.config(base, 0).backbone == base.backbone for row in first)
+
+
+def test_a_row_without_wscl_stands_before_or_beside_the_rows_it_is_compared_with() -> None:
+    rows = study.rows_of(("wscl",), RECIPES["scenes"]())
+    tiers = {tuple(row.name.split(", ")[-2:]): row.tier for row in rows if row.name.startswith("none")}
+    assert all(tiers[tuple(row.name.split(", ")[-2:])] <= row.tier for row in rows)
+
+
+def test_an_unknown_study_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        study.main(["--studies", "wslc"])
+    assert "--studies wslc: unknown; there are discovery, wscl, systems" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_queue_is_run_in_parts_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "studies.json"
+    argv = ["--studies", "wscl,systems", "--seeds", "0", "--work", f"{tmp_path}", "--out", f"{out}"]
+    argv += [word for change in TINY for word in ("--set", change)]
+    study.main([*argv, "--list"], world=WORLD)
+    listed = capsys.readouterr().out
+    assert "runs left; minutes per run, with evaluation: about unknown" in listed
+    study.main([*argv, "--most", "1"], world=WORLD)
+    one = json.loads(out.read_text())
+    assert [row["row"] for row in one["rows"]] == ["none, SGD, head"] and one["rows"][0]["contrast_share"] == {}
+    study.main([*argv, "--most", "2"], world=WORLD)
+    again = json.loads(out.read_text())
+    assert again["rows"][0] == one["rows"][0] and again["open"] == one["open"] - 2
+    capsys.readouterr()
+    study.main([*argv, "--list"], world=WORLD)
+    assert "about unknown" not in capsys.readouterr().out
+    shared = [row for row in again["rows"] if row["row"].startswith("omega")]
+    assert len(shared) == 1 and shared[0]["contrast_share"]["0"] >= 0
+    assert set(shared[0]["figures"]) == {"mAP50", "CorLoc", "labels' precision", "labels' recall", "ms a step"}
