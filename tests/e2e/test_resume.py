@@ -282,8 +282,11 @@ def test_fields_of_training_types_are_pinned():
         "fraction",
     ]  # fmt: skip
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "side_info"]
-    # a number a class, or a proposal, or both: no room for boxes; "reviewed" marks proposals of `train --boxes`
-    assert names[SideInfo] == ["counts", "evidence", "objectness", "class_evidence", "reviewed"]
+    # a number a class, or a proposal, or both: no room for boxes; "reviewed" marks proposals of `train --boxes`;
+    # superpixels come from pixels, segments from tags
+    assert names[SideInfo] == [
+        "counts", "evidence", "objectness", "class_evidence", "reviewed", "superpixels", "segments"
+    ]  # fmt: skip
     assert not [s.key for s in settings.describe(Config) if "truth" in s.key or "annotation" in s.key]
 
 
