@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -184,3 +186,24 @@ def test_a_depthwise_convolution_in_bf16_has_gradients_near_those_in_fp32(stride
 def test_in_fp32_it_is_the_convolution_itself() -> None:
     conv, x = nn.Conv2d(4, 4, 3, groups=4), torch.randn(1, 4, 5, 5)
     assert torch.equal(depthwise_conv(x, conv), conv(x))
+
+
+@needs_openvino
+def test_a_signal_after_openvino_was_used_is_handled() -> None:
+    script = """
+import gc, signal, sys, threading, torch
+from torch import nn
+from tag2box.models.runtime import Runtime, run
+
+nets = [nn.Conv2d(3, 4, 3)]
+with Runtime(engine="openvino").frozen(torch.device("cpu")):
+    run(nets[0], "whole", nets[0], torch.rand(1, 3, 8, 8))
+released = threading.Thread(target=lambda: (nets.clear(), gc.collect()))  # a collection may run in any thread
+released.start()
+released.join()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+    assert subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], check=False).returncode == 7

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class _Compiled:
     """A part of a network, compiled by OpenVINO for maps of any number and size."""
 
     def __init__(self, owner: nn.Module, part: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> None:
-        openvino = load_openvino()
+        openvino, core = load_openvino(), _openvino_core()
         with torch.autocast(x.device.type, enabled=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tracing, which the converter uses, is deprecated
             model = openvino.convert_model(
@@ -130,7 +131,7 @@ class _Compiled:
             "NUM_STREAMS": 1,
         }
         self.weights = _weights(owner)
-        self.request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        self.request = core.compile_model(model, "CPU", settings).create_infer_request()
 
     def __call__(self, x: Tensor) -> Tensor:
         result = self.request.infer([x.float().contiguous().numpy()], share_inputs=True)
@@ -156,6 +157,16 @@ def load_openvino() -> Any:
         raise UserError(
             "compute.engine = openvino: OpenVINO is not installed; pip install tag2box[openvino], or set it to torch"
         ) from None
+
+
+@cache
+def _openvino_core() -> Any:
+    """OpenVINO's core, one for the whole life of the process.
+
+    Its CPU plugin gives the thread that loads it a signal stack. Released in another thread, the plugin frees that
+    memory but leaves it in use, and the next signal, such as Ctrl-C, ends the process with a segmentation fault.
+    """
+    return load_openvino().Core()
 
 
 # ---------------------------------------------------------------- bf16 on CPUs
