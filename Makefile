@@ -35,14 +35,8 @@ demo: setup ## train and evaluate on generated scenes; writes the report to runs
 fast: setup ## run the unit tests, with a fifth of the examples of property tests
 	HYPOTHESIS_PROFILE=quick $(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
-# OpenVINO, object storage and the pages have libraries with threads and signal handlers of their own, so their tests run
-# in processes of their own, after the others.
-APART := tests/models/test_runtime.py tests/formats/test_rows.py tests/cli/test_row_jobs.py tests/test_docs_code.py \
-	tests/test_docs_site.py tests/proposals/test_ray_data.py
-
 test: setup ## run all tests
-	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=,$(APART))
-	$(BIN)/pytest -n 2 --dist loadfile $(APART)
+	$(BIN)/pytest -n 2 --dist loadfile
 
 coverage: setup ## run all tests and print which lines of the package they reach
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term

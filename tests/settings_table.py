@@ -178,6 +178,7 @@ TABLE = [
     row("adaptation.lr", "0.01", *ADAPTED),
     row("adaptation.weight_decay", "5", *ADAPTED),
     row("adaptation.min_crop", "0.9", *ADAPTED),
+    row("adaptation.frozen_stages", "1", *ADAPTED),
     row("adaptation.keep_boxes", "3", *ADAPTED),
     row("segmentation.side", "64", *SEGMENTED, seen=segments_of_photos),
     row("segmentation.map_epochs", "20", *SEGMENTED, seen=segments_of_photos),

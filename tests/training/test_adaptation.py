@@ -81,6 +81,16 @@ def test_cells_alone_leave_the_backbone_as_it_is(tmp_path: Path) -> None:
     assert (after.deviation != 1).any()
 
 
+def test_frozen_stages_keep_their_weights(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 2)
+    class_maps = build_class_maps(Lite0().build(pretrained=False), 3, SETTINGS)
+    before = {name: value.clone() for name, value in class_maps.state_dict().items()}
+    adapt(class_maps, photos, replace(SETTINGS, frozen_stages=4, lr=1e-3), folder=tmp_path / "maps", seed=0)
+    frozen = tuple(f"backbone.{part}." for part in ("stem", *(f"body.{block}" for block in range(5))))
+    changed = {name for name, value in class_maps.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if not name.startswith(frozen)}
+
+
 def test_cells_of_many_photos_are_those_of_evenly_spaced_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = tiny_photos(tmp_path, 5)
     monkeypatch.setattr(adaptation, "_CELL_PHOTOS", 3)

@@ -257,6 +257,10 @@ class WrappedBackbone(Backbone):
         """Those of the inner backbone."""
         return self.inner.photo_modules()
 
+    def pyramid_modules(self) -> tuple[nn.Module, ...]:
+        """Those of the inner backbone."""
+        return self.inner.pyramid_modules()
+
     def roi_map_modules(self) -> tuple[nn.Module, ...]:
         """Those of the inner backbone."""
         return self.inner.roi_map_modules()
