@@ -4,7 +4,7 @@ BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo fast test coverage test-minimum fuzz mutants bench bench-check docs lint check release-check release clean
+.PHONY: help setup lock demo fast test test-cluster coverage test-minimum fuzz mutants bench bench-check docs lint check release-check release clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +35,11 @@ demo: setup ## train and evaluate on generated scenes; writes the report to runs
 fast: setup ## run the unit tests, with a fifth of the examples of property tests
 	HYPOTHESIS_PROFILE=quick $(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
-test: setup ## run all tests
-	$(BIN)/pytest -n 2 --dist loadfile
+test: setup ## run all tests but those on a Ray cluster
+	$(BIN)/pytest -n 2 --dist loadfile -m "not cluster"
+
+test-cluster: setup ## run the tests on a local Ray cluster, some nodes and processes of which are killed
+	$(BIN)/pytest -m cluster
 
 coverage: setup ## run all tests and print which lines of the package they reach
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term

@@ -38,15 +38,20 @@ FAST = {
 }  # fmt: skip
 # Of these, guides train, pages are written whole, and a browser is a process of its own.
 SLOW = {"test_page_in_browser.py", "test_report_page.py"}
+# Those on a local Ray cluster, whose every process imports torch: `make test-cluster` runs them.
+CLUSTER = {"test_ray.py", "test_ray_data.py", "test_row_jobs.py", "test_rows.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that `make fast` leaves out."""
+    """Mark the tests that `make fast` and `make test` leave out."""
     here = Path(__file__).parent
     for item in items:
         name = item.path.name
         if item.path.relative_to(here).parts[0] not in FAST or "guide" in name or name in SLOW:
             item.add_marker(pytest.mark.slow)
+        if name in CLUSTER:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.cluster)
 
 
 @pytest.fixture(autouse=True)

@@ -119,9 +119,10 @@ def test_a_photo_that_ends_every_process_costs_only_itself_and_is_named(
 
 def test_if_every_process_dies_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_data, "RETRIES", 0)
+    monkeypatch.setattr(ray_data, "_MAX_LOST", 2)
     pool = RayPool(chunk=1, workers=1)
-    with pytest.raises(UserError, match=r"^ray cluster .+: 5 tasks were tried 2 times each, .+ rerun the same command"):
-        answers(pool, ray_works.die, some(tmp_path, [13] * 5))
+    with pytest.raises(UserError, match=r"^ray cluster .+: 2 tasks were tried 2 times each, .+ rerun the same command"):
+        answers(pool, ray_works.die, some(tmp_path, [13] * 2))
 
 
 # ---------------------------------------------------------------- nodes that are unfit
