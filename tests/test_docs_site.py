@@ -148,7 +148,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.skipif(not BROWSER, reason="no browser")
-@pytest.mark.parametrize("width", [1280])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_and_search_answers_from_disk(site: Path, browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.set_default_timeout(180_000)
@@ -160,7 +160,7 @@ def test_pages_fit_and_search_answers_from_disk(site: Path, browser: Any, width:
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
     if width < 500:
         page.locator("label.md-header__button[for=__search]").click()
-    page.locator(".md-search__input").fill("calibrated scores")
+    page.locator(".md-search__input").press_sequentially("calibrated scores")
     first = page.locator(".md-search-result__item a").first
     first.wait_for(state="attached")
     assert "trust-classes.html" in {link.split("?")[0].split("/")[-1].split("#")[0] for link in hrefs(page)}
