@@ -74,6 +74,7 @@ class Oracle:
     train: evaluate.EvalSet
     out: Path
     progress: Progress = silent
+    with_corloc: bool = True
 
     def home(self, seed: int) -> Path:
         """The folder of a seed."""
@@ -141,7 +142,7 @@ class Oracle:
         began = time.monotonic()
         reviewed = self.chosen(seed, row)
         run = self.first(seed) if row.is_first else self.second(seed, row, reviewed)
-        left = self.not_reviewed(set(reviewed))
+        left = self.not_reviewed(set(reviewed)) if self.with_corloc else None
         evaluate.measure_run(run, test=self.test, train=left, progress=self.progress)
         figures = {
             **self._figures(run, row, reviewed),
@@ -255,7 +256,7 @@ def open_oracle(args: argparse.Namespace, progress: Progress) -> Oracle:
     base = replace(recipes.RECIPES[args.recipe](), data=data, feature_cache=args.out / "maps")
     config = settings.load(recipes.Config, [], args.overrides, base=base)
     _check_apart(*(one.photos for one in sets))
-    return Oracle(config, sets[1], sets[0], args.out, progress)
+    return Oracle(config, sets[1], sets[0], args.out, progress, not args.no_corloc)
 
 
 def _check_apart(train_photos: Sequence[Photo], test_photos: Sequence[Photo]) -> None:
@@ -274,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--shares", type=float, nargs="*", default=[5, 10, 20], help="of reviewed photos, in per cent")
     parser.add_argument("--orders", nargs="*", default=list(ORDERS), choices=ORDERS)
+    parser.add_argument("--no-corloc", action="store_true", help="test photos alone: half of the time")
     parser.add_argument("--out", type=Path, default=Path("runs/oracle"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
     args = parser.parse_args(argv)

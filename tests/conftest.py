@@ -36,21 +36,29 @@ FAST = {
     "test_io.py", "test_lock.py", "test_package.py", "test_portable.py", "test_safe_pickle.py",
     "test_settings.py", "test_types.py", "test_words.py",
 }  # fmt: skip
-# Of these, guides train, pages are written whole, and a browser is a process of its own.
-SLOW = {"test_page_in_browser.py", "test_report_page.py"}
+# Of these, guides train, pages are written whole, OpenVINO compiles, and a browser is a process of its own.
+SLOW = {"test_page_in_browser.py", "test_report_page.py", "test_runtime.py"}
 # Those on a local Ray cluster, whose every process imports torch: `make test-cluster` runs them.
 CLUSTER = {"test_ray.py", "test_ray_data.py", "test_row_jobs.py", "test_rows.py"}
 
 
+def _is_fast(path: Path) -> bool:
+    first = path.relative_to(Path(__file__).parent).parts[0]
+    return first in FAST and "guide" not in path.name and path.name not in SLOW | CLUSTER
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the files that `make fast` leaves out."""
+    is_left_out = collection_path.suffix == ".py" and config.option.markexpr == "not slow"
+    return True if is_left_out and not _is_fast(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `make fast` and `make test` leave out."""
-    here = Path(__file__).parent
     for item in items:
-        name = item.path.name
-        if item.path.relative_to(here).parts[0] not in FAST or "guide" in name or name in SLOW:
+        if not _is_fast(item.path):
             item.add_marker(pytest.mark.slow)
-        if name in CLUSTER:
-            item.add_marker(pytest.mark.slow)
+        if item.path.name in CLUSTER:
             item.add_marker(pytest.mark.cluster)
 
 
