@@ -69,7 +69,7 @@ class Adaptation:
     min_crop: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Smallest share of a photo's area that a random crop shows."""
     frozen_stages: Annotated[int, Field(ge=0, le=100)] = 0
-    """Stages of the backbone, from the stem on, that keep their pretrained weights: the first ones cost most time."""
+    """Stages of the backbone, from the stem on, that keep their pretrained weights (never the last): they cost most."""
     keep_boxes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Proposals per photo that the detector sees: those with most evidence for any class, and a quarter of others."""
 
@@ -178,7 +178,8 @@ class _Training:
     def _optimizer(self) -> torch.optim.Optimizer:
         self.net.requires_grad_(False).train()
         backbone, fixed = self.net.backbone, self.settings.frozen_stages
-        frozen = {p for module in (backbone.pyramid_modules()[:fixed] if fixed else ()) for p in module.parameters()}
+        stages = backbone.pyramid_modules()[:-1][:fixed] if fixed else ()
+        frozen = {p for stage in stages for p in stage.parameters()}
         trained = [p for module in backbone.photo_modules() for p in module.parameters() if p not in frozen]
         for p in trained:
             p.requires_grad_(True)
