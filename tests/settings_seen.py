@@ -21,11 +21,12 @@ from tag2box.models.augment import Augment
 from tag2box.models.backbone import innermost
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import InvertedAttention, hardest_rows
+from tag2box.models.lite0 import Lite0
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.rng import RowRng, StepRng, Stream
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.recipes import Config
-from tag2box.training.adaptation import build_segments
+from tag2box.training.adaptation import adapt, build_class_maps, build_segments
 from tag2box.training.batches import ImageBatches
 from tag2box.training.criterion import Criterion
 from tag2box.training.loader import count_workers
@@ -198,6 +199,16 @@ def with_guides(inputs: LabelerInput) -> LabelerInput:
     proposals = replace(inputs.proposals, frames=((150, 150),) * 4)
     side_info = SideInfo(class_evidence=torch.rand(120, 3, generator=g), segments=segments)
     return replace(inputs, proposals=proposals, side_info=side_info)
+
+
+def layers_that_adapt(config: Config) -> tuple[str, ...]:
+    """The weights of lite0 that one step of adaptation changes."""
+    backbone = Lite0().build(pretrained=False)
+    before = {name: value.clone() for name, value in backbone.named_parameters()}
+    with TemporaryDirectory() as folder:
+        photos, maps = tiny_photos(Path(folder), 2), build_class_maps(backbone, 3, config.adaptation)
+        adapt(maps, photos, config.adaptation, folder=Path(folder) / "maps", seed=0)
+    return tuple(name for name, value in backbone.named_parameters() if not torch.equal(value, before[name]))
 
 
 def segments_of_photos(config: Config) -> object:
