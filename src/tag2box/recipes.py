@@ -162,7 +162,7 @@ def photos() -> Config:
     return replace(
         frozen,
         backbone=lite0.Lite0(pool_size=8, dropout=0.5, train_neck=False, pooled=True),
-        adaptation=Adaptation(epochs=10, frozen_stages=4, keep_boxes=240),
+        adaptation=Adaptation(epochs=10, keep_boxes=240),
         heads=detector.Heads(context=Context(on="both")),
         drop_block=DropBlock(drop=0.0),
         augment=Augment(mask=False, noise_per_channel=True),
@@ -190,7 +190,7 @@ def inspection() -> Config:
     return replace(
         config,
         proposals=combined.Combined(),
-        adaptation=replace(config.adaptation, part="cells", side=320, epochs=24, frozen_stages=0, keep_boxes=300),
+        adaptation=replace(config.adaptation, part="cells", side=320, epochs=24, keep_boxes=300),
     )
 
 
