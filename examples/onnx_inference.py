@@ -27,7 +27,7 @@ def main(model: str, min_score: str, *photos: str) -> None:
         else:
             scale = min(short / min(height, width), long_max / max(height, width))
         h, w = max(1, round(height * scale)), max(1, round(width * scale))
-        room = size or [max(least, -(-side // step) * step) for side in (h, w)]
+        room = size or [max(least, -(-max(h, w) // step) * step)] * 2
         canvas = np.full((*room, 3), json.loads(about["colour"]), np.uint8)  # the photo is at its top left
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         canvas[:h, :w] = cv2.resize(cv2.cvtColor(photo, cv2.COLOR_BGR2RGB), (w, h), interpolation=how)

@@ -107,6 +107,7 @@ def test_space_is_added_right_and_below_in_the_neutral_colour() -> None:
     network = SMALL.build(TinyTrunk(), 3)
     shown = padded(torch.full((3, 33, 64), 9.0), network)
     assert shown.shape == (3, 64, 64) and (shown[:, :33] == 9).all()
+    assert padded(torch.zeros(3, 65, 1), network).shape == (3, 96, 96)  # a square, as in training
     assert shown[:, 40, 5].tolist() == pytest.approx(network.backbone.preprocess.neutral())
 
 

@@ -113,6 +113,18 @@ def fixed(student: StudentDetector, graph: onnx.ModelProto, folder: Path) -> Pat
 
 
 @pytest.fixture(scope="module")
+def squared(student: StudentDetector) -> StudentDetector:
+    """The student with the photos in a square of 96 pixels."""
+    return replace(student, inference=replace(student.inference, scales=(96,)))
+
+
+@pytest.fixture(scope="module")
+def square(squared: StudentDetector, folder: Path) -> Path:
+    export_model(squared, folder / "square.onnx")
+    return folder / "square.onnx"
+
+
+@pytest.fixture(scope="module")
 def dynamic(student: StudentDetector, folder: Path) -> Path:
     export_model(student, folder / "dynamic.onnx", is_dynamic=True)
     return folder / "dynamic.onnx"
@@ -347,17 +359,17 @@ def run_beside(model: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def photos(folder: Path) -> Iterator[tuple[Photo, Photo]]:
     """A photo of the size of the input, and one that is resized for it; both smooth, as every method resizes alike."""
     field = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
-    for name, (width, height) in {"same": (96, 64), "large": (190, 127)}.items():
+    for name, (width, height) in {"same": (96, 96), "large": (190, 127)}.items():
         Image.fromarray(field).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{name}.png")
     same, large = find_photos([folder / "same.png", folder / "large.png"])
     yield same, large
 
 
 def test_the_script_beside_a_file_finds_the_boxes_of_the_product(
-    student: StudentDetector, fixed: Path, photos: tuple[Photo, Photo]
+    squared: StudentDetector, square: Path, photos: tuple[Photo, Photo]
 ) -> None:
-    wanted = student.detect(photos)
-    done = run_beside(fixed, "0", *(str(photo.path) for photo in photos))
+    wanted = squared.detect(photos)
+    done = run_beside(square, "0", *(str(photo.path) for photo in photos))
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["photo"] for row in found] == [str(photo.path) for photo in photos]
@@ -370,7 +382,7 @@ def test_the_script_beside_a_file_finds_the_boxes_of_the_product(
     near = iou(large.boxes[:5], boxes).max(dim=1).values  # resized by another library
     assert near.min() > 0.8
     half = float(same.scores[len(same.scores) // 2])
-    some = json.loads(run_beside(fixed, f"{half}", str(photos[0].path)).stdout)["boxes"]
+    some = json.loads(run_beside(square, f"{half}", str(photos[0].path)).stdout)["boxes"]
     assert some == [row for row in rows if row["score"] >= half] != rows
     assert len(run_script().splitlines()) <= 45
 
@@ -566,24 +578,23 @@ def test_a_missing_extra_is_one_line(
 
 
 def test_the_benchmark_measures_all_forms_alternately(
-    student: StudentDetector,
-    fixed: Path,
+    squared: StudentDetector,
+    square: Path,
     photos: tuple[Photo, Photo],
     world: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = load_bench("student_speed")
-    monkeypatch.setattr(bench, "canvas_of", lambda _: FIXED)
-    monkeypatch.setattr(bench, "write_onnx", lambda _, out, *__: out.write_bytes(fixed.read_bytes()))
-    monkeypatch.setattr(bench, "write_int8", lambda _, out, *__: out.write_bytes(fixed.read_bytes()))
+    monkeypatch.setattr(bench, "write_onnx", lambda _, out, *__: out.write_bytes(square.read_bytes()))
+    monkeypatch.setattr(bench, "write_int8", lambda _, out, *__: out.write_bytes(square.read_bytes()))
     cores = os.sched_getaffinity(0)
     rows = bench.measured(
-        runs.open_run(world / "run"), student, photos, photos, threads=[1], repeats=1, teacher_photos=1
+        runs.open_run(world / "run"), squared, photos, photos, threads=[1], repeats=1, teacher_photos=1
     )
     assert os.sched_getaffinity(0) == cores
     assert set(rows["1 threads"]) == {"teacher", "torch", "onnx", "int8", "times_faster_than_teacher"}
     assert all(rows["1 threads"][name]["photos_per_second"]["median"] > 0 for name in ("teacher", "torch", "onnx"))
-    found = bench.OnnxStudent(onnx_session(str(fixed)), FIXED)(photos[:1])["same"]
-    wanted = student.detect(photos[:1])["same"]
+    found = bench.OnnxStudent(onnx_session(str(square)), canvas_of(squared))(photos[:1])["same"]
+    wanted = squared.detect(photos[:1])["same"]
     assert found.labels.tolist() == wanted.labels.tolist()
     assert torch.allclose(found.boxes, wanted.boxes, atol=1e-3) and torch.allclose(found.scores, wanted.scores)

@@ -320,10 +320,13 @@ class StudentDetector:
         return found * found.new_tensor([size[1] / width, size[0] / height] * 2), scores.flatten(), labels
 
 
-def padded(pixels: Float[Tensor, "3 h w"], network: StudentModule) -> Float[Tensor, "3 H W"]:
-    """A picture with space of a neutral colour to the right and below, up to multiples of the coarsest stride."""
+def padded(pixels: Float[Tensor, "3 h w"], network: StudentModule) -> Float[Tensor, "3 S S"]:
+    """A picture in a square, as in training: at its top left, with space of a neutral colour around it.
+
+    Its side is a multiple of the coarsest stride. Scores depend on that space: GroupNorm averages over it.
+    """
     multiple, (height, width) = network.strides[-1], pixels.shape[1:]
-    room = (-(-height // multiple) * multiple, -(-width // multiple) * multiple)
-    canvas = pixels.new_tensor(network.backbone.preprocess.neutral()).view(3, 1, 1).expand(3, *room).clone()
+    side = -(-max(height, width) // multiple) * multiple
+    canvas = pixels.new_tensor(network.backbone.preprocess.neutral()).view(3, 1, 1).expand(3, side, side).clone()
     canvas[:, :height, :width] = pixels
     return canvas

@@ -51,9 +51,9 @@ _USUAL_ASPECT = 4 / 3
 class InputCanvas:
     """How a photo is placed in the input: scaled, at the top left, with a neutral colour around it.
 
-    The input has a fixed ``size`` (height, width), into which the photo is fitted; or sides of any multiple of
-    ``multiple`` from ``least_side`` on, for a photo whose short side is scaled to ``short``, and whose long one to at
-    most ``long_max``.
+    The input has a fixed ``size`` (height, width), into which the photo is fitted; or is a square, as in training, with
+    a side of any multiple of ``multiple`` from ``least_side`` on, for a photo whose short side is scaled to ``short``,
+    and whose long one to at most ``long_max``.
     """
 
     size: tuple[int, int] | None
@@ -79,8 +79,8 @@ class InputCanvas:
         """Height and width of the input for a photo that is resized to a height and width."""
         if self.size is not None:
             return self.size
-        height, width = (max(self.least_side, -(-side // self.multiple) * self.multiple) for side in fitted)
-        return height, width
+        side = max(self.least_side, -(-max(fitted) // self.multiple) * self.multiple)
+        return side, side
 
     def place(self, photo: Photo) -> UInt8[np.ndarray, "3 H W"]:
         """The input for a photo, decoded from its file."""
