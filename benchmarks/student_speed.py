@@ -34,7 +34,6 @@ import torch
 from measuring import Row, machine, spread_of
 from tag2box import runs
 from tag2box.annotations import Detections, Photo
-from tag2box.cli.detect import detect_photos
 from tag2box.cli.inputs import find_photos
 from tag2box.cli.model_export import load_student
 from tag2box.formats.datasets import read_photos, read_truth
@@ -42,6 +41,7 @@ from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
 from tag2box.metrics.evaluation import evaluate_detections
 from tag2box.recipes import photos as photos_recipe
+from tag2box.run_detect import detect_photos
 from tag2box.student.network import StudentDetector, StudentModule
 from tag2box.student.onnx_export import onnx_session, write_int8, write_onnx
 from tag2box.student.onnx_graph import INPUT, InputCanvas, canvas_of

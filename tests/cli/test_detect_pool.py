@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tag2box.annotations import Detections, Photo
-from tag2box.cli.detect import detect, detect_in_pool, detect_photos
+from tag2box.cli.detect import detect
 from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.inference.predict import PhotoResult
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
+from tag2box.run_detect import detect_in_pool, detect_photos
 from tag2box.runs import TrainedRun, load_run
 from tiny import tiny_store
 from tiny_world import small_config, small_data, small_network

@@ -117,6 +117,15 @@ def test_the_rule_can_be_set_or_chosen(world: Path, tmp_path: Path) -> None:
         label(world / "run", source(world), tmp_path / "typo", overrides=["rule.relativ=1"])
 
 
+def test_precision_and_engine_of_a_run_can_be_set(world: Path, tmp_path: Path) -> None:
+    half = label(world / "run", source(world), tmp_path / "half", overrides=["compute.precision=bf16"])
+    whole = label(world / "run", source(world), tmp_path / "whole")
+    assert half.run["settings"] != whole.run["settings"]
+    assert [photo.tags for photo in half.content.photos] == [photo.tags for photo in whole.content.photos]
+    with pytest.raises(UserError, match=r"compute\.precision"):
+        label(world / "run", source(world), tmp_path / "typo", overrides=["compute.precision=half"])
+
+
 def test_bad_input_is_one_line(world: Path, tmp_path: Path) -> None:
     tags, photos = tmp_path / "tags.csv", world / "photos"
     name = next(photos.iterdir()).name

@@ -11,7 +11,7 @@ import torch
 
 from tag2box import settings
 from tag2box.annotations import Objects, Truth
-from tag2box.cli.detect import detect, detect_photos
+from tag2box.cli.detect import detect
 from tag2box.cli.evaluate import (
     EvalSet,
     boxes_per_class,
@@ -34,6 +34,7 @@ from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.proposals.store import ProposalStore, write_store
 from tag2box.recipes import Config, Data
+from tag2box.run_detect import detect_photos
 from tag2box.run_inputs import match_store_method
 from tag2box.runs import (
     build_detector,

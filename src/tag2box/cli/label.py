@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from tag2box import errors, images, runs, settings, storage
+from tag2box import errors, images, run_detect, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
-from tag2box.cli import detect as detecting, options
+from tag2box.cli import options
 from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, detection_log, listing
@@ -91,7 +91,7 @@ def label(
         trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
         snap: replace boxes by those of MobileSAM's masks where these fit the class maps better;
             the labels then do not come from tags alone.
-        overrides: of ``rule``, ``inference`` and ``snap``, as ``--set`` takes them: ``rule.relative=0.6``.
+        overrides: of ``rule``, ``inference``, ``snap`` and ``compute``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
         dist: ranks that share the photos; rank 0 writes.
@@ -100,8 +100,8 @@ def label(
         labels = tag2box.label(Path("runs/mine"), Path("tags.csv"), Path("labels"))
     """
     check_new(out)
-    trained = runs.open_run(run)
-    chosen = _settings(trained, overrides)
+    trained, rest = run_detect.with_compute(runs.open_run(run), overrides)
+    chosen = _settings(trained, rest)
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
     work = _Work(trained, chosen, root, tagged, kept, proposals=proposals, pool=pool, dist=dist, progress=progress)
@@ -211,7 +211,7 @@ class _Work:
 
         snapped = {} if snap is None else {"snap": asdict(snap.settings), "nms_iou": snap.nms_iou}
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
-        return detecting.detect_photos(
+        return run_detect.detect_photos(
             runs.replace_inference(self.trained, replace(inference, predict=predict)),
             photos,
             proposals=self.proposals or work.parent / "proposals",
@@ -250,7 +250,7 @@ class _Work:
     def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
         folder = self.trained.folder
-        identity = detecting.detector_identity(runs.replace_inference(self.trained, self.settings.inference))
+        identity = run_detect.detector_identity(runs.replace_inference(self.trained, self.settings.inference))
         recorded = folder / "run.json"
         digest = storage.file_digest(recorded) if recorded.exists() else None
         return {
@@ -329,7 +329,9 @@ def label_command(
     ] = False,
     override: Annotated[
         list[str],
-        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule, inference or snap: rule.relative=0.6"),
+        typer.Option(
+            "--set", metavar="a.b=c", help="Override a setting of rule, inference, snap, compute: rule.relative=0.6"
+        ),
     ] = [],  # noqa: B006
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")

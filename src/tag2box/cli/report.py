@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from tag2box import annotations, errors, io, recipes, run_inputs, runs as run_folders
-from tag2box.cli import detect, evaluate, inputs, options, student, training_data
+from tag2box import annotations, errors, io, recipes, run_detect, run_inputs, runs as run_folders
+from tag2box.cli import evaluate, inputs, options, student, training_data
 from tag2box.formats import datasets, detection_files
 from tag2box.identity import AnyConfig, RunIdentity
 from tag2box.progress import Progress, TerminalProgress, silent
@@ -111,7 +111,7 @@ def _detections(
 ) -> Mapping[str, annotations.Detections] | None:
     if not photos:
         return None
-    return detect.detect_photos(run_folders.open_run(run), photos, skipped=[], progress=progress)
+    return run_detect.detect_photos(run_folders.open_run(run), photos, skipped=[], progress=progress)
 
 
 def _check(run: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import typer
 
-from tag2box import errors, images, io, runs, storage
+from tag2box import errors, images, io, run_detect, runs, storage
 from tag2box.annotations import Detections, Photo
-from tag2box.cli import detect, label_trust, options
+from tag2box.cli import label_trust, options
 from tag2box.formats import addresses, export as exports, row_parts, rows
 from tag2box.inference.predict import DetectTask, PhotoTask
 from tag2box.labels.trust import Trust
@@ -169,8 +169,8 @@ def detect_rows(
         detect_rows(Path("runs/mine"), ["s3://bucket/photos/"], "s3://bucket/found", pool=RayPool())
     """
     options.check_score(0.3 if min_score is None else min_score)
-    trained = detect.with_inference(runs.open_run(run), overrides)
-    identity = detect.detector_identity(trained)
+    trained = run_detect.with_inference(runs.open_run(run), overrides)
+    identity = run_detect.detector_identity(trained)
     about = {
         "format": 1,
         "kind": "detections",
@@ -185,7 +185,7 @@ def detect_rows(
     if isinstance(trained, runs.StudentRun):
         work = DetectRow(FindByStudent(trained, threads), trained.classes, trust=known, min_score=min_score)
     else:
-        task = replace(detect.detect_task(trained), is_gpu_used=pool is not None)
+        task = replace(run_detect.detect_task(trained), is_gpu_used=pool is not None)
         find, method = FindByProposals(task), trained.config.proposals
         work = DetectRow(find, trained.classes, method, store, known, min_score)
     if work.store is None and work.method is not None:

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from tag2box import annotations, errors, images, io, storage
+from tag2box.metrics.challenges import BoxMatching, match_boxes
 from tag2box.reporting import formatting as fmt, records, run_figures
-from tag2box.reporting.matching import BoxMatching, match_boxes
 
 THUMBNAIL = 480  # longest side of an embedded photo: sharp as a 320-pixel tile, useful when enlarged
 JPEG_QUALITY = 80

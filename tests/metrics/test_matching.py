@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tag2box.annotations import Detections, Objects
+from tag2box.metrics.challenges import match_boxes
 from tag2box.ops.boxes import iou
-from tag2box.reporting.matching import match_boxes
 
 A, B = [0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]
 HALF, LESS = [0.0, 0.0, 10.0, 5.0], [0.0, 0.0, 10.0, 4.9]  # IoU 0.5 and 0.49 with A

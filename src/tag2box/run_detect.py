@@ -1,0 +1,194 @@
+"""Detection with a trained run: in this process, under torchrun, or in a pool of processes."""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tag2box import annotations, errors, run_inputs, runs, settings
+from tag2box.annotations import Detections, Photo
+from tag2box.formats import detection_log
+from tag2box.inference import predict
+from tag2box.parallel.pool import Pool
+from tag2box.progress import Progress, silent
+from tag2box.training.dist import SINGLE_PROCESS, DistContext
+from tag2box.training.feature_cache import weights_digest
+
+_COMPUTE_KEYS = ("compute.precision", "compute.engine", "precision")
+_EXCHANGED = 64  # photos whose detections are sent to the other ranks at once
+
+
+def with_inference(trained: runs.AnyRun, overrides: Sequence[str]) -> runs.AnyRun:
+    """The run with other settings of inference, precision or engine."""
+    other = next((o for o in overrides if not o.strip().startswith(("inference.", *_COMPUTE_KEYS))), None)
+    if other is not None:
+        raise errors.UserError(
+            f"--set {other}: only inference settings of a trained run can change; expected inference.NAME=VALUE, "
+            "compute.precision=VALUE or compute.engine=VALUE"
+        )
+    return run_inputs.with_overrides(trained, overrides) if overrides else trained
+
+
+def with_compute(trained: runs.AnyRun, overrides: Sequence[str]) -> tuple[runs.AnyRun, list[str]]:
+    """The run with other settings of precision or engine, and the overrides of everything else."""
+    own = [one for one in overrides if one.strip().startswith(_COMPUTE_KEYS)]
+    return with_inference(trained, own), [one for one in overrides if one not in own]
+
+
+def detect_photos(
+    trained: runs.AnyRun,
+    photos: Sequence[Photo],
+    *,
+    proposals: Path | None = None,
+    work: Path | None = None,
+    skipped: list[str] | None = None,
+    pool: Pool | None = None,
+    dist: DistContext = SINGLE_PROCESS,
+    progress: Progress = silent,
+    select: predict.Select | None = None,
+    selection: Mapping[str, object] | None = None,
+    any_store: bool = False,
+) -> Mapping[str, Detections]:
+    """All detections of a run in some photos, whose proposals are made with the method of the training photos.
+
+    Args:
+        work: folder that keeps proposals and finished photos, from which the next call resumes; the detections are then
+            read from it on access, so it must stay as long as they are used.
+        skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
+        select: reduces the detections of a photo to those that are wanted.
+        selection: what ``select`` depends on: finished photos of another one are not used.
+        any_store: add photos to ``proposals`` whatever photos it has.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        log = detection_log.DetectionLog(work or Path(own), dist.rank)
+        folder = proposals or (work or Path(dist.all_gather_object(own)[0])) / "proposals"
+        try:
+            with dist.main_process_first():
+                if work is not None and dist.is_main:
+                    log.open(detector_identity(trained) | dict(selection or {}))
+                is_skipping = skipped is not None
+                how = {"skip_bad": is_skipping, "any_store": any_store or proposals is None}
+                store = run_inputs.boxes_of(trained, photos, folder, progress, pool=pool, **how)
+        except errors.Interrupted:
+            if proposals is not None or work is not None:
+                raise
+            advice = "`tag2box propose` writes proposals that are kept"
+            raise errors.Interrupted(f"stopped, nothing saved; {advice}") from None
+        failed = store.failed if is_skipping else {}
+        wanted = [photo for photo in photos if photo.id not in failed]
+        done = set(dist.all_gather_object(list(log.finished(wanted, store)) if dist.is_main else [])[0])
+        rest = [photo for photo in wanted if photo.id not in done]
+        bad = [failed[photo.id] for photo in photos if photo.id in failed] if dist.is_main else []
+
+        def on_photo(photo: Photo, result: Detections | errors.UserError) -> None:
+            if isinstance(result, Detections):
+                log.add(photo, store, result)
+            elif is_skipping:
+                bad.append(str(result))
+            else:
+                raise result
+
+        try:
+            _detect(trained, rest, store, on_photo, select, pool=pool, dist=dist, progress=progress)
+            log.close()
+            _exchange(log.stored, wanted, on_photo, dist)
+        finally:
+            log.close()
+        if skipped is not None:
+            skipped += [line for share in dist.all_gather_object(bad) for line in share]
+        found = log.stored.of(photos)
+        return dict(found) if work is None else found
+
+
+def _exchange(
+    mine: Mapping[str, Detections], photos: Sequence[Photo], on_photo: predict.OnPhoto, dist: DistContext
+) -> None:
+    """Send the detections of each rank to the others, some photos at a time."""
+    if dist.world_size == 1:
+        return
+    by_id, names = {photo.id: photo for photo in photos}, list(mine)
+    known = set(names)
+    for first in range(0, max(dist.all_gather_object(len(names))), _EXCHANGED):
+        part = {name: mine[name] for name in names[first : first + _EXCHANGED]}
+        for share in dist.all_gather_object(part):
+            for name, own in share.items():
+                if name not in known:
+                    known.add(name)
+                    on_photo(by_id[name], own)
+
+
+def _detect(
+    trained: runs.AnyRun,
+    photos: Sequence[Photo],
+    store: annotations.BoxSource,
+    on_photo: predict.OnPhoto,
+    select: predict.Select | None,
+    *,
+    pool: Pool | None,
+    dist: DistContext,
+    progress: Progress,
+) -> None:
+    if isinstance(trained, runs.StudentRun):
+        trained.detect(photos, on_photo, select, pool=pool, dist=dist, progress=progress)
+    elif pool is not None:
+        detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
+    else:
+        trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
+
+
+def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
+    """What detections depend on, apart from the photo and its proposals."""
+    weights = weights_digest("detector", [trained.detector])
+    config = hashlib.sha256(settings.dump(trained.config).encode()).hexdigest()
+    return {"format": 1, "weights": weights, "settings": config, **runs.versions()}
+
+
+# ---------------------------------------------------------------- in a pool of processes
+
+
+def detect_task(trained: runs.TrainedRun) -> predict.DetectTask:
+    """The work of other processes: the detector of a run, with as many threads as here."""
+    return predict.DetectTask(
+        partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
+        {name: value.numpy() for name, value in trained.detector.state_dict().items()},
+        trained.config.inference,
+        trained.config.criterion.rescore,
+        trained.config.adaptation.keep_boxes,
+        torch.get_num_threads(),
+    )
+
+
+def detect_in_pool(
+    pool: Pool,
+    trained: runs.TrainedRun,
+    photos: Sequence[Photo],
+    store: annotations.BoxSource,
+    *,
+    progress: Progress = silent,
+    on_photo: predict.OnPhoto | None = None,
+    select: predict.Select | None = None,
+) -> dict[str, Detections]:
+    """Detections by photo id, in the order of the photos, computed by a pool; ``run_detector`` has the callbacks."""
+    work = detect_task(trained)
+    tasks = (
+        predict.PhotoTask(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos
+    )
+    results = pool(work, tasks, lost=predict.lost_photo, threads=work.threads)
+    found: dict[str, Detections] = {}
+    with progress("detecting", len(photos)) as bar, closing(results) as finished:
+        for task, result in finished:
+            outcome = result.outcome()
+            if isinstance(outcome, Detections):
+                outcome = outcome if select is None else select(task.photo, outcome)
+            if on_photo is not None:
+                on_photo(task.photo, outcome)
+            elif isinstance(outcome, Detections):
+                found[task.photo.id] = outcome
+            else:
+                raise outcome
+            bar.advance()
+    return {photo.id: found[photo.id] for photo in photos if photo.id in found}
