@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from torch import nn
 
-from tag2box import errors, run_inputs, runs, settings
+from tag2box import errors, run_detect, run_inputs, runs, settings
 from tag2box.cli import options
 from tag2box.identity import RunIdentity
 from tag2box.labels.journal import read_reviews
@@ -53,6 +53,7 @@ def train_student(
         photos=photos.absolute() if photos else None,
         backbone=loaded.backbone.with_absolute_paths(),
     )
+    settled = replace(settled, start=settled_start(settled))
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
             is_new = not (is_torchrun() and runs.has_run(out))
@@ -132,6 +133,19 @@ def read_labels(config: StudentConfig) -> LabelSet:
     return labels
 
 
+def settled_start(config: StudentConfig) -> Literal["imagenet", "teacher"]:
+    """Where a student starts; ``auto``: at the backbone of its teacher, if that is there and of the same kind."""
+    if config.start != "auto":
+        return config.start
+    assert config.labels is not None
+    labels = LabelSet.open(config.labels, config.photos)
+    try:
+        _load_teacher(build_student(config, len(labels.classes), pretrained=False), labels)
+    except errors.UserError:
+        return "imagenet"
+    return "teacher"
+
+
 def _load_teacher(network: nn.Module, labels: LabelSet) -> None:
     """Start from the backbone of the run that made the labels."""
     folder = labels.run.get("folder")
@@ -139,7 +153,13 @@ def _load_teacher(network: nn.Module, labels: LabelSet) -> None:
         raise errors.UserError(
             f"start = teacher: the label set names no run that is there ({folder}); restore it, or set start=imagenet"
         )
-    teacher = runs.open_run(Path(folder)).detector
+    trained = runs.open_run(Path(folder))
+    if run_detect.detector_identity(trained)["weights"] != labels.run.get("weights"):
+        raise errors.UserError(
+            f"start = teacher: {folder} has other weights than when it made the labels; label again, or set "
+            "start=imagenet"
+        )
+    teacher = trained.detector
     own = innermost(teacher.backbone) if isinstance(teacher.backbone, Backbone) else teacher.backbone
     assert isinstance(network, StudentModule) and isinstance(own, nn.Module)
     shapes, wanted = (
