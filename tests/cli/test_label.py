@@ -198,7 +198,19 @@ def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkey
     assert LabelSet.open(out).rule["other_classes"] is True
 
 
-# ---------------------------------------------------------------- snapping
+# ---------------------------------------------------------------- trimming and snapping
+
+
+def test_boxes_are_trimmed_where_there_are_class_maps(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    small_network(monkeypatch)
+    train(small_config(trained, "plan.iterations=1", "adaptation.epochs=1", "adaptation.side=32"), tmp_path / "run")
+    plain = label(tmp_path / "run", source(trained), tmp_path / "plain", overrides=["trim.on=false"])
+    trimmed = label(tmp_path / "run", source(trained), tmp_path / "trimmed")
+    assert "trim" not in plain.run and LabelSet.open(tmp_path / "trimmed").run["trim"]["sure"] == 0.9
+    pairs = [(a.labels[0], b.labels[0]) for a, b in zip(plain.content.photos, trimmed.content.photos, strict=True)]
+    assert [a.score for a, _ in pairs] == [b.score for _, b in pairs]
+    assert any(a.box != b.box for a, b in pairs)
+    assert all(b.box[i] >= a.box[i] - 1 and b.box[i + 2] <= a.box[i + 2] + 1 for a, b in pairs for i in (0, 1))
 
 
 def test_snapped_labels_have_other_boxes_and_say_what_they_use(trained: Path, tmp_path: Path, monkeypatch) -> None:

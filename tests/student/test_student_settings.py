@@ -89,22 +89,19 @@ def test_a_student_starts_from_its_teacher(tmp_path: Path, monkeypatch: pytest.M
     source = DataSource(path=tmp_path / "tags.csv", photos=tmp_path / "photos")
     label(tmp_path / "teacher", source, tmp_path / "labels")
     frozen = (*SMALL, "plan.iterations=1", "network.frozen_stages=100")
-    for start in ("teacher", "imagenet", "auto"):
+    for start in ("teacher", "imagenet"):
         train_student(tmp_path / "labels", tmp_path / f"from-{start}", overrides=(*frozen, f"start={start}"))
     teacher = {name: value for name, value in weights(tmp_path / "teacher").items() if name.startswith("backbone.")}
     students = [
         {name: value for name, value in weights(tmp_path / f"from-{start}").items() if name.startswith("backbone.")}
-        for start in ("teacher", "imagenet", "auto")
+        for start in ("teacher", "imagenet")
     ]
     assert same(students[0], teacher) and not same(students[1], teacher)
-    assert same(students[2], teacher) and 'start = "teacher"' in (tmp_path / "from-auto" / "config.toml").read_text()
     with pytest.raises(UserError, match="is another one; set backbone as in its"):
         train_student(
             tmp_path / "labels", tmp_path / "other", overrides=(*SMALL, "start=teacher", "backbone.kind=lite0")
         )
-    (tmp_path / "teacher").rename(tmp_path / "moved")  # `auto` does without it
-    train_student(tmp_path / "labels", tmp_path / "alone", overrides=(*frozen, "start=auto"))
-    assert 'start = "imagenet"' in (tmp_path / "alone" / "config.toml").read_text()
+    (tmp_path / "teacher").rename(tmp_path / "moved")
     train(small_config(tmp_path, "plan.iterations=2"), tmp_path / "teacher")
     with pytest.raises(UserError, match="has other weights than when it made the labels; label again"):
         train_student(tmp_path / "labels", tmp_path / "other", overrides=(*frozen, "start=teacher"))

@@ -17,8 +17,8 @@ from tag2box.cli import options
 from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, detection_log, listing
+from tag2box.inference.fitting import Snap, SnapPhotos, Trim, TrimPhotos
 from tag2box.inference.predict import Inference
-from tag2box.inference.snap import Snap, SnapPhotos
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
 from tag2box.labels.labelled import LabelBox, LabelCounts, LabelledPhoto, LabelledPhotos, tagged_entries
 from tag2box.labels.rule import (
@@ -47,6 +47,7 @@ class LabelSettings:
 
     rule: LabelRule = LabelRule()
     inference: Inference = Inference()
+    trim: Trim = Trim()
     snap: Snap = Snap()
 
 
@@ -89,9 +90,8 @@ def label(
         proposals: proposal store of the photos; built with the method of the training photos if it does not exist.
         reviewed: a label set or file with boxes; its reviewed photos keep these as they are, and are not detected in.
         trust: file of ``tag2box trust``: scores become probabilities, what is not to be trusted an ignore region.
-        snap: replace boxes by those of MobileSAM's masks where these fit the class maps better;
-            the labels then do not come from tags alone.
-        overrides: of ``rule``, ``inference``, ``snap`` and ``compute``, as ``--set`` takes them: ``rule.relative=0.6``.
+        snap: fit boxes to MobileSAM's masks; the labels then do not come from tags alone.
+        overrides: of ``LabelSettings`` and ``compute``, as ``--set`` takes them: ``rule.relative=0.6``.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
         pool: where photos are processed; default: this process.
         dist: ranks that share the photos; rank 0 writes.
@@ -104,9 +104,8 @@ def label(
     chosen = _settings(trained, rest)
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
-    work = _Work(trained, chosen, root, tagged, kept, proposals=proposals, pool=pool, dist=dist, progress=progress)
-    if snap:
-        work = replace(work, snap=_snapper(trained, chosen))
+    fit = _fitter(trained, chosen, snap=snap)
+    work = _Work(trained, chosen, root, tagged, kept, fit, proposals=proposals, pool=pool, dist=dist, progress=progress)
     if trust is not None:
         work = replace(work, trust=read_trust(trust, work.run()))
     with detection_log.unfinished_folder(out, is_main=dist.is_main) as folder:
@@ -125,14 +124,16 @@ def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
     return settings.load(LabelSettings, [], list(overrides), base=base)
 
 
-def _snapper(trained: runs.AnyRun, chosen: LabelSettings) -> SnapPhotos:
-    """Snapping with the class maps of a run; raises if it has none, or if MobileSAM's weights are not stored."""
+def _fitter(trained: runs.AnyRun, chosen: LabelSettings, *, snap: bool) -> SnapPhotos | TrimPhotos | None:
+    """What fits boxes with the class maps of a run; raises if snapping lacks these or the weights of MobileSAM."""
     class_maps = trained.detector.class_maps if isinstance(trained, runs.TrainedRun) else None
-    if class_maps is None:
-        raise errors.UserError(
-            f"--snap: {trained.folder} has no class maps; label with a run of `tag2box train` with adaptation.epochs "
-            "above 0, such as one of the recipe photos"
-        )
+    if class_maps is None and snap:
+        where = "a run of `tag2box train` with adaptation.epochs above 0, such as one of the recipe photos"
+        raise errors.UserError(f"--snap: {trained.folder} has no class maps; label with {where}")
+    if class_maps is None or not (snap or chosen.trim.on):
+        return None
+    if not snap:
+        return TrimPhotos(chosen.trim, class_maps, chosen.rule.nms_iou)
     sam_boxes.mobile_sam_network()
     return SnapPhotos(chosen.snap, class_maps, chosen.rule.nms_iou)
 
@@ -173,12 +174,12 @@ class _Work:
     root: Path
     photos: TaggedPhotos
     reviewed: Mapping[str, tuple[LabelBox, ...]]  # boxes of photos that are not labelled again, by id
+    fit: SnapPhotos | TrimPhotos | None
     proposals: Path | None
     pool: Pool | None
     dist: DistContext
     progress: Progress
     trust: Trust | None = None
-    snap: SnapPhotos | None = None
 
     def open_photos(self) -> list[Photo]:
         """The photos that are to be labelled: those that are not reviewed."""
@@ -203,13 +204,13 @@ class _Work:
         self, inference: Inference, photos: Sequence[Photo], work: Path, skipped: list[str] | None
     ) -> Mapping[str, Detections]:
         """The candidates of the tags of some photos, at every score."""
-        tags, rule, snap = self.tags(), self.settings.rule, self.snap
+        tags, rule, fit = self.tags(), self.settings.rule, self.fit
 
         def select(photo: Photo, found: Detections) -> Detections:
             candidates = candidates_of_tags(rule, found, tags[photo.id])
-            return candidates if snap is None else snap(photo, candidates)
+            return candidates if fit is None else fit(photo, candidates)
 
-        snapped = {} if snap is None else {"snap": asdict(snap.settings), "nms_iou": snap.nms_iou}
+        fitted = {} if fit is None else {fit.name: asdict(fit.settings), "nms_iou": fit.nms_iou}
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
         return run_detect.detect_photos(
             runs.replace_inference(self.trained, replace(inference, predict=predict)),
@@ -222,7 +223,7 @@ class _Work:
             dist=self.dist,
             progress=self.progress,
             select=select,
-            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score], **snapped},
+            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score], **fitted},
         )
 
     def label(self, work: Path, skipped: list[str] | None) -> LabelSet:
@@ -244,8 +245,9 @@ class _Work:
             raise errors.UserError(f"no photo can be read, {len(skipped or ())} were skipped; check the photos")
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
         applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
-        snapped = {} if self.snap is None else {"uses": sam_boxes.SA_1B, "snap": asdict(self.snap.settings)}
-        return LabelSet(content, self.run() | applied | snapped, asdict(rule), runs.versions())
+        fitted: dict[str, object] = {} if self.fit is None else {self.fit.name: asdict(self.fit.settings)}
+        uses = {"uses": sam_boxes.SA_1B} if isinstance(self.fit, SnapPhotos) else {}
+        return LabelSet(content, self.run() | applied | fitted | uses, asdict(rule), runs.versions())
 
     def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
@@ -329,9 +331,7 @@ def label_command(
     ] = False,
     override: Annotated[
         list[str],
-        typer.Option(
-            "--set", metavar="a.b=c", help="Override a setting of rule, inference, snap, compute: rule.relative=0.6"
-        ),
+        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule, inference, trim, snap, compute."),
     ] = [],  # noqa: B006
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")

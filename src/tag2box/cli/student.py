@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from torch import nn
@@ -53,7 +53,6 @@ def train_student(
         photos=photos.absolute() if photos else None,
         backbone=loaded.backbone.with_absolute_paths(),
     )
-    settled = replace(settled, start=settled_start(settled))
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
             is_new = not (is_torchrun() and runs.has_run(out))
@@ -131,19 +130,6 @@ def read_labels(config: StudentConfig) -> LabelSet:
     if not any(photo.labels for photo in labels.content.photos):
         raise errors.UserError(f"{config.labels}: no photo has a label; at least one is needed to learn")
     return labels
-
-
-def settled_start(config: StudentConfig) -> Literal["imagenet", "teacher"]:
-    """Where a student starts; ``auto``: at the backbone of its teacher, if that is there and of the same kind."""
-    if config.start != "auto":
-        return config.start
-    assert config.labels is not None
-    labels = LabelSet.open(config.labels, config.photos)
-    try:
-        _load_teacher(build_student(config, len(labels.classes), pretrained=False), labels)
-    except errors.UserError:
-        return "imagenet"
-    return "teacher"
 
 
 def _load_teacher(network: nn.Module, labels: LabelSet) -> None:

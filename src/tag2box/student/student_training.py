@@ -104,11 +104,8 @@ class StudentConfig:
     """The label set to learn from."""
     photos: Path | None = None
     """Root of the photos, if they were moved since they were labelled."""
-    start: Literal["imagenet", "teacher", "auto"] = "imagenet"
-    """First weights of the backbone: pretrained ones, or those of the run that made the labels, which know the tags.
-
-    ``auto``, settled when the run starts: the teacher's if its run is there and has the same backbone.
-    """
+    start: Literal["imagenet", "teacher"] = "imagenet"
+    """First weights of the backbone: pretrained ones, or those of the run that made the labels, which know the tags."""
     backbone: Annotated[BackboneSettings, extend.Plugin("backbone")] = lite0.Lite0()
     network: Annotated[StudentSettings, extend.Plugin("student")] = AnchorFree()
     noise: Noise = Noise()

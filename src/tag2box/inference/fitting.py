@@ -1,9 +1,19 @@
-"""Snapping of detections: boxes of MobileSAM's masks replace boxes that fit the class maps less well.
+"""Fitting of boxes to objects: trimming by colour, from tags alone, or snapping to MobileSAM's masks.
 
-Class maps say where an object is, but hardly how far it extends: most wrong boxes are too large. Masks end where
-objects do, but do not know which object is meant. So every box prompts masks, and so do peaks of its class map: of the
-best box of a class the highest peaks of the photo, of every other box the highest cell inside it. Of the box and all
-masks, the one with the best fit remains:
+Class maps say where an object is, but hardly how far it extends: most wrong boxes are too large.
+
+**Trimming** shrinks a box to the object in it. GrabCut (Rother, Kolmogorov and Blake, 2004) separates the pixels of the
+box by their colours. What is outside is background. With p the class map and P its highest value in the box, a pixel of
+the box is
+
+    object                   if p > sure x P
+    likely object at first   if p > likely x P
+    likely background        otherwise
+
+**Snapping** replaces boxes by those of masks that fit the class maps better. Masks end where objects do, but do not
+know which object is meant. So every box prompts masks, and so do peaks of its class map: of the best box of a class the
+highest peaks of the photo, of every other box the highest cell inside it. Of the box and all masks, the one with the
+best fit remains:
 
     fit(m) = quality(m)^q x contrast(m)^c x recall(m)^r x evidence(m)^e
 
@@ -13,15 +23,17 @@ masks, the one with the best fit remains:
     recall    share of the map's sum that lies in the mask: of the photo, for all but the best box of the box
     evidence  that of the mask's box (``class_maps.box_evidence``)
 
-Scores and classes stay as they are. MobileSAM was trained on SA-1B's masks, so results with it are kept apart from
-those of tags alone.
+MobileSAM was trained on SA-1B's masks, so results with it are kept apart from those of tags alone. In both, scores and
+classes stay as they are.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+import cv2
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
@@ -35,6 +47,105 @@ from tag2box.training.class_evidence import photo_maps
 
 _FLOOR = 1e-3  # no factor of a fit is less, so that none is zero
 _NEIGHBOURS = 5  # cells along a side of the window in which a peak is the highest
+
+
+# ---------------------------------------------------------------- trimming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trim:
+    """Boxes shrunk to what GrabCut takes for the object in them."""
+
+    on: bool = True
+    """Whether boxes are trimmed; those of runs without class maps never are."""
+    sure: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Pixels with more than this share of the box's highest probability are object."""
+    likely: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Pixels with more than this share are taken for object at first."""
+    long_side: Annotated[int, Field(ge=16, le=2048)] = 200
+    """Long side to which photos are resized."""
+    rounds: Annotated[int, Field(ge=1, le=100)] = 1
+    """Iterations of GrabCut."""
+    max_boxes: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Boxes per class and photo that are trimmed, highest scores first; the others are dropped."""
+
+
+@dataclass(frozen=True)
+class TrimPhotos:
+    """Trims the detections of photos with class maps.
+
+    Example:
+        trim = TrimPhotos(Trim(), detector.class_maps)
+        detections = trim(photo, detections)
+    """
+
+    name: ClassVar[str] = "trim"
+    settings: Trim
+    class_maps: ClassMaps
+    nms_iou: float = 0.4  # of detections, before they are trimmed: what is left may be an instance of its own
+
+    def __call__(self, photo: Photo, found: Detections) -> Detections:
+        """The highest detections of each class, trimmed, in the order of their scores."""
+        highest = found[highest_per_class(found, self.nms_iou, self.settings.max_boxes)]
+        if not len(highest):
+            return highest
+        maps, pixels = photo_maps(self.class_maps, photo), loaded_pixels(photo, self.settings.long_side)
+        size, shape = (photo.width, photo.height), (pixels.shape[1], pixels.shape[2])
+        fine = functional.interpolate(maps[None], shape, mode="bilinear", align_corners=False)[0]
+        boxes = []
+        for box, label in zip(highest.boxes, highest.labels.tolist(), strict=True):
+            trimap = trimap_of_box(fine[label], box_mask(box, shape, size), self.settings)
+            is_object = grabcut(pixels, trimap, self.settings.rounds)
+            boxes.append(mask_box(is_object, size) if is_object.any() else box)
+        return Detections(torch.stack(boxes), highest.scores, highest.labels)
+
+
+def trimap_of_box(probs: Float[Tensor, "h w"], inside: Bool[Tensor, "h w"], how: Trim) -> UInt8[np.ndarray, "h w"]:
+    """What each pixel is before GrabCut, as OpenCV's numbers: background, object, likely background, likely object.
+
+    >>> inside = torch.tensor([[False, True, True, True]])
+    >>> trimap_of_box(torch.tensor([[0.9, 0.8, 0.5, 0.1]]), inside, Trim())
+    array([[0, 1, 3, 2]], dtype=uint8)
+    """
+    highest = probs[inside].amax() if inside.any() else probs.amax()
+    likely = torch.where(probs > how.likely * highest, cv2.GC_PR_FGD, cv2.GC_PR_BGD)
+    known = torch.where(probs > how.sure * highest, cv2.GC_FGD, likely)
+    return np.asarray(torch.where(inside, known, cv2.GC_BGD).byte().numpy())
+
+
+def grabcut(pixels: UInt8[Tensor, "3 h w"], trimap: UInt8[np.ndarray, "h w"], rounds: int = 1) -> Bool[Tensor, "h w"]:
+    """The pixels of the object; all that are not background, if nothing tells the two apart.
+
+    OpenCV starts from random clusters of colours, here always from the same ones.
+    """
+    is_object = (trimap == cv2.GC_FGD) | (trimap == cv2.GC_PR_FGD)
+    if is_object.all() or not is_object.any():
+        return torch.from_numpy(trimap != cv2.GC_BGD)
+    found, shown = trimap.copy(), np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+    cv2.setRNGSeed(0)
+    cv2.grabCut(shown, found, None, np.zeros((1, 65)), np.zeros((1, 65)), rounds, cv2.GC_INIT_WITH_MASK)  # type: ignore[call-overload]
+    return torch.from_numpy((found == cv2.GC_FGD) | (found == cv2.GC_PR_FGD))
+
+
+def mask_box(mask: Bool[Tensor, "h w"], size: tuple[int, int]) -> Float[Tensor, "4"]:
+    """The box of a mask that is not empty, in pixels of a photo of a (width, height).
+
+    >>> mask_box(torch.tensor([[False, True, True, False]]), (8, 2))
+    tensor([2., 0., 6., 2.])
+    """
+    (rows, columns), (height, width) = mask.nonzero(as_tuple=True), mask.shape
+    edges = [columns.min() / width, rows.min() / height, (columns.max() + 1) / width, (rows.max() + 1) / height]
+    return torch.stack(edges) * torch.tensor([*size, *size])
+
+
+def loaded_pixels(photo: Photo, long_side: int) -> UInt8[Tensor, "3 h w"]:
+    """A photo, resized to a long side."""
+    width, height = sam_boxes.long_side_size((photo.width, photo.height), long_side)
+    pixels = images.load_view(photo, images.View(min(width, height), long_max=max(width, height)))
+    return pixels.round().clamp(0, 255).byte()
+
+
+# ---------------------------------------------------------------- snapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +212,7 @@ class SnapPhotos:
         detections = snap(photo, detections)
     """
 
+    name: ClassVar[str] = "snap"
     settings: Snap
     class_maps: ClassMaps
     nms_iou: float = 0.4  # of detections, before they are snapped: what is left may be an instance of its own
@@ -121,9 +233,7 @@ class SnapPhotos:
         return Detections(torch.stack(chosen), highest.scores, highest.labels)
 
     def _embedded(self, photo: Photo) -> sam_boxes.EmbeddedImage:
-        width, height = sam_boxes.long_side_size((photo.width, photo.height), self.settings.long_side)
-        pixels = images.load_view(photo, images.View(min(width, height), long_max=max(width, height)))
-        return sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), pixels.round().clamp(0, 255).byte())
+        return sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), loaded_pixels(photo, self.settings.long_side))
 
     def _candidates(
         self,

@@ -1,4 +1,4 @@
-"""Snapping of detections to masks."""
+"""Trimming of detections by colour, and snapping to masks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from PIL import Image
 
 from fake_sam import use_fake_sam
 from tag2box.annotations import Detections, Photo
-from tag2box.inference import snap as snapping
-from tag2box.inference.snap import (
+from tag2box.inference import fitting
+from tag2box.inference.fitting import (
     Snap,
     SnapCandidates,
     SnapPhotos,
+    Trim,
+    TrimPhotos,
+    box_mask,
     first_of_each,
+    grabcut,
     highest_peaks,
     highest_per_class,
     mask_agreement,
+    mask_box,
     peak_in,
+    trimap_of_box,
 )
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.lite0 import Lite0
@@ -130,10 +136,87 @@ def test_the_best_box_of_a_class_moves_to_the_peak_of_the_photo(tmp_path: Path, 
     photo = Photo("a", tmp_path / "a.png", 128, 128)
     maps = torch.full((1, 8, 8), 0.01)
     maps[0, 6, 6] = 0.9  # its centre is (104, 104), outside of both boxes
-    monkeypatch.setattr(snapping, "photo_maps", lambda net, own: maps)
+    monkeypatch.setattr(fitting, "photo_maps", lambda net, own: maps)
     class_maps = ClassMaps(Lite0().build(pretrained=False), num_classes=1, side=64).eval()
     found = detections(([0, 0, 40, 40], 0.9, 0), ([50, 0, 80, 30], 0.8, 0))
     there = torch.tensor([104.0, 104.0])
 
     boxes = SnapPhotos(Snap(evidence=2.0), class_maps)(photo, found).boxes
     assert ((boxes[:, :2] <= there) & (boxes[:, 2:] >= there)).all(dim=1).tolist() == [True, False]
+
+
+# ---------------------------------------------------------------- trimming
+
+
+def trimap_by_loops(probs: torch.Tensor, inside: torch.Tensor, how: Trim) -> list[list[int]]:
+    """The rule of the trimap, pixel by pixel; 0 background, 1 object, 2 likely background, 3 likely object."""
+    cells = [(y, x) for y in range(probs.shape[0]) for x in range(probs.shape[1])]
+    highest = max((float(probs[cell]) for cell in cells if inside[cell]), default=float(probs.max()))
+    numbers = [[0] * probs.shape[1] for _ in range(probs.shape[0])]
+    for y, x in cells:
+        if inside[y, x]:
+            p = float(probs[y, x])
+            numbers[y][x] = 1 if p > how.sure * highest else 3 if p > how.likely * highest else 2
+    return numbers
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=12, max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
+    st.sampled_from([(0.9, 0.5), (0.5, 0.5), (0.3, 0.8), (1.0, 0.0)]),
+)
+def test_the_trimap_is_that_of_the_loops(values, places, shares) -> None:
+    probs, inside, how = (
+        torch.tensor(values).view(3, 4),
+        torch.tensor(places).view(3, 4),
+        Trim(sure=shares[0], likely=shares[1]),
+    )
+    assert trimap_of_box(probs, inside, how).tolist() == trimap_by_loops(probs, inside, how)
+
+
+def disc_photo(side: int = 60, centre: tuple[int, int] = (36, 24), radius: int = 10) -> torch.Tensor:
+    """A red disc on green, with some noise."""
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    is_disc = (columns - centre[0]) ** 2 + (rows - centre[1]) ** 2 <= radius**2
+    colour = torch.where(is_disc, torch.tensor([[[200]], [[40]], [[40]]]), torch.tensor([[[40]], [[160]], [[60]]]))
+    noise = torch.randint(-15, 16, colour.shape, generator=torch.Generator().manual_seed(1))
+    return (colour + noise).clamp(0, 255).byte()
+
+
+def test_grabcut_finds_a_disc_from_its_centre() -> None:
+    pixels = disc_photo()
+    inside = box_mask(torch.tensor([5.0, 2.0, 58.0, 55.0]), (60, 60), (60, 60))
+    probs = torch.zeros(60, 60)
+    probs[20:29, 32:41] = 1.0
+    trimap = trimap_of_box(probs, inside, Trim())
+    found = grabcut(pixels, trimap)
+    assert mask_box(found, (60, 60)).tolist() == pytest.approx([26, 14, 47, 35], abs=1)
+    np.random.seed(3)  # the result does not depend on any random state
+    assert torch.equal(grabcut(pixels, trimap), found)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 3])
+def test_without_a_second_part_there_is_nothing_to_cut(value: int) -> None:
+    trimap = np.full((4, 5), value, np.uint8)
+    assert grabcut(torch.zeros(3, 4, 5, dtype=torch.uint8), trimap).all().item() is (value != 0)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [[5.0, 2, 58, 55], [0.0, 0, 60, 60], [30.0, 18, 42, 30], [59.9, 0.0, 60.0, 60.0], [3.2, 3.2, 3.3, 3.3]],
+)
+def test_trimmed_boxes_stay_inside_their_box(tmp_path: Path, monkeypatch, box) -> None:
+    Image.fromarray(disc_photo().permute(1, 2, 0).numpy()).save(tmp_path / "a.png")
+    photo = Photo("a", tmp_path / "a.png", 60, 60)
+    maps = torch.full((1, 6, 6), 0.01)
+    maps[0, 2, 3] = 0.9
+    monkeypatch.setattr(fitting, "photo_maps", lambda net, own: maps)
+    class_maps = ClassMaps(Lite0().build(pretrained=False), num_classes=1, side=64).eval()
+    found = detections((box, 0.9, 0))
+    trimmed = TrimPhotos(Trim(long_side=120), class_maps)(photo, found)
+    assert trimmed.scores.tolist() == found.scores.tolist() and trimmed.labels.tolist() == [0]
+    pixel = 0.5  # of a photo, at a side of 120
+    assert (trimmed.boxes[0, :2] >= found.boxes[0, :2] - pixel).all()
+    assert (trimmed.boxes[0, 2:] <= found.boxes[0, 2:] + pixel).all()
+    assert (trimmed.boxes[0, 2:] > trimmed.boxes[0, :2]).all()
+    assert len(TrimPhotos(Trim(), class_maps)(photo, detections())) == 0
