@@ -220,3 +220,16 @@ def test_trimmed_boxes_stay_inside_their_box(tmp_path: Path, monkeypatch, box) -
     assert (trimmed.boxes[0, 2:] <= found.boxes[0, 2:] + pixel).all()
     assert (trimmed.boxes[0, 2:] > trimmed.boxes[0, :2]).all()
     assert len(TrimPhotos(Trim(), class_maps)(photo, detections())) == 0
+
+
+def test_boxes_with_low_scores_are_not_trimmed(tmp_path: Path, monkeypatch) -> None:
+    Image.fromarray(disc_photo().permute(1, 2, 0).numpy()).save(tmp_path / "a.png")
+    photo = Photo("a", tmp_path / "a.png", 60, 60)
+    monkeypatch.setattr(fitting, "photo_maps", lambda net, own: torch.eye(6)[None].repeat(2, 1, 1))
+    class_maps = ClassMaps(Lite0().build(pretrained=False), num_classes=2, side=64).eval()
+    found = detections(
+        ([0, 0, 50, 50], 0.9, 0), ([0, 30, 60, 60], 0.5, 0), ([30, 0, 60, 30], 0.4, 0), ([1, 0, 50, 50], 0.3, 1)
+    )
+    for how, least, same in ((Trim(), 0.5, [2]), (Trim(max_boxes=1), 0.0, [1, 2]), (Trim(), 0.0, [])):
+        trimmed = TrimPhotos(how, class_maps, least_share=least)(photo, found)
+        assert [n for n in range(4) if torch.equal(trimmed.boxes[n], found.boxes[n])] == same

@@ -133,7 +133,7 @@ def _fitter(trained: runs.AnyRun, chosen: LabelSettings, *, snap: bool) -> SnapP
     if class_maps is None or not (snap or chosen.trim.on):
         return None
     if not snap:
-        return TrimPhotos(chosen.trim, class_maps, chosen.rule.nms_iou)
+        return TrimPhotos(chosen.trim, class_maps, chosen.rule.nms_iou, chosen.rule.doubtful)
     sam_boxes.mobile_sam_network()
     return SnapPhotos(chosen.snap, class_maps, chosen.rule.nms_iou)
 

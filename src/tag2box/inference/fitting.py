@@ -27,6 +27,7 @@ MobileSAM was trained on SA-1B's masks, so results with it are kept apart from t
 classes stay as they are.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -66,8 +67,8 @@ class Trim:
     """Long side to which photos are resized."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 1
     """Iterations of GrabCut."""
-    max_boxes: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Boxes per class and photo that are trimmed, highest scores first; the others are dropped."""
+    max_boxes: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Most boxes per class and photo that are trimmed, highest scores first."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,36 @@ class TrimPhotos:
     settings: Trim
     class_maps: ClassMaps
     nms_iou: float = 0.4  # of detections, before they are trimmed: what is left may be an instance of its own
+    least_share: float = 0.0  # of the best score of a class: boxes with less stay as they are
 
     def __call__(self, photo: Photo, found: Detections) -> Detections:
-        """The highest detections of each class, trimmed, in the order of their scores."""
-        highest = found[highest_per_class(found, self.nms_iou, self.settings.max_boxes)]
+        """The detections after NMS, those with the highest scores trimmed, in the order of their scores."""
+        highest = found[highest_per_class(found, self.nms_iou, len(found))]
         if not len(highest):
             return highest
         maps, pixels = photo_maps(self.class_maps, photo), loaded_pixels(photo, self.settings.long_side)
         size, shape = (photo.width, photo.height), (pixels.shape[1], pixels.shape[2])
         fine = functional.interpolate(maps[None], shape, mode="bilinear", align_corners=False)[0]
         boxes = []
-        for box, label in zip(highest.boxes, highest.labels.tolist(), strict=True):
+        for box, label, is_trimmed in zip(highest.boxes, highest.labels.tolist(), self._trimmed(highest), strict=True):
+            if not is_trimmed:
+                boxes.append(box)
+                continue
             trimap = trimap_of_box(fine[label], box_mask(box, shape, size), self.settings)
             is_object = grabcut(pixels, trimap, self.settings.rounds)
             boxes.append(mask_box(is_object, size) if is_object.any() else box)
         return Detections(torch.stack(boxes), highest.scores, highest.labels)
+
+    def _trimmed(self, highest: Detections) -> list[bool]:
+        """Whether each detection is trimmed; best first."""
+        best: dict[int, float] = {}
+        seen: Counter[int] = Counter()
+        chosen = []
+        for score, label in zip(highest.scores.tolist(), highest.labels.tolist(), strict=True):
+            seen[label] += 1
+            is_high = score >= self.least_share * best.setdefault(label, score)
+            chosen.append(is_high and seen[label] <= self.settings.max_boxes)
+        return chosen
 
 
 def trimap_of_box(probs: Float[Tensor, "h w"], inside: Bool[Tensor, "h w"], how: Trim) -> UInt8[np.ndarray, "h w"]:
