@@ -101,7 +101,7 @@ class TrimPhotos:
                 continue
             trimap = trimap_of_box(fine[label], box_mask(box, shape, size), self.settings)
             is_object = grabcut(pixels, trimap, self.settings.rounds)
-            boxes.append(mask_box(is_object, size) if is_object.any() else box)
+            boxes.append(intersection(box, mask_box(is_object, size)) if is_object.any() else box)
         return Detections(torch.stack(boxes), highest.scores, highest.labels)
 
     def _trimmed(self, highest: Detections) -> list[bool]:
@@ -152,6 +152,15 @@ def mask_box(mask: Bool[Tensor, "h w"], size: tuple[int, int]) -> Float[Tensor, 
     (rows, columns), (height, width) = mask.nonzero(as_tuple=True), mask.shape
     edges = [columns.min() / width, rows.min() / height, (columns.max() + 1) / width, (rows.max() + 1) / height]
     return torch.stack(edges) * torch.tensor([*size, *size])
+
+
+def intersection(box: Float[Tensor, "4"], other: Float[Tensor, "4"]) -> Float[Tensor, "4"]:
+    """What two boxes share.
+
+    >>> intersection(torch.tensor([0.0, 0.0, 4.0, 4.0]), torch.tensor([1.0, -1.0, 5.0, 3.0]))
+    tensor([1., 0., 4., 3.])
+    """
+    return torch.cat([torch.maximum(box[:2], other[:2]), torch.minimum(box[2:], other[2:])])
 
 
 def loaded_pixels(photo: Photo, long_side: int) -> UInt8[Tensor, "3 h w"]:
