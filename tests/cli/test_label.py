@@ -201,11 +201,12 @@ def test_the_command_prints_a_line_per_class(world: Path, tmp_path: Path, monkey
 # ---------------------------------------------------------------- trimming and snapping
 
 
-def test_boxes_are_trimmed_where_there_are_class_maps(trained: Path, tmp_path: Path, monkeypatch) -> None:
+def test_boxes_can_be_trimmed_with_class_maps(trained: Path, tmp_path: Path, monkeypatch) -> None:
     small_network(monkeypatch)
     train(small_config(trained, "plan.iterations=1", "adaptation.epochs=1", "adaptation.side=32"), tmp_path / "run")
-    plain = label(tmp_path / "run", source(trained), tmp_path / "plain", overrides=["trim.on=false"])
-    trimmed = label(tmp_path / "run", source(trained), tmp_path / "trimmed")
+    plain = label(tmp_path / "run", source(trained), tmp_path / "plain")
+    how = ["trim.on=true", "trim.least_left=0"]
+    trimmed = label(tmp_path / "run", source(trained), tmp_path / "trimmed", overrides=how)
     assert "trim" not in plain.run and LabelSet.open(tmp_path / "trimmed").run["trim"]["sure"] == 0.9
     pairs = [(a.labels[0], b.labels[0]) for a, b in zip(plain.content.photos, trimmed.content.photos, strict=True)]
     assert [a.score for a, _ in pairs] == [b.score for _, b in pairs]
@@ -230,9 +231,11 @@ def test_snapped_labels_have_other_boxes_and_say_what_they_use(trained: Path, tm
     assert label(tmp_path / "run", source(trained), tmp_path / "again", **how).content == snapped.content
 
 
-def test_snapping_needs_class_maps(world: Path, tmp_path: Path) -> None:
+def test_trimming_and_snapping_need_class_maps(world: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--snap: .* has no class maps; label with a run"):
         label(world / "run", source(world), tmp_path / "labels", snap=True)
+    with pytest.raises(UserError, match=r"^trim.on: .* has no class maps; label with a run"):
+        label(world / "run", source(world), tmp_path / "labels", overrides=["trim.on=true"])
     assert not (tmp_path / "labels").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,7 @@ def test_trimmed_boxes_stay_inside_their_box(tmp_path: Path, monkeypatch, box) -
     monkeypatch.setattr(fitting, "photo_maps", lambda net, own: maps)
     class_maps = ClassMaps(Lite0().build(pretrained=False), num_classes=1, side=64).eval()
     found = detections((box, 0.9, 0))
-    trimmed = TrimPhotos(Trim(long_side=120), class_maps)(photo, found)
+    trimmed = TrimPhotos(Trim(long_side=120, least_left=0.0), class_maps)(photo, found)
     assert trimmed.scores.tolist() == found.scores.tolist() and trimmed.labels.tolist() == [0]
     assert (trimmed.boxes[0, :2] >= found.boxes[0, :2]).all()
     assert (trimmed.boxes[0, 2:] <= found.boxes[0, 2:]).all()
@@ -229,6 +230,13 @@ def test_boxes_with_low_scores_are_not_trimmed(tmp_path: Path, monkeypatch) -> N
     found = detections(
         ([0, 0, 50, 50], 0.9, 0), ([0, 30, 60, 60], 0.5, 0), ([30, 0, 60, 30], 0.4, 0), ([1, 0, 50, 50], 0.3, 1)
     )
-    for how, least, same in ((Trim(), 0.5, [2]), (Trim(max_boxes=1), 0.0, [1, 2]), (Trim(), 0.0, [])):
+    every = Trim(least_left=0.0)
+    cases = (
+        (every, 0.5, [2]),
+        (replace(every, max_boxes=1), 0.0, [1, 2]),
+        (every, 0.0, []),
+        (Trim(least_left=1.0), 0.0, [0, 1, 2, 3]),
+    )
+    for how, least, same in cases:
         trimmed = TrimPhotos(how, class_maps, least_share=least)(photo, found)
         assert [n for n in range(4) if torch.equal(trimmed.boxes[n], found.boxes[n])] == same

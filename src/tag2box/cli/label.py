@@ -125,13 +125,13 @@ def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
 
 
 def _fitter(trained: runs.AnyRun, chosen: LabelSettings, *, snap: bool) -> SnapPhotos | TrimPhotos | None:
-    """What fits boxes with the class maps of a run; raises if snapping lacks these or the weights of MobileSAM."""
-    class_maps = trained.detector.class_maps if isinstance(trained, runs.TrainedRun) else None
-    if class_maps is None and snap:
-        where = "a run of `tag2box train` with adaptation.epochs above 0, such as one of the recipe photos"
-        raise errors.UserError(f"--snap: {trained.folder} has no class maps; label with {where}")
-    if class_maps is None or not (snap or chosen.trim.on):
+    """What fits boxes with the class maps of a run; raises if it lacks these, or the weights of MobileSAM."""
+    if not (snap or chosen.trim.on):
         return None
+    class_maps = trained.detector.class_maps if isinstance(trained, runs.TrainedRun) else None
+    if class_maps is None:
+        advice = "label with a run of `tag2box train` with adaptation.epochs above 0, such as one of the recipe photos"
+        raise errors.UserError(f"{'--snap' if snap else 'trim.on'}: {trained.folder} has no class maps; {advice}")
     if not snap:
         return TrimPhotos(chosen.trim, class_maps, chosen.rule.nms_iou, chosen.rule.doubtful)
     sam_boxes.mobile_sam_network()
@@ -331,7 +331,7 @@ def label_command(
     ] = False,
     override: Annotated[
         list[str],
-        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule, inference, trim, snap, compute."),
+        typer.Option("--set", metavar="a.b=c", help="Override a setting of rule, inference, trim, snap or compute."),
     ] = [],  # noqa: B006
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip photos that cannot be read, name them, and exit with code 1.")

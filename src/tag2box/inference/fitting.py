@@ -10,6 +10,8 @@ the box is
     likely object at first   if p > likely x P
     likely background        otherwise
 
+A box of which too little would be left stays as it is.
+
 **Snapping** replaces boxes by those of masks that fit the class maps better. Masks end where objects do, but do not
 know which object is meant. So every box prompts masks, and so do peaks of its class map: of the best box of a class the
 highest peaks of the photo, of every other box the highest cell inside it. Of the box and all masks, the one with the
@@ -42,7 +44,7 @@ from torch.nn import functional
 from tag2box import images
 from tag2box.annotations import Detections, Photo
 from tag2box.models.class_maps import ClassMaps, box_evidence
-from tag2box.ops.boxes import clip, nms
+from tag2box.ops.boxes import areas, clip, nms
 from tag2box.proposals import sam_boxes
 from tag2box.training.class_evidence import photo_maps
 
@@ -57,8 +59,9 @@ _NEIGHBOURS = 5  # cells along a side of the window in which a peak is the highe
 class Trim:
     """Boxes shrunk to what GrabCut takes for the object in them."""
 
-    on: bool = True
-    """Whether boxes are trimmed; those of runs without class maps never are."""
+    on: bool = False
+    """Whether boxes are trimmed; needs a run with class maps. It helps where an object differs from what is around it,
+    and costs where its parts differ more: spots on a leaf."""
     sure: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Pixels with more than this share of the box's highest probability are object."""
     likely: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -67,6 +70,8 @@ class Trim:
     """Long side to which photos are resized."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 1
     """Iterations of GrabCut."""
+    least_left: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """A box of which less than this share of its area would be left stays as it is: what was found is a part."""
     max_boxes: Annotated[int, Field(ge=1, le=1000)] = 10
     """Most boxes per class and photo that are trimmed, highest scores first."""
 
@@ -101,7 +106,9 @@ class TrimPhotos:
                 continue
             trimap = trimap_of_box(fine[label], box_mask(box, shape, size), self.settings)
             is_object = grabcut(pixels, trimap, self.settings.rounds)
-            boxes.append(intersection(box, mask_box(is_object, size)) if is_object.any() else box)
+            trimmed = intersection(box, mask_box(is_object, size)) if is_object.any() else box
+            is_enough = areas(trimmed[None]) >= self.settings.least_left * areas(box[None])
+            boxes.append(trimmed if is_enough else box)
         return Detections(torch.stack(boxes), highest.scores, highest.labels)
 
     def _trimmed(self, highest: Detections) -> list[bool]:
