@@ -99,8 +99,8 @@ def test_a_run_resumes_only_with_what_it_was_started_with(world: Path, tmp_path:
     with pytest.raises(UserError, match="had other tags or boxes when the run was started"):
         resume_student(tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.002"))
-    with pytest.raises(UserError, match=r"plan.lr was 0.001 when the run was started, is 0.002"):
+    config.write_text(config.read_text().replace("lr = 0.0005", "lr = 0.002"))
+    with pytest.raises(UserError, match=r"plan.lr was 0.0005 when the run was started, is 0.002"):
         resume_student(tmp_path / "run")
 
 

@@ -44,7 +44,7 @@ def scenes_student() -> StudentConfig:
     return StudentConfig(
         name="student of OD-WSCL",
         augmentation=Augmentation(sides=(224, 256)),
-        plan=StudentPlan(iterations=240, warmup=20, checkpoint_every=60, average=0.98),
+        plan=StudentPlan(iterations=240, lr=1e-3, warmup=20, checkpoint_every=60, average=0.98),
         inference=Inference(scales=(256,), long_max=256, mirror=False, predict=Predict(nms_iou=0.5)),
     )
 

@@ -58,7 +58,7 @@ class StudentPlan:
     """Iterations of a round."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 8
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    lr: Annotated[float, Field(gt=0, le=10)] = 5e-4
     """Learning rate of AdamW for the pyramid and the head: linear warm-up, then cosine decay."""
     backbone_lr: Annotated[float, Field(gt=0, le=100)] = 0.3
     """Learning rate of the backbone relative to ``lr``."""
