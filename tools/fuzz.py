@@ -274,7 +274,7 @@ def judge(case: Case, slot: Slot, status: int, usage: resource.struct_rusage) ->
     outcome = Outcome(case, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, stderr=err[-3000:])
     lines = [line for line in err.splitlines() if line.strip() and not PROGRESS.fullmatch(line)]
     outcome.problems += _exit_problems(case, code, lines)
-    if outcome.seconds > SECONDS:
+    if code == -signal.SIGXCPU or outcome.seconds > SECONDS:  # the limit may strike some ticks early
         outcome.problems.append("slow")
     if outcome.megabytes > MEGABYTES:
         outcome.problems.append("memory")
