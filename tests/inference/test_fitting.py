@@ -237,6 +237,9 @@ def test_boxes_with_low_scores_are_not_trimmed(tmp_path: Path, monkeypatch) -> N
         (every, 0.0, []),
         (Trim(least_left=1.0), 0.0, [0, 1, 2, 3]),
     )
+    assert len({str(TrimPhotos(how, class_maps, least_share=least).identity()) for how, least, _ in cases}) == len(
+        cases
+    )
     for how, least, same in cases:
         trimmed = TrimPhotos(how, class_maps, least_share=least)(photo, found)
         assert [n for n in range(4) if torch.equal(trimmed.boxes[n], found.boxes[n])] == same

@@ -210,7 +210,7 @@ class _Work:
             candidates = candidates_of_tags(rule, found, tags[photo.id])
             return candidates if fit is None else fit(photo, candidates)
 
-        fitted = {} if fit is None else {fit.name: asdict(fit.settings), "nms_iou": fit.nms_iou}
+        fitted = {} if fit is None else fit.identity()
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
         return run_detect.detect_photos(
             runs.replace_inference(self.trained, replace(inference, predict=predict)),
@@ -246,7 +246,7 @@ class _Work:
         content = LabelledPhotos(self.root, self.trained.classes, tuple(labelled))
         applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
         fitted: dict[str, object] = {} if self.fit is None else {self.fit.name: asdict(self.fit.settings)}
-        uses = {"uses": sam_boxes.SA_1B} if isinstance(self.fit, SnapPhotos) else {}
+        uses = {"uses": self.fit.uses} if self.fit is not None and self.fit.uses else {}
         return LabelSet(content, self.run() | applied | fitted | uses, asdict(rule), runs.versions())
 
     def run(self) -> dict[str, object]:

@@ -30,7 +30,7 @@ classes stay as they are.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
 import cv2
@@ -86,6 +86,7 @@ class TrimPhotos:
     """
 
     name: ClassVar[str] = "trim"
+    uses: ClassVar[str] = ""
     settings: Trim
     class_maps: ClassMaps
     nms_iou: float = 0.4  # of detections, before they are trimmed: what is left may be an instance of its own
@@ -99,19 +100,31 @@ class TrimPhotos:
         maps, pixels = photo_maps(self.class_maps, photo), loaded_pixels(photo, self.settings.long_side)
         size, shape = (photo.width, photo.height), (pixels.shape[1], pixels.shape[2])
         fine = functional.interpolate(maps[None], shape, mode="bilinear", align_corners=False)[0]
-        boxes = []
-        for box, label, is_trimmed in zip(highest.boxes, highest.labels.tolist(), self._trimmed(highest), strict=True):
-            if not is_trimmed:
-                boxes.append(box)
-                continue
-            trimap = trimap_of_box(fine[label], box_mask(box, shape, size), self.settings)
-            is_object = grabcut(pixels, trimap, self.settings.rounds)
-            trimmed = intersection(box, mask_box(is_object, size)) if is_object.any() else box
-            is_enough = areas(trimmed[None]) >= self.settings.least_left * areas(box[None])
-            boxes.append(trimmed if is_enough else box)
+        rows = zip(highest.boxes, highest.labels.tolist(), self._are_trimmed(highest), strict=True)
+        boxes = [
+            self._trimmed(pixels, fine[label], box, size) if is_trimmed else box for box, label, is_trimmed in rows
+        ]
         return Detections(torch.stack(boxes), highest.scores, highest.labels)
 
-    def _trimmed(self, highest: Detections) -> list[bool]:
+    def _trimmed(
+        self,
+        pixels: UInt8[Tensor, "3 h w"],
+        probs: Float[Tensor, "h w"],
+        box: Float[Tensor, "4"],
+        size: tuple[int, int],
+    ) -> Float[Tensor, "4"]:
+        inside = box_mask(box, (probs.shape[0], probs.shape[1]), size)
+        is_object = grabcut(pixels, trimap_of_box(probs, inside, self.settings), self.settings.rounds)
+        if not is_object.any():
+            return box
+        trimmed = intersection(box, mask_box(is_object, size))
+        return trimmed if areas(trimmed[None]) >= self.settings.least_left * areas(box[None]) else box
+
+    def identity(self) -> dict[str, object]:
+        """What trimmed boxes depend on, apart from the photo, the detections and the class maps."""
+        return {self.name: asdict(self.settings), "nms_iou": self.nms_iou, "least_share": self.least_share}
+
+    def _are_trimmed(self, highest: Detections) -> list[bool]:
         """Whether each detection is trimmed; best first."""
         best: dict[int, float] = {}
         seen: Counter[int] = Counter()
@@ -245,6 +258,7 @@ class SnapPhotos:
     """
 
     name: ClassVar[str] = "snap"
+    uses: ClassVar[str] = sam_boxes.SA_1B
     settings: Snap
     class_maps: ClassMaps
     nms_iou: float = 0.4  # of detections, before they are snapped: what is left may be an instance of its own
@@ -263,6 +277,10 @@ class SnapPhotos:
             candidates = self._candidates(image, own, box, points, size, is_best=is_best)
             chosen.append(candidates.boxes[self.settings.choose(candidates)])
         return Detections(torch.stack(chosen), highest.scores, highest.labels)
+
+    def identity(self) -> dict[str, object]:
+        """What snapped boxes depend on, apart from the photo, the detections and the class maps."""
+        return {self.name: asdict(self.settings), "nms_iou": self.nms_iou}
 
     def _embedded(self, photo: Photo) -> sam_boxes.EmbeddedImage:
         return sam_boxes.EmbeddedImage.of(sam_boxes.mobile_sam_network(), loaded_pixels(photo, self.settings.long_side))
