@@ -83,6 +83,33 @@ def test_a_killed_process_ends_the_run_and_the_same_command_resumes_to_the_same_
     assert same(weights(tmp_path / "run"), weights(undisturbed))
 
 
+STEP = """
+import pathlib
+import torch
+from tag2box.training.dist import init_distributed
+
+with init_distributed() as dist:
+    layer = torch.nn.Linear(2, 1)
+    layer(torch.ones(1, 2)).sum().backward()
+    dist.all_reduce_gradients(layer.parameters())
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+pathlib.Path(f"threads-{dist.rank}").write_text(" ".join(names))
+"""
+
+
+def test_no_thread_of_the_process_group_is_left_when_a_process_ends(tmp_path: Path) -> None:
+    # such a thread aborts the process now and then, in the teardown of the interpreter
+    (tmp_path / "step.py").write_text(STEP)
+    argv = [*TORCHRUN[: TORCHRUN.index("-m", 2)], "step.py"]
+    done = subprocess.run(
+        argv, check=False, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert "gloo" not in (tmp_path / f"threads-{rank}").read_text()
+
+
 def test_other_settings_do_not_resume_a_run(world: World, undisturbed: Path, tmp_path: Path) -> None:
     before = weights(undisturbed)
     code, said = ended(started(world.argv(undisturbed, *LEARNING, "plan.iterations=13"), tmp_path))

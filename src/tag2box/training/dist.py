@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -307,6 +308,9 @@ def init_distributed() -> Iterator[DistContext]:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         set_threads(max(1, cores // local_world_size))
     has_own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
+    # The first optimizer step imports it. If a process group exists then, it keeps a reference to the group, whose
+    # threads are still there when the interpreter ends, and may abort the process.
+    import_module("torch._dynamo")
     distributed.init_process_group("nccl" if has_own_gpu else "gloo", timeout=_TIMEOUT)
     try:
         yield DistContext(distributed.get_rank(), distributed.get_world_size(), local_world_size)
