@@ -19,9 +19,8 @@ from review_world import CLASSES, SMALL, scene_labels, serving
 from tag2box.errors import UserError
 from tag2box.labels.journal import JOURNAL_FILE, read_reviews
 from tag2box.labels.label_set import LabelSet
-from tag2box.review.renderings import LONG_SIDES, Renderings, render_photo
 from tag2box.review.server import Access, bind_port
-from tag2box.review.session import ReviewSession
+from tag2box.review.session import LONG_SIDES, Renderings, ReviewSession, render_photo
 
 
 @dataclass

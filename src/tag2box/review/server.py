@@ -24,8 +24,7 @@ from tag2box.errors import UserError
 from tag2box.labels.journal import Outdated
 from tag2box.labels.review_order import Order, PhotoFilter
 from tag2box.labels.reviews import Impossible
-from tag2box.review.renderings import RenderingSize
-from tag2box.review.session import ReviewSession
+from tag2box.review.session import RenderingSize, ReviewSession
 
 HOST = "127.0.0.1"
 STATIC = Path(__file__).parent / "static"
