@@ -36,6 +36,7 @@ SURFACE = {
     "label": ["run", "photos", "--out", "--photos", "--split", "--classes", "--data-format", "--rule",
               "--boxes-of-other-classes", "--proposals", "--reviewed", "--trust", "--snap", "--set", "--skip-bad",
               "--on", "--address"],
+    "merge": ["labels", "--out", "--photos"],
     "review": ["labels", "--photos", "--port", "--reviewer", "--order", "--seed", "--browser", "--no-browser"],
     "export": [
         "source", "--format", "--out", "--photos", "--splits", "--copy", "--only-reviewed", "--size", "--dynamic",
@@ -66,6 +67,7 @@ SURFACE = {
     "compare": [
         "--systems", "--on", "--seeds", "--out", "--photos", "--split", "--classes", "--test", "--test-photos",
         "--test-split", "--proposals", "--test-proposals", "--recipe", "--backbone", "--set",
+        "--students",
     ],
     "systems": ["name", "--recipe"],
     "weights list": [],

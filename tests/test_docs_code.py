@@ -61,11 +61,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "tags.csv").write_text(tags.replace("disc", "dog").replace("box", "ball"), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.syspath_prepend(str(ROOT / "tests" / "student"))
         small_network(patched)
         tag2box.train(small_config(folder), Path("runs/mine"))
         tag2box.label(Path("runs/mine"), Path("tags.csv"), Path("labels"))
         labels = LabelSet.open(Path("labels"))
+        for seed in range(3):
+            shutil.copytree("labels", f"labels-{seed}")
         tag2box.train_student(Path("labels"), Path("runs/student"), overrides=tiny_student())
         with Journal(Path("labels"), labels) as journal:
             for photo in labels.content.photos:
@@ -153,7 +154,7 @@ MADE = {  # what code makes itself, in a reader's folder that would have it alre
     "README.md": "runs/mine", "docs/commands.md": "runs/mine", "docs/labels.md": "labels",
     "docs/tracking.md": "runs/mine",
     "docs/student.md": "runs/student", "train": "runs/mine", "tracking": "runs/mine", "label": "labels",
-    "train_student": "runs/student",
+    "merge_labels": "labels", "docs/boxes-and-tags.md": "labels-2", "train_student": "runs/student",
 }  # fmt: skip
 
 

@@ -18,12 +18,13 @@ ROOT = Path(str(tag2box.__file__)).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = (
     "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "export_model",
-    "import_proposals", "label", "prepare_training", "propose", "push_to_hub", "read_reviews", "recall", "report",
-    "resume", "resume_student", "review_labels", "stats", "track", "train", "train_student", "trust",
+    "import_proposals", "label", "label_agreement", "merge_labels", "prepare_training", "propose", "push_to_hub",
+    "read_reviews", "recall", "report", "resume", "resume_student", "review_labels", "stats", "track", "train",
+    "train_student", "trust",
 )  # fmt: skip
 CLASSES = (
-    "Backbone", "BackboneSettings", "Batch", "BatchMeta", "Config", "Criterion", "Data", "DataSource", "Detections",
-    "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
+    "Backbone", "BackboneSettings", "Batch", "BatchMeta", "ClassAgreement", "Config", "Criterion", "Data", "DataSource",
+    "Detections", "Detector", "Interrupted", "Labeler", "LabelerInput", "Labeling", "LabelBox",
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
     "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels", "Requirements", "ReviewedPhoto",

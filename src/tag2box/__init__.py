@@ -27,6 +27,8 @@ _MODULES = {
     "export_model": "tag2box.cli.model_export",
     "import_proposals": "tag2box.cli.import_proposals",
     "label": "tag2box.cli.label",
+    "label_agreement": "tag2box.cli.merge",
+    "merge_labels": "tag2box.cli.merge",
     "push_to_hub": "tag2box.hub",
     "read_reviews": "tag2box.labels.journal",
     "recall": "tag2box.cli.proposal_recall",
@@ -55,6 +57,7 @@ _MODULES = {
     "silent": "tag2box.progress",
     # datasets and results
     "DataSource": "tag2box.formats.listing",
+    "ClassAgreement": "tag2box.labels.agreement",
     "Detections": "tag2box.annotations",
     "LabelBox": "tag2box.labels.labelled",
     "LabelledPhoto": "tag2box.labels.labelled",

@@ -8,6 +8,7 @@ from tag2box.cli.import_proposals import import_proposals as import_proposals
 from tag2box.cli.label import label as label
 from tag2box.cli.label_export import convert as convert, export as export
 from tag2box.cli.label_trust import trust as trust
+from tag2box.cli.merge import label_agreement as label_agreement, merge_labels as merge_labels
 from tag2box.cli.model_export import export_model as export_model
 from tag2box.cli.proposal_recall import recall as recall
 from tag2box.cli.propose import propose as propose
@@ -22,6 +23,7 @@ from tag2box.cli.train import (
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
 from tag2box.hub import push_to_hub as push_to_hub
+from tag2box.labels.agreement import ClassAgreement as ClassAgreement
 from tag2box.labels.journal import read_reviews as read_reviews
 from tag2box.labels.label_set import LabelSet as LabelSet
 from tag2box.labels.labelled import (

@@ -51,6 +51,10 @@ COMMANDS = {
         "tag2box.cli.label:label_command",
         "Put boxes on tagged photos, using their tags: at least one box per tag, none of other classes.",
     ),
+    "merge": (
+        "tag2box.cli.merge:merge_command",
+        "Merge the label sets of runs with different seeds into what they agree on, and show how far they agree.",
+    ),
     "review": (
         "tag2box.cli.review:review_command",
         "Review the boxes of a label set on a local web page: accept, reject, correct, draw.",

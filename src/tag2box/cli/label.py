@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
 from tag2box import errors, images, run_detect, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
@@ -20,7 +19,7 @@ from tag2box.formats import datasets, detection_log, listing
 from tag2box.inference.fitting import Snap, SnapPhotos, Trim, TrimPhotos
 from tag2box.inference.predict import Inference
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
-from tag2box.labels.labelled import LabelBox, LabelCounts, LabelledPhoto, LabelledPhotos, tagged_entries
+from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos, tagged_entries
 from tag2box.labels.rule import (
     LabelRule,
     PhotoTags,
@@ -374,7 +373,7 @@ def label_command(
 
 def _show(made: LabelSet, out: Path, rule: str) -> None:
     """Print what was labelled, per class, and the tags without a box."""
-    options.print_rich(counts_table(made.content.counts()))
+    options.print_rich(options.counts_table(made.content))
     if rule == "auto":
         options.say(f"rule.relative={made.rule['relative']:g} and rule.doubtful={made.rule['doubtful']:g} were chosen")
     bare = [photo for photo in made.content.photos if photo.unboxed_tags]
@@ -388,13 +387,3 @@ def _show(made: LabelSet, out: Path, rule: str) -> None:
         advice = "review more, or run `tag2box trust` with a lower --precision"
         options.say(f"all boxes are doubtful: no class reaches the wanted precision; {advice}", err=True)
     options.say(f"next: tag2box review {out}, or tag2box student {out} --out runs/student")
-
-
-def counts_table(counts: Mapping[str, LabelCounts]) -> Table:
-    """A table of what a label set has of each class."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("class", "photos", "boxes", "doubtful", "tags without box"):
-        table.add_column(title, justify="left" if title == "class" else "right")
-    for name, own in counts.items():
-        table.add_row(name, *map(str, (own.photos, own.boxes, own.doubtful, own.unboxed)))
-    return table

@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from tag2box import errors, extend
 from tag2box.formats import datasets, listing
+from tag2box.labels.labelled import LabelledPhotos
 from tag2box.parallel.pool import Pool
 
 # ---------------------------------------------------------------- output
@@ -33,6 +35,22 @@ def print_rich(renderable: RenderableType) -> None:
 def say(line: str, *, err: bool = False) -> None:
     """Print a line, which may have names of photos, classes or files in it, as ``errors.printable`` shows it."""
     typer.echo(errors.printable(line, errors.LONGEST_LINE), err=err)
+
+
+def counts_table(content: LabelledPhotos) -> Table:
+    """A table of what a label set has of each class, and of how sure it is: the mean score of the best boxes."""
+    table, scores = Table(box=None, pad_edge=False), content.best_scores()
+    for title in ("class", "photos", "boxes", "doubtful", "tags without box", "score"):
+        table.add_column(title, justify="left" if title == "class" else "right")
+    for name, own in content.counts().items():
+        counted = map(str, (own.photos, own.boxes, own.doubtful, own.unboxed))
+        table.add_row(name, *counted, score_text(scores[name]))
+    return table
+
+
+def score_text(score: float | None) -> str:
+    """A mean score for a table."""
+    return "-" if score is None else f"{score:.2f}"
 
 
 # ---------------------------------------------------------------- a dataset
