@@ -25,9 +25,11 @@ from tag2box.experiments.outcomes import best_of
 from tag2box.experiments.reproduction import StudyFiles
 from tag2box.experiments.study_data import Splits, open_data, splits_of
 from tag2box.formats.listing import DataSource
+from tag2box.labels.label_set import LabelSet
 from tag2box.models.vgg16 import Vgg16
 from tag2box.recipes import RECIPES, Config
 from tag2box.systems import SYSTEMS
+from tiny_student import SMALL as TINY_STUDENT
 from tiny_world import TINY, call, tree
 
 pytestmark = pytest.mark.usefixtures("tiny_study")
@@ -351,3 +353,56 @@ def test_missing_requirements_are_reported_before_training(tmp_path: Path) -> No
 def test_the_same_system_twice_is_one_row(out: Path) -> None:
     run_compare(out, "oicr", "oicr")
     assert [row["row"] for row in numbers(out)["datasets"][0]["rows"]] == ["OICR"]
+
+
+# ---------------------------------------------------------------- students
+
+
+STUDENTS = tuple(f"student.{own}" for own in (*TINY_STUDENT, "plan.iterations=2"))
+
+
+def test_a_student_stands_below_its_teacher_and_is_trained_once(out: Path) -> None:
+    written = run_compare(out, "oicr", "od-wscl", overrides=STUDENTS, students=True)
+    rows = {row["row"]: row for row in numbers(out)["datasets"][0]["rows"]}
+    assert list(rows) == ["OICR", "OICR, student", "OD-WSCL", "OD-WSCL, student"]
+    folders = {name: out / row["runs"]["0"] for name, row in rows.items()}
+    for name in ("OICR", "OD-WSCL"):
+        student = rows[f"{name}, student"]
+        assert student["state"] == "student on its labels" and not student["paper"]
+        assert student["figures"]["mAP50"]["0"] >= 0 and student["figures"]["ms a step"]["0"] > 0
+        assert not student["figures"]["labels' precision"]
+        labels = LabelSet.open(folders[f"{name}, student"] / "labels")
+        assert labels.run["folder"] == str(folders[name].absolute())
+    assert "| OICR, student |" in written.table and "OICR, student" in written.page.read_text()
+    watch = Mortal()
+    run_compare(out, "oicr", "od-wscl", overrides=STUDENTS, students=True, progress=watch)
+    assert trained(watch) == []
+    alone = plan_comparisons(("oicr",), (WORLD,), out, seeds=(0,), overrides=TINY)[0].runs["OICR", 0]
+    assert (out / "cells" / alone.name).samefile(folders["OICR"])  # a comparison without students shares the run
+
+
+def test_an_interrupted_student_resumes_with_the_same_figures(out: Path, tmp_path: Path) -> None:
+    run_compare(tmp_path, "oicr")
+    for step in (2, 9):
+        with pytest.raises(Killed):
+            run_compare(tmp_path, "oicr", overrides=STUDENTS, students=True, progress=Mortal(dies_at=step))
+    found = []
+    for place in (tmp_path, out):
+        run_compare(place, "oicr", overrides=STUDENTS, students=True)
+        rows = numbers(place)["datasets"][0]["rows"]
+        found.append({row["row"]: row["figures"]["mAP50"] for row in rows})
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "students", "says"),
+    [
+        (("student.plan.iterations=2",), False, "there are no students; add --students"),
+        (("student.plan.iteration=2",), True, "iteration"),
+        (("student.plan.seed=2",), True, "plan.seed: set by the study itself"),
+    ],
+)
+def test_settings_of_students_are_checked_before_training(tmp_path, overrides, students, says) -> None:
+    with pytest.raises(UserError, match=says):
+        run_compare(tmp_path, "oicr", overrides=overrides, students=students)
+    assert not (tmp_path / "cells").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_student import TinyTrunk
 from torch import nn
 
 from tag2box.errors import UserError
@@ -13,6 +12,7 @@ from tag2box.models.lite0 import Lite0
 from tag2box.models.resnet_ws import ResNetWs, ResNetWsBackbone
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone
 from tag2box.student.network import STRIDES, AnchorFree, FeaturePyramid, StudentModule, decode_levels, padded
+from tiny_student import TinyTrunk
 
 SMALL = AnchorFree(width=8, depth=1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_student import SMALL, tiny_labels
 
 from tag2box.formats.listing import DataSource
 from tag2box.labels.label_set import LabelSet
+from tiny_student import SMALL, tiny_labels
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -20,7 +20,6 @@ import yaml
 from hypothesis import given, strategies as st
 from onnx import TensorProto, helper
 from PIL import Image
-from tiny_student import SMALL, TinyTrunk, tiny_labels
 
 from bench_figures import bench as load_bench
 from pages import ROOT
@@ -50,6 +49,7 @@ from tag2box.student.onnx_export import (
 )
 from tag2box.student.onnx_graph import CELLS, ExportedStudent, InputCanvas, canvas_of, count_cells
 from tiny import tiny_detector, tiny_photos
+from tiny_student import SMALL, TinyTrunk, tiny_labels
 from tiny_world import call
 
 CLASSES = ("disc", "box: 'é\"\\", "- \u202ebar\n")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_student import SMALL, tiny_labels
 
 from crash_simulator import crash_states, record, write_tree
 from tag2box import runs
@@ -28,6 +27,7 @@ from tag2box.labels.label_set import LabelSet
 from tag2box.labels.reviews import Action, BoxState
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
+from tiny_student import SMALL, tiny_labels
 from tiny_world import call, same, stopping_at
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_student import SMALL, Tiny, tiny_labels
 
 from tag2box import runs, settings
 from tag2box.cli.label import label
@@ -20,6 +19,7 @@ from tag2box.labels.label_set import LabelSet
 from tag2box.student.student_training import StudentConfig, StudentPlan
 from tag2box.training import checkpoint
 from tag2box.training.dist import has_bf16
+from tiny_student import SMALL, Tiny, tiny_labels
 from tiny_world import same, small_config, small_data, small_network, story, weights
 
 BASE = (*SMALL, "plan.iterations=3", "augmentation.mosaic=0.5")

@@ -130,6 +130,10 @@ def compare_command(
     override: Annotated[
         list[str], typer.Option("--set", metavar="a.b=c", help="Override a setting of all systems; repeatable.")
     ] = [],  # noqa: B006
+    students: Annotated[
+        bool,
+        typer.Option("--students", help="Also train a student on the labels of each system (--set student.a.b=c)."),
+    ] = False,
 ) -> None:
     """Train several systems under equal conditions on any datasets and seeds, and compare them on one page.
 
@@ -155,6 +159,7 @@ def compare_command(
         recipe=recipe,
         backbones=backbone,
         overrides=override,
+        students=students,
         commands=[shlex.join(["tag2box", *sys.argv[1:]])],
         progress=TerminalProgress(),
     )

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 
-from tag2box import errors, io, recipes
+from tag2box import errors, io, recipes, settings
+from tag2box.cli.demo import STUDENT, scenes_student
 from tag2box.cli.training_data import check_requirements, read_training
+from tag2box.data.scenes import Scenes
 from tag2box.experiments import grid, pictures, reproduction, study_data, summary
 from tag2box.experiments.experiment import (
     CORLOC,
@@ -21,6 +23,7 @@ from tag2box.experiments.experiment import (
 from tag2box.models.weights.weight_cache import stored_names
 from tag2box.progress import Progress, silent
 from tag2box.reporting import formatting as fmt, study_page, study_tables
+from tag2box.student.student_training import StudentConfig
 from tag2box.systems import SYSTEMS, System, changes, find_system
 
 NAME = "compare"
@@ -79,6 +82,7 @@ def compare(  # noqa: PLR0913 - the options of the command
     recipe: str | None = None,
     backbones: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    students: bool = False,
     commands: Sequence[str] = (),
     progress: Progress = silent,
 ) -> reproduction.StudyFiles:
@@ -91,7 +95,9 @@ def compare(  # noqa: PLR0913 - the options of the command
         seeds: of training, and of scenes; default: 0, 1 and 2.
         recipe: settings to start from; default: ``scenes`` on scenes, else ``photos-frozen``.
         backbones: of ``NAMED_BACKBONES``, a table each; default: the recipe's.
-        overrides: settings of all systems, in the form of ``--set``, applied after the changes of a system.
+        overrides: settings of all systems, in the form of ``--set``, applied after the changes of a system; those that
+            begin with ``student.`` are of the students.
+        students: also train a student on the labels of each system, and show it in a row below.
         commands: command lines shown on the page.
     """
     io.check_writable(out / f"{NAME}.html")
@@ -103,13 +109,14 @@ def compare(  # noqa: PLR0913 - the options of the command
         recipe=recipe,
         backbones=backbones,
         overrides=overrides,
+        students=students,
         progress=progress,
     )
     results = run_comparisons(plans, out, progress=progress)
     return write_comparison(results, plans[0].base, out, commands=commands)
 
 
-def plan_comparisons(
+def plan_comparisons(  # noqa: PLR0913 - the options of the command
     names: Sequence[str],
     sources: Sequence[study_data.StudySource],
     out: Path,
@@ -118,16 +125,21 @@ def plan_comparisons(
     recipe: str | None = None,
     backbones: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    students: bool = False,
     progress: Progress = silent,
 ) -> list[DatasetComparison]:
     """The runs of a comparison; settings are checked before anything is written."""
-    reproduction.check_overrides(overrides)
+    overrides, of_student = _divided(overrides, students)
+    reproduction.check_overrides([*overrides, *of_student])
     systems = [find_system(name) for name in dict.fromkeys(names or SYSTEMS)]
     bare, planned = _experiment((), ()), []
     chosen_backbones = list(dict.fromkeys(backbones)) or ["recipe"]
     for (number, source), backbone in product(enumerate(sources), chosen_backbones):
         base = reproduction.base_config(bare, source, recipe, _backbone_settings(backbone))
         rows = [_row(system, base, overrides) for system in systems]
+        if students:
+            student = _student_settings(source, of_student)
+            rows = [row for own in rows for row in (own, _student_row(own, student))]
         experiment = _experiment(systems, rows, backbone if len(chosen_backbones) > 1 else "")
         planned.append((number, experiment, base))
     chosen = reproduction.unique_seeds(seeds or bare.seeds)
@@ -190,6 +202,26 @@ def _row(system: System, base: recipes.Config, overrides: Sequence[str]) -> Stud
         paper={name: figure for name, figure in figures.items() if figure is not None},
     )
     return replace(row, state=system.state(row.config(base, 0)))  # raises for a setting that the system does not have
+
+
+def _divided(overrides: Sequence[str], students: bool) -> tuple[list[str], list[str]]:
+    """The overrides of systems and those of students; raises if there are some of students, but no students."""
+    own = [override for override in overrides if override.strip().startswith(f"{STUDENT}.")]
+    if own and not students:
+        raise errors.UserError(f"--set {own[0]}: there are no students; add --students")
+    rest = [override for override in overrides if override not in own]
+    return rest, [override.strip().removeprefix(f"{STUDENT}.") for override in own]
+
+
+def _student_settings(source: study_data.StudySource, overrides: Sequence[str]) -> StudentConfig:
+    """The settings of all students on a dataset."""
+    base = scenes_student() if isinstance(source, Scenes) else StudentConfig()
+    return settings.load(StudentConfig, [], list(overrides), base=base)
+
+
+def _student_row(row: StudyVariant, student: StudentConfig) -> StudyVariant:
+    """The student of a system's row; the paper has no figures of it."""
+    return replace(row, label=f"{row.label}, student", paper={}, state="student on its labels", student=student)
 
 
 def _with_outcomes(results: StudyResults) -> StudyResults:

@@ -10,6 +10,7 @@ from tag2box import recipes, settings
 from tag2box.experiments import grid, study_data
 from tag2box.models.weights.weight_cache import stored_names
 from tag2box.reporting.study_tables import SeedFigures, StudySection
+from tag2box.student.student_training import StudentConfig
 
 OICR_PLUS = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=false")
 OD = ("criterion.labeler.kind=discovery", "criterion.contrast.enabled=false")
@@ -39,11 +40,18 @@ class StudyVariant:
     """Why the row is not run; it has the paper's figures alone."""
     state: str = ""
     """Of a system: whole, or reduced with the reason."""
+    student: StudentConfig | None = None
+    """Settings of a student: the row has its figures, after training on the labels of a run with the row's settings."""
 
     def config(self, base: recipes.Config, seed: int) -> recipes.Config:
         """The settings of the row for a seed."""
         changed = self.change(settings.load(recipes.Config, [], self.settings, base=base))
         return replace(changed, name=self.label, plan=replace(changed.plan, seed=seed))
+
+    def student_of(self, seed: int) -> StudentConfig | None:
+        """The settings of the row's student for a seed."""
+        own = self.student
+        return None if own is None else replace(own, name=self.label, plan=replace(own.plan, seed=seed))
 
     def skip_reason(self) -> str:
         """Why the row cannot be run; empty if it can."""
@@ -134,5 +142,7 @@ class Experiment:
         """A run for each row that can be run, and each seed."""
         able = [row for row in self.rows if not row.skip_reason()]
         return {
-            (row.label, seed): grid.GridRun(row.config(base, seed), own) for seed, own in data.items() for row in able
+            (row.label, seed): grid.GridRun(row.config(base, seed), own, row.student_of(seed))
+            for seed, own in data.items()
+            for row in able
         }

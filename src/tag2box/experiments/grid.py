@@ -17,11 +17,15 @@ from typing import Any
 
 from tag2box import errors, identity, io, recipes, runs, settings
 from tag2box.cli import evaluate, train
+from tag2box.cli.label import label
+from tag2box.cli.student import resume_student, train_student
 from tag2box.experiments import outcomes, study_data
 from tag2box.formats.detection_files import read_detections
+from tag2box.labels.label_set import is_label_set
 from tag2box.metrics.challenges import challenges
 from tag2box.progress import Bar, Progress, silent
 from tag2box.reporting import formatting as fmt, records, study_tables
+from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import EVENTS_FILE, read_events
 
 GRID_FORMAT = 1
@@ -30,6 +34,8 @@ GRID_FORMAT = 1
 QUALITY_FILE = "quality.json"
 OUTCOMES_FILE = "outcomes.json"
 RUN_LOCK = "cell.lock"
+LABELS_FOLDER = "labels"
+"""In the run folder of a student: the labels that it learned from."""
 OUTCOMES = "outcomes"
 """Key of the outcomes at equal numbers of boxes among a result's figures."""
 
@@ -42,6 +48,13 @@ class GridRun:
 
     config: recipes.Config
     data: study_data.StudyData
+    student: StudentConfig | None = None
+    """Settings of a student that is trained on the labels of the run; its figures are then those of the run."""
+
+    @property
+    def teacher(self) -> "GridRun":
+        """The run whose labels a student learns from."""
+        return replace(self, student=None)
 
     @cached_property
     def name(self) -> str:
@@ -56,6 +69,9 @@ class GridRun:
             "boxes": self.data.stores_digest(self.config),
             "settings": _non_default(identity.pathless(self.config)),
         }
+        if self.student is not None:
+            nameless = replace(self.student, name=StudentConfig().name, labels=None, photos=None)
+            parts["student"] = _non_default(nameless)
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -108,10 +124,16 @@ def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunR
     """
     folder = grid / run.name
     config = runs.with_paths(run.data.placed(run.config), folder)
-    _check_same(config, folder)
+    if run.student is None:
+        _check_same(config, folder)
+    elif not is_finished(run, grid):
+        finish_run(run.teacher, grid, progress=progress)
     if not is_finished(run, grid):
         with io.locked(folder / RUN_LOCK, "finishes a run"):
-            _finish_run(config, folder, run.data, progress)
+            if run.student is None:
+                _finish_run(config, folder, run.data, progress)
+            else:
+                _finish_student(run.student, config, folder, grid / run.teacher.name, run.data, progress)
     elif evaluate.lacks_figures(folder):
         with io.locked(folder / RUN_LOCK, "finishes a run"):
             _measure(config, folder, run.data, progress)
@@ -127,6 +149,27 @@ def _finish_run(config: recipes.Config, folder: Path, data: study_data.StudyData
     _measure(config, folder, data, progress)
     quality = outcomes.label_quality(records.read_run(folder), data.train)
     io.write_json(folder / QUALITY_FILE, outcomes.quality_json(quality))
+
+
+def _finish_student(
+    student: StudentConfig,
+    config: recipes.Config,
+    folder: Path,
+    teacher: Path,
+    data: study_data.StudyData,
+    progress: Progress,
+) -> None:
+    """Label the training photos with a finished run, and train and measure a student on these labels."""
+    labels = (folder / LABELS_FOLDER).absolute()
+    if not is_label_set(labels):
+        label(teacher, config.data.source(), labels, proposals=data.train_set(config).proposals, progress=progress)
+    reset_peak_memory()
+    if runs.has_run(folder):
+        resume_student(folder, progress=progress)
+    else:
+        train_student(labels, folder, config=replace(student, labels=labels), progress=progress)
+    _measure(config, folder, data, progress)
+    io.write_json(folder / QUALITY_FILE, [])  # a student has no pseudo labels that change in training
 
 
 def _train(config: recipes.Config, folder: Path, progress: Progress) -> None:
