@@ -28,6 +28,7 @@ from tag2box.training.criterion import Criterion, LossOutput, teachers
 from tag2box.types import AugmentedRois, AugmentRois, BatchMeta, LabelerInput, Outputs, Proposals, StageScores
 
 WIDTH, HEIGHT, FEATURES = 1000, 688, 64
+CRITERION = Criterion()
 
 
 class StubNeck(Backbone):
@@ -130,14 +131,14 @@ def proposals_around(objects: Tensor, count: int, g: torch.Generator) -> Tensor:
     return torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:] - 10), boxes[:, 2:]], dim=1)
 
 
-def our_step(world: World) -> Tensor:
+def our_step(world: World, criterion: Criterion = CRITERION) -> Tensor:
     scores, embed = world.outputs()
-    return parameter_gradient(world, criterion_output(world, scores, embed).total)
+    return parameter_gradient(world, criterion_output(world, scores, embed, criterion).total)
 
 
-def criterion_output(world: World, scores: StageScores, embed: Tensor) -> LossOutput:
+def criterion_output(world: World, scores: StageScores, embed: Tensor, criterion: Criterion = CRITERION) -> LossOutput:
     outputs = Outputs(scores, embed, embed[:, :0])
-    return Criterion()(outputs, BatchMeta(world.proposals, world.tags), world.views(scores))
+    return criterion(outputs, BatchMeta(world.proposals, world.tags), world.views(scores))
 
 
 def twin_step(world: World) -> Tensor:

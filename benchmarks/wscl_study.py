@@ -1,16 +1,20 @@
-"""Three studies as one queue of runs, most telling rows first: discovery's rules, WSCL, and all systems.
+"""Studies as one queue of runs, most telling rows first: discovery's rules, WSCL, all systems, levers, labelers.
 
     python benchmarks/wscl_study.py --studies discovery,wscl --seeds 0,1,2 --work runs/studies --out studies.json
     python benchmarks/wscl_study.py --studies systems --on VOC2007 --work runs/studies --out systems.json
+    python benchmarks/wscl_study.py --studies levers,labelers --on fruit --recipe photos --seeds 0 --out fruit.json
     python benchmarks/wscl_study.py --list          # the queue, with the minutes that are left
     python benchmarks/wscl_study.py --most 5        # the next five runs, then stop
 
 discovery: OICR+, and object discovery by each of the three rules, without and with WSCL. wscl: omega (share, batch,
 pair) x optimizer (SGD, Adam) x lambda over three decades x what is trained beside the heads (head convolution, tail,
 whole lite0), each beside a row without WSCL; rows of a lower tier come first, for all seeds. systems: the fourteen
-systems of `tag2box compare`. Runs are those of `compare` and `reproduce` and are shared with them if ``--work`` is
-their ``--out``; what is interrupted resumes, what is there is not trained again. The JSON file is written after every
-run. Settings are to be chosen by CorLoc of training photos; mAP50 of test photos is for the report.
+systems of `tag2box compare`. levers: the recipe ``photos`` with each of its parts left out, and each alone. labelers:
+OICR+, discovery, WSCL, both and MIST's labels, all else that of the recipe.
+
+Runs are those of `compare` and `reproduce` and are shared with them if ``--work`` is their ``--out``; what is
+interrupted resumes, what is there is not trained again. The JSON file is written after every run. Settings are to be
+chosen by CorLoc of training photos; mAP50 of test photos is for the report.
 
 On the scenes a run of the head convolution is 150 iterations of 0.4 to 0.8 seconds (MIST and CASD 1.2; one thread,
 quiet machine, docs/compare.md), and its evaluation about as long: 2 to 4 minutes. `--list` estimates the rest from the
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -31,6 +35,7 @@ from tag2box.data.scenes import Scenes
 from tag2box.experiments import grid, reproduction, study_data
 from tag2box.experiments.commands import study_source
 from tag2box.experiments.experiment import CORLOC, LABELS, MAP, Experiment, StudyColumn, StudyVariant
+from tag2box.formats.datasets import class_names
 from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
 from tag2box.progress import Progress, TerminalProgress, silent
@@ -38,7 +43,7 @@ from tag2box.recipes import Config
 from tag2box.systems import SYSTEMS, changes
 from tag2box.training.events import read_events
 
-STUDIES = ("discovery", "wscl", "systems")
+STUDIES = ("discovery", "wscl", "systems", "levers", "labelers")
 RULES = ("paper", "exclusive", "published")
 OMEGAS = ("share", "batch", "pair")
 LAMBDAS = (0.03, 0.3, 3.0, 0.003)  # the paper's first
@@ -50,6 +55,24 @@ PARTS = {
 }
 OICR_PLUS = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=false")
 COLUMNS = (MAP, CORLOC, *LABELS, StudyColumn("ms a step", ("cost", "step_seconds"), 1000.0))
+LEVERS = {
+    "adaptation": ("adaptation.epochs=0",),
+    "context": ("heads.context.on=none",),
+    "area": ("criterion.prior.area=0", "inference.prior.area=0"),
+    "class maps": ("criterion.prior.evidence=0", "inference.prior.evidence=0"),
+    "preselection": ("adaptation.keep_boxes=1000000",),
+}
+"""What switches a part of the recipe ``photos`` off."""
+OF_MAPS = ("class maps", "preselection")
+"""Levers that read the class maps of adaptation."""
+DISCOVERY = ("criterion.labeler.kind=discovery", "criterion.labeler.rule=exclusive")
+LABELERS = {
+    "OICR+": (("criterion.labeler.kind=oicr",), False),
+    "+ OD": (DISCOVERY, False),
+    "+ WSCL": (("criterion.labeler.kind=oicr",), True),
+    "+ both (OD-WSCL)": (DISCOVERY, True),
+    "MIST labels": (("criterion.labeler.kind=mist",), False),
+}
 OTHERS = 4
 """Tier of the combinations that no question asks for."""
 
@@ -104,9 +127,38 @@ def system_rows(base: Config) -> Iterator[StudyRow]:
         yield StudyRow("systems", system.title, tuple(changes(base, system(base))), 0, system.name)
 
 
+def lever_rows() -> Iterator[StudyRow]:
+    """All levers of the recipe; each left out; none; each alone, those of class maps with adaptation."""
+    yield StudyRow("levers", "all", ())
+    for name in LEVERS:
+        left_out = ("adaptation", *OF_MAPS) if name == "adaptation" else (name,)
+        yield StudyRow("levers", f"without {name}", _without(left_out))
+    yield StudyRow("levers", "none", _without(LEVERS), 1)
+    for name in LEVERS:
+        kept = {name, "adaptation"} if name in OF_MAPS else {name}
+        title = " and ".join(lever for lever in LEVERS if lever in kept)
+        yield StudyRow("levers", f"{title} alone", _without([lever for lever in LEVERS if lever not in kept]), 1)
+
+
+def _without(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(setting for name in names for setting in LEVERS[name])
+
+
+def labeler_rows() -> Iterator[StudyRow]:
+    """The paper's table 3a and MIST's labels, all else equal."""
+    for name, (labeler, has_wscl) in LABELERS.items():
+        yield StudyRow("labelers", name, (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}"))
+
+
 def rows_of(studies: Sequence[str], base: Config) -> list[StudyRow]:
     """The rows of some studies, those of a lower tier first."""
-    rows = {"discovery": [*discovery_rows()], "wscl": [*wscl_rows()], "systems": [*system_rows(base)]}
+    rows = {
+        "discovery": discovery_rows(),
+        "wscl": wscl_rows(),
+        "systems": system_rows(base),
+        "levers": lever_rows(),
+        "labelers": labeler_rows(),
+    }
     return sorted((row for study in studies for row in rows[study]), key=lambda row: row.tier)
 
 
@@ -204,6 +256,7 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     parser.add_argument("--studies", default="discovery,wscl", help=f"of {', '.join(STUDIES)}")
     parser.add_argument("--on", type=Path, default=Path(study_data.SCENES), help="scenes, or a dataset with boxes")
     parser.add_argument("--photos", type=Path)
+    parser.add_argument("--classes", help="comma-separated names, or a file with one per line")
     parser.add_argument("--split")
     parser.add_argument("--test-split")
     parser.add_argument("--recipe")
@@ -217,7 +270,8 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     studies, seeds = given.studies.split(","), [int(seed) for seed in given.seeds.split(",")]
     if unknown := [study for study in studies if study not in STUDIES]:
         parser.error(f"--studies {unknown[0]}: unknown; there are {', '.join(STUDIES)}")
-    listed = DataSource(path=given.on, photos=given.photos, split=given.split)
+    names = class_names(given.classes) if given.classes else None
+    listed = DataSource(path=given.on, photos=given.photos, split=given.split, classes=names)
     source = world or study_source(listed, None, given.test_split, None, None)
     progress = TerminalProgress()
     queue = make_queue(

@@ -19,10 +19,10 @@ WORLD = replace(SCENES, train=6, test=3)
 
 def test_the_grid_covers_every_question_and_the_telling_rows_come_first() -> None:
     base = RECIPES["scenes"]()
-    rows = study.rows_of(("discovery", "wscl", "systems"), base)
+    rows = study.rows_of(study.STUDIES, base)
     assert [row.tier for row in rows] == sorted(row.tier for row in rows)
     by_study = {name: [row for row in rows if row.study == name] for name in study.STUDIES}
-    assert [len(own) for own in by_study.values()] == [7, 2 * 3 + 2 * 3 * 3 * 4, len(SYSTEMS)]
+    assert [len(own) for own in by_study.values()] == [7, 2 * 3 + 2 * 3 * 3 * 4, len(SYSTEMS), 12, 5]
     configs = [row.config(base, 0) for row in by_study["wscl"]]
     weights = {c.criterion.contrast.weight for c in configs if c.criterion.contrast.enabled}
     assert max(weights) / min(weights) == pytest.approx(1000)  # three decades
@@ -43,10 +43,36 @@ def test_a_row_without_wscl_stands_before_or_beside_the_rows_it_is_compared_with
     assert all(tiers[tuple(row.name.split(", ")[-2:])] <= row.tier for row in rows)
 
 
+def test_a_lever_is_left_out_or_alone_and_nothing_else_changes() -> None:
+    base = RECIPES["photos"]()
+    configs = {row.name: row.config(base, 0) for row in study.lever_rows()}
+    no_prior = configs["without class maps"].criterion.prior, configs["without class maps"].inference.prior
+    assert [prior.evidence for prior in no_prior] == [0, 0]
+    assert [prior.area for prior in no_prior] == [base.criterion.prior.area, base.inference.prior.area]
+    assert configs["without context"].heads.context.on == "none" != base.heads.context.on
+    assert configs["without context"].adaptation == base.adaptation
+    bare, maps = configs["without adaptation"], configs["adaptation and class maps alone"]
+    assert bare.adaptation.epochs == 0 and bare.criterion.prior.evidence == 0  # class maps come from adaptation
+    assert maps.adaptation.epochs == base.adaptation.epochs and maps.inference.prior.evidence > 0
+    assert maps.inference.prior.area == 0 and maps.heads.context.on == "none"
+    none = configs["none"]
+    assert (none.adaptation.epochs, none.inference.prior.area, none.heads.context.on) == (0, 0, "none")
+    assert len({repr(config) for config in configs.values()}) == len(configs)
+
+
+def test_rows_of_labelers_differ_in_the_labeler_and_wscl_alone() -> None:
+    base = RECIPES["photos"]()
+    criteria = [row.config(base, 0).criterion for row in study.labeler_rows()]
+    found = [(own.labeler.kind, own.contrast.enabled) for own in criteria]
+    both = (("oicr", False), ("discovery", False), ("oicr", True), ("discovery", True), ("mist", False))
+    assert tuple(found) == both
+    assert all(own.prior == base.criterion.prior for own in criteria)
+
+
 def test_an_unknown_study_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         study.main(["--studies", "wslc"])
-    assert "--studies wslc: unknown; there are discovery, wscl, systems" in capsys.readouterr().err
+    assert "--studies wslc: unknown; there are discovery, wscl, systems, levers, labelers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
