@@ -128,11 +128,12 @@ def system_rows(base: Config) -> Iterator[StudyRow]:
 
 
 def lever_rows() -> Iterator[StudyRow]:
-    """All levers of the recipe; each left out; none; each alone, those of class maps with adaptation."""
+    """All levers of the recipe; each left out; one that it does not have; none; each alone, those of class maps with adaptation."""
     yield StudyRow("levers", "all", ())
     for name in LEVERS:
         left_out = ("adaptation", *OF_MAPS) if name == "adaptation" else (name,)
         yield StudyRow("levers", f"without {name}", _without(left_out))
+    yield StudyRow("levers", "with certain negatives", ("criterion.negatives.weight=1",))
     yield StudyRow("levers", "none", _without(LEVERS), 1)
     for name in LEVERS:
         kept = {name, "adaptation"} if name in OF_MAPS else {name}

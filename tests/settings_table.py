@@ -325,6 +325,8 @@ TABLE = [
     row("criterion.refine.hard_gain", "0.9", "criterion.refine.reweight=true"),
     row("criterion.refine.seed_cut", "0.9", "criterion.refine.reweight=true"),
     row("criterion.refine.last_teacher", "mean"),
+    row("criterion.negatives.weight", "1"),
+    row("criterion.negatives.hardest", "1", "criterion.negatives.weight=1"),
     row("loader.batch_size", "3"),
     row("loader.resize.scales", "[64]"),
     row("loader.resize.long_max", "40"),

@@ -10,7 +10,7 @@ from conftest import background_last, golden_names, load_golden
 from strategies import random_boxes
 from tag2box.methods.oicr import top_rows
 from tag2box.ops.boxes import encode, iou
-from tag2box.ops.losses import assign, box_loss, first_argmax, refine_loss
+from tag2box.ops.losses import assign, box_loss, first_argmax, negative_loss, refine_loss
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the references count pixels inclusively
@@ -172,3 +172,49 @@ def test_boxes_beside_their_rows_are_judged_where_they_are() -> None:
     labels = assign(proposals, pseudo_boxes, 1, or_equal=True, ignore_below=0.1)
     assert labels.cls.tolist() == [1, 0] and labels.weight.tolist() == [0, 1]
     assert labels.pseudo_boxes is pseudo_boxes
+
+
+def negatives_with_loops(
+    logits: torch.Tensor, tags: list[list[bool]], unsure: list[list[bool]], sizes: tuple[int, ...], hardest: int
+) -> float:
+    """The loss of certain negatives, by its definition."""
+    total, start = 0.0, 0
+    for image, size in enumerate(sizes):
+        for c in range(len(tags[image])):
+            if tags[image][c] or unsure[image][c]:
+                continue
+            rows = [[math.exp(x) for x in row] for row in logits[start : start + size].tolist()]
+            probs = sorted((row[c] / sum(row) for row in rows), reverse=True)[:hardest]
+            total += sum(-math.log(1 - p) for p in probs) / max(len(probs), 1)
+        start += size
+    return total / max(len(sizes), 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hardest"), [((), 1), ((0,), 2), ((1,), 2), ((3, 0, 2), 2), ((6, 4), 1), ((5, 7), 100)]
+)
+def test_certain_negatives_match_the_definition_written_with_loops(sizes: tuple[int, ...], hardest: int) -> None:
+    g = torch.Generator().manual_seed(7)
+    logits = torch.randn(sum(sizes), 4, generator=g, dtype=torch.float64, requires_grad=True)
+    tags = torch.rand(len(sizes), 3, generator=g) < 0.4
+    unsure = ~tags & (torch.rand(len(sizes), 3, generator=g) < 0.3)
+    for unknown in (unsure, None):
+        got = negative_loss(logits, tags, sizes, hardest=hardest, unsure=unknown)
+        known = torch.zeros_like(tags) if unknown is None else unknown
+        expected = negatives_with_loops(logits.detach(), tags.tolist(), known.tolist(), sizes, hardest)
+        assert got.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_certain_negatives_push_down_the_hardest_proposals_of_absent_classes_alone() -> None:
+    logits = torch.tensor([[2.0, 3.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    negative_loss(logits, torch.tensor([[True, False], [True, True]]), (2, 1), hardest=1).backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 1] > 0 and logits.grad[0, [0, 2]].max() < 0  # a step lowers the absent class
+    assert not logits.grad[1:].any()  # easier, or in a photo with all tags
+
+
+def test_a_certain_mistake_has_a_finite_gradient() -> None:
+    logits = torch.tensor([[1000.0, 0.0]], requires_grad=True)
+    loss = negative_loss(logits, torch.tensor([[False]]), (1,), hardest=8)
+    loss.backward()
+    assert loss.isfinite() and logits.grad is not None and logits.grad.isfinite().all()

@@ -1,8 +1,8 @@
 """Scores, labels and losses that all methods share.
 
 MIL scores and the image-level loss (eq. 1; WSDDN, Bilen and Vedaldi, CVPR 2016), pseudo labels from pseudo boxes
-(eq. 2) and the two losses of a refinement stage on them (eq. 3-4; OICR, Tang et al., CVPR 2017). Equation numbers are
-those of OD-WSCL.
+(eq. 2) and the two losses of a refinement stage on them (eq. 3-4; OICR, Tang et al., CVPR 2017), and one on photos
+without a tag, which is not of a paper. Equation numbers are those of OD-WSCL.
 """
 
 from collections.abc import Sequence
@@ -171,6 +171,33 @@ def box_loss(
     weighted = torch.where(is_foreground, labels.weight * error, error.new_zeros(()))
     divisors = proposals.sizes if divisor == "proposals" else _pseudo_box_counts(proposals, labels.pseudo_boxes)
     return _image_mean(weighted, proposals.sizes, divisors)
+
+
+def negative_loss(
+    logits: Float[Tensor, "R c1"],
+    tags: Bool[Tensor, "N C"],
+    sizes: Sequence[int],
+    *,
+    hardest: int,
+    unsure: Bool[Tensor, "N C"] | None = None,
+) -> Float[Tensor, ""]:
+    """Loss of certain negatives of one stage: no proposal of an image shows a class that is not among its tags.
+
+    Per image and absent class, the mean of -log(1 - p) over the ``hardest`` proposals, those with the highest
+    probability p; summed over absent classes, mean over images. Classes that are ``unsure`` are not absent.
+
+    >>> tags = torch.tensor([[True, False]])
+    >>> negative_loss(torch.zeros(2, 3), tags, [2], hardest=1)  # -log(1 - 1/3)
+    tensor(0.4055)
+    """
+    absent = ~tags if unsure is None else ~(tags | unsure)
+    probs = at_least_single(logits).softmax(dim=1)[:, : tags.shape[1]]
+    per_image = [probs.new_zeros(())]
+    for own, is_absent in zip(torch.split(probs, list(sizes)), absent, strict=True):
+        hard = own[:, is_absent].topk(min(hardest, len(own)), dim=0).values
+        if hard.numel():
+            per_image.append(-(1 - hard).clamp(min=CLAMP).log().mean(dim=0).sum())
+    return torch.stack(per_image).sum() / max(len(sizes), 1)
 
 
 def _image_mean(per_proposal: Float[Tensor, " R"], sizes: Sequence[int], divisors: Sequence[int]) -> Float[Tensor, ""]:

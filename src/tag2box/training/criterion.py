@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Annotated, Literal, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from tag2box.extend import Plugin
 from tag2box.methods import casd, discovery, oim, pcl, protocols, wscl, wsddn, wsrpn
 from tag2box.models.class_maps import NO_PRIOR, Prior, area_shares
-from tag2box.ops.losses import box_loss, refine_loss
+from tag2box.ops.losses import box_loss, negative_loss, refine_loss
 from tag2box.training.reviewed import with_reviewed
 from tag2box.types import (
     IGNORED,
@@ -136,6 +136,26 @@ class Refine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Negatives:
+    """Certain negatives: no proposal shows a class that its photo is not tagged with. Not in the papers.
+
+    Refinement stages see the tags through pseudo boxes alone, so that photos without a tag, such as those of products
+    that have passed, teach them nothing. This term has them score low everywhere on such photos.
+    """
+
+    weight: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Weight of the term; 0 disables it."""
+    hardest: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+    """Proposals per photo and absent class that count: those with the highest probability."""
+
+    def __call__(self, x: LossInputs) -> Float[Tensor, ""]:
+        """The unweighted loss, summed over the stages."""
+        meta, sizes = x.meta, x.meta.proposals.sizes
+        stage_loss = partial(negative_loss, tags=meta.tags, sizes=sizes, hardest=self.hardest, unsure=meta.unsure)
+        return torch.stack([x.mil.loss.new_zeros(()), *map(stage_loss, x.outputs.scores.refine)]).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Criterion:
     """L = L_mil + L_cls + L_reg + lambda L_wscl (eq. 13), with the labeler and the sampling it is based on.
 
@@ -153,6 +173,7 @@ class Criterion:
     sampling: wscl.Sampling = wscl.Sampling()
     contrast: wscl.Contrast = wscl.Contrast()
     refine: Refine = Refine()
+    negatives: Negatives = Negatives()
     reviewed_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of the proposals of reviewed photos (data.boxes) in L_cls and L_reg; others have their teacher's score."""
     spatial: wsddn.Spatial = wsddn.Spatial()
@@ -182,6 +203,8 @@ class Criterion:
             Term("box", 1.0, lambda x: self.refine.box_loss(x.outputs.scores, x.taught, x.meta.proposals)),
             Term("contrast", self.contrast.weight, self._contrast),
         ]
+        if self.negatives.weight:
+            terms.append(Term("negatives", self.negatives.weight, self.negatives))
         if self.spatial.weight:
             spatial = Term("spatial", self.spatial.weight, lambda _: self.spatial(mil.scores, outputs.vectors, meta))
             terms.append(spatial)
