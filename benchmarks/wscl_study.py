@@ -128,7 +128,10 @@ def system_rows(base: Config) -> Iterator[StudyRow]:
 
 
 def lever_rows() -> Iterator[StudyRow]:
-    """All levers of the recipe; each left out; one that it does not have; none; each alone, those of class maps with adaptation."""
+    """All levers of the recipe; each left out; one that it does not have; none; each alone.
+
+    Levers that read class maps are alone with adaptation, which makes these maps.
+    """
     yield StudyRow("levers", "all", ())
     for name in LEVERS:
         left_out = ("adaptation", *OF_MAPS) if name == "adaptation" else (name,)
