@@ -200,3 +200,20 @@ def test_the_kernel_of_roi_align_equals_plain_torch(rois: int, monkeypatch: pyte
         results.append((out.detach(), torch.autograd.grad(out, leaf, grad)[0]))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(results[0][1], results[1][1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rois", [0, 1, 40])
+def test_the_gradient_of_roi_align_is_the_same_in_every_memory_format(
+    rois: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(rois)
+    monkeypatch.setattr(roi, "_MIN_COMPILED_CELLS", 0)
+    features, corner = torch.randn(2, 21, 9, 14, requires_grad=True), 60 * torch.rand(rois, 2)
+    boxes, image_ids = torch.cat([corner, corner + 70 * torch.rand(rois, 2)], dim=1), torch.arange(rois) % 2
+    out = roi.roi_align(features, boxes, image_ids, size=5, scale=1 / 8)
+    grad = torch.randn(rois, 21, 5, 5)
+    sliced = torch.stack([grad, grad], dim=-1)[..., 0]  # contiguous in neither format
+    formats = grad, grad.contiguous(memory_format=torch.channels_last), sliced
+    found = [torch.autograd.grad(out, features, one, retain_graph=True)[0] for one in formats]
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert rois == 0 or found[0].any()

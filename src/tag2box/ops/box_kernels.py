@@ -57,10 +57,18 @@ def bilinear_forward(rows: Tensor, lines: Tensor, columns: Tensor, down: Tensor,
 def bilinear_backward(
     grad: Tensor, lines: Tensor, columns: Tensor, down: Tensor, across: Tensor, shape: torch.Size
 ) -> Tensor:
-    """Gradient of the rows, summed in the order of the samples, whatever the number of threads."""
-    arrays = [x.detach().contiguous().numpy() for x in (grad, lines, columns, down, across)]
-    total = np.zeros(tuple(shape), np.float32)
-    in_threads(lambda first, last: _bilinear_backward(*arrays, first, last, total), shape[1], block=16)
+    """Gradient of the rows, summed in the order of the samples, whatever the number of threads.
+
+    A gradient with channels first in memory is turned around RoI by RoI, in the cache, not as a whole.
+    """
+    places = [x.detach().contiguous().numpy() for x in (lines, columns, down, across)]
+    total, planes = np.zeros(tuple(shape), np.float32), grad.detach().permute(0, 3, 1, 2)
+    if planes.is_contiguous() and not grad.is_contiguous():
+        kernel, values = _bilinear_backward_planes, planes.flatten(2)
+    else:
+        kernel, values = _bilinear_backward, grad.detach().contiguous().flatten(1, 2)
+    array = values.numpy()
+    in_threads(lambda first, last: kernel(array, *places, first, last, total), shape[1], block=16)
     return torch.from_numpy(total)
 
 
@@ -85,12 +93,30 @@ def _bilinear_forward(
 def _bilinear_backward(
     grad: Any, lines: Any, columns: Any, down: Any, across: Any, first: int, last: int, total: Any
 ) -> None:
-    size = lines.shape[1]
-    for i in range(grad.shape[0] * size * size):
-        r, y, x = i // (size * size), i // size % size, i % size
-        grads = grad[r, y, x]
+    for r in range(len(grad)):
+        _add_samples(grad[r, :, first:last], lines[r], columns[r], down[r], across[r], first, total)
+
+
+@compiled
+def _bilinear_backward_planes(
+    grad: Any, lines: Any, columns: Any, down: Any, across: Any, first: int, last: int, total: Any
+) -> None:
+    samples = np.empty((grad.shape[2], last - first), np.float32)
+    for r in range(len(grad)):
+        for channel in range(first, last):
+            plane = grad[r, channel]
+            for i in range(len(plane)):
+                samples[i, channel - first] = plane[i]
+        _add_samples(samples, lines[r], columns[r], down[r], across[r], first, total)
+
+
+@compiled
+def _add_samples(grad: Any, lines: Any, columns: Any, down: Any, across: Any, first: int, total: Any) -> None:
+    size, channels = len(lines), grad.shape[1]
+    for i in range(len(grad)):
+        y, x, grads = i // size, i % size, grad[i]
         for corner in range(4):
-            share = down[r, y, corner // 2] * across[r, x, corner % 2]
-            sums = total[lines[r, y, corner // 2] + columns[r, x, corner % 2]]
-            for channel in range(first, last):
-                sums[channel] += share * grads[channel]
+            share = down[y, corner // 2] * across[x, corner % 2]
+            sums = total[lines[y, corner // 2] + columns[x, corner % 2]]
+            for channel in range(channels):
+                sums[first + channel] += share * grads[channel]
