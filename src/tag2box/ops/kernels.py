@@ -92,7 +92,7 @@ def masked_mean_backward(x: Tensor, factors: Tensor, bias: Tensor, grad: Tensor)
     """Gradients of x and of the bias."""
     weights, biases, grads = _single(factors), _single(bias), _single(grad)
     is_single, of_bias = x.dtype == torch.float32, np.empty_like(grads)
-    of_x = torch.from_numpy(np.empty(x.shape, np.float32)) if is_single else torch.empty_like(x)
+    of_x = torch.from_numpy(large_empty(tuple(x.shape), np.float32)) if is_single else torch.empty_like(x)
 
     def work(first: int, last: int) -> None:
         for rows in _row_blocks(x, first, last):
