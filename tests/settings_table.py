@@ -181,6 +181,7 @@ TABLE = [
     row("adaptation.min_crop", "0.9", *ADAPTED),
     row("adaptation.frozen_stages", "1", *ADAPTED[:2], seen=layers_that_adapt),
     row("adaptation.keep_boxes", "3", *ADAPTED),
+    row("adaptation.seed", "7", *ADAPTED),
     row("segmentation.side", "64", *SEGMENTED, seen=segments_of_photos),
     row("segmentation.map_epochs", "20", *SEGMENTED, seen=segments_of_photos),
     row("segmentation.epochs", "20", *SEGMENTED, seen=segments_of_photos),

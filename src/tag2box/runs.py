@@ -22,6 +22,7 @@ from tag2box.inference.predict import Inference, OnPhoto, Select, run_detector, 
 from tag2box.labels.label_set import is_label_set
 from tag2box.models.backbone import set_runtime
 from tag2box.models.detector import Detector
+from tag2box.models.rng import initial_seed
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.student.network import StudentDetector
@@ -289,7 +290,8 @@ def build_detector(config: recipes.Config, num_classes: int, *, pretrained: bool
     torch.manual_seed(config.plan.seed)
     backbone, class_maps = config.backbone.build(pretrained=pretrained), None
     if config.adaptation.epochs:
-        class_maps = build_class_maps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation)
+        with initial_seed(config.adaptation.seed):
+            class_maps = build_class_maps(config.backbone.build(pretrained=pretrained), num_classes, config.adaptation)
     detector = Detector(backbone, num_classes, config.heads, class_maps)
     set_runtime(detector, config.compute.runtime())
     return detector

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from tag2box import runs
 from tag2box.annotations import TaggedPhotos
 from tag2box.cli.detect import detect
 from tag2box.cli.train import resume, train
@@ -17,6 +18,8 @@ from tag2box.errors import UserError
 from tag2box.models.class_maps import CellMaps, ClassMaps
 from tag2box.models.lite0 import Lite0
 from tag2box.progress import silent
+from tag2box.recipes import Config
+from tag2box.settings import load
 from tag2box.training import adaptation
 from tag2box.training.adaptation import Adaptation, adapt, build_class_maps, random_crop
 from tag2box.training.class_evidence import ClassEvidence, photo_maps
@@ -225,6 +228,28 @@ def test_a_run_with_levers_is_resumed_and_detects(tmp_path: Path, monkeypatch: p
     )
     assert found.keys() == plain.keys()
     assert any(found[name].scores.tolist() != plain[name].scores.tolist() for name in found)
+
+
+def test_runs_of_several_seeds_can_share_an_adaptation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(seed: int, *own: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        overrides = [*LEVERS, f"plan.seed={seed}", *own]
+        detector = runs.build_detector(load(Config, [], overrides), 2, pretrained=False)
+        values = {name: value.tolist() for name, value in detector.state_dict().items() if "classifier" in name}
+        heads = {name: value.tolist() for name, value in detector.state_dict().items() if "refine" in name}
+        return values, heads
+
+    own = "adaptation.seed=5"
+    assert built(0, own)[0] == built(1, own)[0]
+    assert built(0, own)[1] != built(1, own)[1]
+    assert built(0)[0] != built(1)[0]
+
+    small_data(tmp_path)
+    small_network(monkeypatch)
+    seeds: list[int] = []
+    monkeypatch.setattr(adaptation, "adapt", lambda *given, seed, **others: seeds.append(seed))
+    for number, more in enumerate(([own], [])):
+        train(small_config(tmp_path, *LEVERS, "plan.seed=1", *more), tmp_path / f"run-{number}")
+    assert seeds == [5, 1]
 
 
 @pytest.mark.parametrize("key", ["criterion", "inference"])

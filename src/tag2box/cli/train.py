@@ -222,12 +222,13 @@ def _adapt(config: recipes.Config, detector: Detector, photos: annotations.Tagge
     """Let the backbone learn the tags first, if that is set; the weights of a checkpoint have learned already."""
     if detector.class_maps is None or detector.is_adapted:
         return
+    own = config.adaptation.seed
     adaptation.adapt(
         detector.class_maps,
         photos,
         config.adaptation,
         folder=runs.required(config.feature_cache),
-        seed=config.plan.seed,
+        seed=config.plan.seed if own is None else own,
         progress=progress,
     )
     detector.load_adapted()

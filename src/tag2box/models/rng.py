@@ -4,7 +4,8 @@ A batch that runs at once, image by image or spread over ranks gets the same dro
 recomputed forward pass gets those of the first one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -82,3 +83,12 @@ def dropout(x: Float[torch.Tensor, "R F"], rate: float, row_rng: RowRng | None) 
     if row_rng is None or rate == 0:
         return x
     return x * (row_rng.uniform(*x.shape[1:]) >= rate).to(x.dtype) / (1 - rate)
+
+
+@contextmanager
+def initial_seed(seed: int | None) -> Iterator[None]:
+    """Initial weights are drawn from a seed of their own, if there is one; what comes after is not changed by it."""
+    with torch.random.fork_rng([], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield

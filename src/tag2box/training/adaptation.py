@@ -72,6 +72,8 @@ class Adaptation:
     """Stages of the backbone, from the stem on, that keep their pretrained weights (never the last): they cost most."""
     keep_boxes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Proposals per photo that the detector sees: those with most evidence for any class, and a quarter of others."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Seed of adaptation alone; default: ``plan.seed``. Runs of several seeds with one of these share their features."""
 
 
 def build_class_maps(backbone: Backbone, num_classes: int, settings: Adaptation) -> ClassMaps:
@@ -378,7 +380,7 @@ def _epoch_name(epoch: int) -> str:
 
 def _key(class_maps: ClassMaps, photos: TaggedPhotos, settings: Adaptation, seed: int, folder: Path) -> str:
     """A digest of everything that the result depends on."""
-    learned = replace(settings, keep_boxes=None)  # which comes after
+    learned = replace(settings, keep_boxes=None, seed=None)  # the first comes after; the second is ``seed``
     content = photos_digest(photos.photos, folder)
     runtime = class_maps.backbone.runtime.key()
     digest = hashlib.sha256(f"{learned} seed {seed} {content} {photos.classes}{runtime}".encode())
