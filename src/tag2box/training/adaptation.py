@@ -73,7 +73,7 @@ class Adaptation:
     keep_boxes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Proposals per photo that the detector sees: those with most evidence for any class, and a quarter of others."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Seed of adaptation alone; default: ``plan.seed``. Runs of several seeds with one of these share their features."""
+    """Seed of adaptation alone; default: ``plan.seed``. Runs of several seeds with the same one share features."""
 
 
 def build_class_maps(backbone: Backbone, num_classes: int, settings: Adaptation) -> ClassMaps:
