@@ -243,12 +243,13 @@ def make_queue(
     seeds: Sequence[int] = (0, 1, 2),
     recipe: str | None = None,
     overrides: Sequence[str] = (),
+    names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Queue:
     """The queue of some studies on a dataset; its runs are in the folder that `compare` and `reproduce` use."""
     bare = Experiment(name="studies", title="", shows="")
     base = reproduction.base_config(bare, source, recipe, overrides)
-    rows = rows_of(studies, base)
+    rows = [row for row in rows_of(studies, base) if not names or row.name in names]
     own = [replace(row, settings=(*row.settings, *overrides)) for row in rows]
     data = {seed: study_data.open_data(source, seed, folder, progress=progress) for seed in seeds}
     return Queue(base, data, own, folder / reproduction.GRID_FOLDER)
@@ -264,6 +265,7 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     parser.add_argument("--split")
     parser.add_argument("--test-split")
     parser.add_argument("--recipe")
+    parser.add_argument("--row", action="append", default=[], dest="rows", help="only this row; may be repeated")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=c")
     parser.add_argument("--most", type=int, help="stop after so many runs")
@@ -279,8 +281,19 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     source = world or study_source(listed, None, given.test_split, None, None)
     progress = TerminalProgress()
     queue = make_queue(
-        source, studies, given.work, seeds=seeds, recipe=given.recipe, overrides=given.overrides, progress=progress
+        source,
+        studies,
+        given.work,
+        seeds=seeds,
+        recipe=given.recipe,
+        overrides=given.overrides,
+        names=given.rows,
+        progress=progress,
     )
+    if unknown := set(given.rows) - {row.name for row in queue.rows}:
+        parser.error(
+            f"--row {min(unknown)}: unknown; there are {', '.join(row.name for row in rows_of(studies, queue.base))}"
+        )
     if given.list:
         print(describe(queue))
         return
