@@ -24,6 +24,7 @@ from tag2box.labels.reviews import Action, BoxState
 from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Bar, Progress
+from tag2box.training import dist
 from tiny_world import call, make_world, small_config, small_data, small_network
 
 
@@ -117,7 +118,8 @@ def test_the_rule_can_be_set_or_chosen(world: Path, tmp_path: Path) -> None:
         label(world / "run", source(world), tmp_path / "typo", overrides=["rule.relativ=1"])
 
 
-def test_precision_and_engine_of_a_run_can_be_set(world: Path, tmp_path: Path) -> None:
+def test_precision_and_engine_of_a_run_can_be_set(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "has_bf16", lambda: True)  # without the instructions torch computes the same slowly
     half = label(world / "run", source(world), tmp_path / "half", overrides=["compute.precision=bf16"])
     whole = label(world / "run", source(world), tmp_path / "whole")
     assert half.run["settings"] != whole.run["settings"]
