@@ -56,7 +56,7 @@ def test_a_system_changes_only_its_own_settings(system: System, base: Config) ->
     assert not changed & EQUAL
     assert "proposals" not in changed or system.name == "wsrpn"
     assert "backbone" not in changed or system.name == "casd"
-    assert "feed" not in changed or system.name == "casd"
+    assert "loader" not in changed or system.name == "casd"
     assert (after.loader.batch_size, after.loader.max_proposals) == (base.loader.batch_size, base.loader.max_proposals)
     assert after.criterion.mil.over_classes == base.criterion.mil.over_classes
     assert after.criterion.refine.first_stage == base.criterion.refine.first_stage
@@ -163,18 +163,24 @@ def test_systems_are_whole_but_for_the_width_of_a_mask_net_in_light_recipes(name
         ("casd", "loader.views_per_image=2", "2 views, not 4"),
         ("casd", "criterion.attention.layer_weight=0", "no attention between layers"),
         ("casd", "drop_block.kind=plain", "no inverted attention"),
+        ("casd", ("backbone.train_tail=false", "backbone.train_neck=false"), "attention on frozen layers"),
+        ("casd", ("backbone.kind=vgg16", "backbone.train_trunk=false"), "attention on frozen layers"),
         ("c-mil", "criterion.mil.loss=cross_entropy", "cross-entropy, not the hinge loss"),
         ("c-midn", "criterion.mil.guide=mil", "class masks without a segmentation branch"),
         ("wsod2", "criterion.labeler.evidence_of=proposal", "evidence of proposals, not of regressed boxes"),
+        ("wsod2", "criterion.labeler.belief=one", "weights that end at 1, not at the score"),
         ("wsod2", "heads.regress=false", "evidence of proposals, not of regressed boxes"),
         ("wsrpn", "proposals.network=vgg16", "windows that are not from the trained backbone"),
         ("wsrpn", "proposals.kind=edge_boxes", "windows that are not from the trained backbone"),
         ("wsrpn", "heads.region=false", "no region classifier of its own"),
     ],
 )
-def test_a_setting_that_takes_a_part_away_makes_a_system_reduced(name: str, change: str, reason: str) -> None:
+def test_a_setting_that_takes_a_part_away_makes_a_system_reduced(
+    name: str, change: str | tuple[str, ...], reason: str
+) -> None:
     system = SYSTEMS[name]
-    made = settings.load(Config, [], [change], base=system(RECIPES["scenes"]()))
+    changed = [change] if isinstance(change, str) else change
+    made = settings.load(Config, [], changed, base=system(RECIPES["scenes"]()))
     assert system.state(made) == f"reduced: {reason}"
 
 

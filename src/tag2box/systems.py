@@ -135,8 +135,8 @@ def to_c_midn(config: recipes.Config) -> recipes.Config:
 
 
 def to_wsod2(config: recipes.Config) -> recipes.Config:
-    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels."""
-    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed"))
+    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels, and gives way to their scores."""
+    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed", belief="score"))
 
 
 def to_oim(config: recipes.Config) -> recipes.Config:
@@ -223,10 +223,11 @@ def mist_lacks(config: recipes.Config) -> str:
 
 
 def casd_lacks(config: recipes.Config) -> str:
-    """Views, layers, or inverted attention."""
+    """Views, layers, anything that attention trains, or inverted attention."""
     views, layers = config.loader.views_per_image, config.backbone.layers + config.heads.early_layers
     lacking = [f"{views} views, not 4"] if views < 4 else []
     lacking += [] if config.criterion.attention.layer_weight and layers > 1 else ["no attention between layers"]
+    lacking += [] if config.backbone.trains_responses else ["attention on frozen layers"]
     lacking += [] if isinstance(config.drop_block, InvertedAttention) else ["no inverted attention"]
     return "; ".join(lacking)
 
@@ -243,9 +244,12 @@ def c_midn_lacks(config: recipes.Config) -> str:
 
 
 def wsod2_lacks(config: recipes.Config) -> str:
-    """The loop through box regression."""
-    is_looped = config.heads.regress and getattr(config.criterion.labeler, "evidence_of", "") == "regressed"
-    return "" if is_looped else "evidence of proposals, not of regressed boxes"
+    """The loop through box regression, or the detector's score in the weights."""
+    labeler = config.criterion.labeler
+    is_looped = config.heads.regress and getattr(labeler, "evidence_of", "") == "regressed"
+    lacking = [] if is_looped else ["evidence of proposals, not of regressed boxes"]
+    lacking += [] if getattr(labeler, "belief", "") == "score" else ["weights that end at 1, not at the score"]
+    return "; ".join(lacking)
 
 
 def wsrpn_lacks(config: recipes.Config) -> str:
