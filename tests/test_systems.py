@@ -166,6 +166,8 @@ def test_systems_are_whole_but_for_the_width_of_a_mask_net_in_light_recipes(name
         ("casd", ("backbone.train_tail=false", "backbone.train_neck=false"), "attention on frozen layers"),
         ("casd", ("backbone.kind=vgg16", "backbone.train_trunk=false"), "attention on frozen layers"),
         ("c-mil", "criterion.mil.loss=cross_entropy", "cross-entropy, not the hinge loss"),
+        ("c-mil", "criterion.mil.subset_score=merged", "subsets scored by merged logits"),
+        ("c-mil", "criterion.labeler.positives=top", "positives around the top box alone"),
         ("c-midn", "criterion.mil.guide=mil", "class masks without a segmentation branch"),
         ("wsod2", "criterion.labeler.evidence_of=proposal", "evidence of proposals, not of regressed boxes"),
         ("wsod2", "criterion.labeler.belief=one", "weights that end at 1, not at the score"),

@@ -120,9 +120,9 @@ def _tag_loss(config: recipes.Config) -> dict[str, Any]:
 
 
 def to_c_mil(config: recipes.Config) -> recipes.Config:
-    """C-MIL: bags of merged boxes with the hinge loss, and the labeler that follows their continuation."""
-    merged = c_mil.CMil(**_tag_loss(config), loss="hinge")
-    plain = without_regression(with_labeler(config, c_mil.CMilLabeler()))
+    """C-MIL: subsets of boxes with the hinge loss, and the labeler that follows their continuation."""
+    merged = c_mil.CMil(**_tag_loss(config), loss="hinge", subset_score="mean")
+    plain = without_regression(with_labeler(config, c_mil.CMilLabeler(positives="subset")))
     return replace(plain, criterion=replace(plain.criterion, mil=merged))
 
 
@@ -233,8 +233,12 @@ def casd_lacks(config: recipes.Config) -> str:
 
 
 def c_mil_lacks(config: recipes.Config) -> str:
-    """The hinge loss."""
-    return "" if getattr(config.criterion.mil, "loss", "") == "hinge" else "cross-entropy, not the hinge loss"
+    """The hinge loss, the paper's scores of subsets, or positives around their boxes."""
+    mil, labeler = config.criterion.mil, config.criterion.labeler
+    lacking = [] if getattr(mil, "loss", "") == "hinge" else ["cross-entropy, not the hinge loss"]
+    lacking += [] if getattr(mil, "subset_score", "") == "mean" else ["subsets scored by merged logits"]
+    lacking += [] if getattr(labeler, "positives", "") == "subset" else ["positives around the top box alone"]
+    return "; ".join(lacking)
 
 
 def c_midn_lacks(config: recipes.Config) -> str:
