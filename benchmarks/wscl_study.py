@@ -6,15 +6,27 @@
     python benchmarks/wscl_study.py --list          # the queue, with the minutes that are left
     python benchmarks/wscl_study.py --most 5        # the next five runs, then stop
 
-discovery: OICR+, and object discovery by each of the three rules, without and with WSCL. wscl: omega (share, batch,
-pair) x optimizer (SGD, Adam) x lambda over three decades x what is trained beside the heads (head convolution, tail,
-whole lite0), each beside a row without WSCL; rows of a lower tier come first, for all seeds. systems: the fourteen
-systems of `tag2box compare`. levers: the recipe ``photos`` with each of its parts left out, and each alone. labelers:
-OICR+, discovery, WSCL, both and MIST's labels, all else that of the recipe.
+discovery: OICR+, and object discovery by each of the three rules, without and with WSCL. wscl: OICR+ without WSCL at
+four learning rates of SGD; omega (share, batch, pair) x optimizer (SGD, Adam) x lambda over three decades x what is
+trained beside the heads (head convolution, tail, whole lite0), each beside a row without WSCL; and each omega, and
+none, on the labels of discovery. Rows of a lower tier come first, for all seeds. systems: the fourteen systems of
+`tag2box compare`. levers: the recipe ``photos`` with each of its parts left out, and each alone. labelers: OICR+,
+discovery, WSCL, both and MIST's labels, all else that of the recipe.
+
+Tier 4 of wscl is not run unless --tiers has it: omega "pair" at other lambdas than the paper's or with a trained tail
+or whole network, and the other lambdas with a trained tail or whole network. The rest takes one question at a time.
 
 Runs are those of `compare` and `reproduce` and are shared with them if ``--work`` is their ``--out``; what is
-interrupted resumes, what is there is not trained again. The JSON file is written after every run. Settings are to be
-chosen by CorLoc of training photos; mAP50 of test photos is for the report.
+interrupted resumes, what is there is not trained again. The JSON file is written after every run.
+
+Choices are made without the test photos, on a part of the training photos; then the chosen rows are run on all:
+
+    python benchmarks/wscl_study.py --studies wscl --on voc07-mini --split fit --test-split val --out choices.json
+    python benchmarks/wscl_study.py --studies wscl --on voc07-mini --split train --test-split test --sgd-lr 0.1
+
+One chooses by CorLoc of the photos of ``fit`` and mAP50 of ``val``, which no row is trained on; mAP50 of ``test`` is
+for the report. The learning rate of SGD is chosen so, too: its sweep ("none, SGD, lr X") comes first, and --sgd-lr
+gives the chosen one to all other rows of SGD.
 
 On the scenes a run of the head convolution is 150 iterations of 0.4 to 0.8 seconds (MIST and CASD 1.2; one thread,
 quiet machine, docs/compare.md), and its evaluation about as long: 2 to 4 minutes. `--list` estimates the rest from the
@@ -25,13 +37,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tag2box.data.scenes import Scenes
+from tag2box.errors import UserError
 from tag2box.experiments import grid, reproduction, study_data
 from tag2box.experiments.commands import study_source
 from tag2box.experiments.experiment import CORLOC, LABELS, MAP, Experiment, StudyColumn, StudyVariant
@@ -47,7 +61,9 @@ STUDIES = ("discovery", "wscl", "systems", "levers", "labelers")
 RULES = ("paper", "exclusive", "published")
 OMEGAS = ("share", "batch", "pair")
 LAMBDAS = (0.03, 0.3, 3.0, 0.003)  # the paper's first
-OPTIMIZERS = {"SGD": ("plan.optimizer.kind=sgd", "plan.optimizer.lr=0.01"), "Adam": ("plan.optimizer.kind=adam",)}
+SGD_LR = 0.01
+"""Learning rate of SGD in the paper, for batches of 8 photos."""
+SGD_LRS = (0.01, 0.03, 0.1, 0.3)
 PARTS = {
     "head": (),
     "tail": ("backbone.train_tail=true",),
@@ -75,6 +91,7 @@ LABELERS = {
 }
 OTHERS = 4
 """Tier of the combinations that no question asks for."""
+DEFAULT_TIERS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -102,15 +119,37 @@ def discovery_rows() -> Iterator[StudyRow]:
             yield StudyRow("discovery", name, (*chosen, f"criterion.contrast.enabled={str(has_wscl).lower()}"), tier)
 
 
-def wscl_rows() -> Iterator[StudyRow]:
-    """WSCL on OICR+ labels: all combinations, and a row without WSCL for each optimizer and trained part."""
-    for (optimizer, one), (part, two) in product(OPTIMIZERS.items(), PARTS.items()):
+def optimizers(sgd_lr: float = SGD_LR) -> dict[str, tuple[str, ...]]:
+    """The settings of each optimizer."""
+    return {
+        "SGD": ("plan.optimizer.kind=sgd", f"plan.optimizer.lr={sgd_lr}"),
+        "Adam": ("plan.optimizer.kind=adam",),
+    }
+
+
+def wscl_rows(sgd_lr: float = SGD_LR) -> Iterator[StudyRow]:
+    """WSCL on OICR+ labels: all combinations, and a row without WSCL for each optimizer and trained part.
+
+    Before them, without WSCL, the learning rates of SGD; after them WSCL on discovery's labels.
+    """
+    for lr in SGD_LRS:
+        yield StudyRow("wscl", f"none, SGD, lr {lr:g}", (*OICR_PLUS, *optimizers(lr)["SGD"]))
+    for (optimizer, one), (part, two) in product(optimizers(sgd_lr).items(), PARTS.items()):
         tier = list(PARTS).index(part) and 1 + list(PARTS).index(part)
         yield StudyRow("wscl", f"none, {optimizer}, {part}", (*OICR_PLUS, *one, *two), tier)
-    for (optimizer, one), (part, two), omega, weight in product(OPTIMIZERS.items(), PARTS.items(), OMEGAS, LAMBDAS):
-        own = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=true", f"criterion.contrast.omega={omega}")
-        name, chosen = f"omega {omega}, lambda {weight:g}, {optimizer}, {part}", f"criterion.contrast.weight={weight}"
-        yield StudyRow("wscl", name, (*own, chosen, *one, *two), _tier(omega, weight, part))
+    grid_of = product(optimizers(sgd_lr).items(), PARTS.items(), OMEGAS, LAMBDAS)
+    for (optimizer, one), (part, two), omega, weight in grid_of:
+        name, own = f"omega {omega}, lambda {weight:g}, {optimizer}, {part}", _contrast(omega, weight)
+        yield StudyRow("wscl", name, ("criterion.labeler.kind=oicr", *own, *one, *two), _tier(omega, weight, part))
+    for optimizer, one in optimizers(sgd_lr).items():
+        for omega in ("none", *OMEGAS):
+            own = ("criterion.contrast.enabled=false",) if omega == "none" else _contrast(omega, LAMBDAS[0])
+            yield StudyRow("wscl", f"discovery, omega {omega}, {optimizer}, head", (*DISCOVERY, *own, *one), 1)
+
+
+def _contrast(omega: str, weight: float) -> tuple[str, ...]:
+    named = (f"criterion.contrast.omega={omega}", f"criterion.contrast.weight={weight}")
+    return ("criterion.contrast.enabled=true", *named)
 
 
 def _tier(omega: str, weight: float, part: str) -> int:
@@ -154,16 +193,19 @@ def labeler_rows() -> Iterator[StudyRow]:
         yield StudyRow("labelers", name, (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}"))
 
 
-def rows_of(studies: Sequence[str], base: Config) -> list[StudyRow]:
-    """The rows of some studies, those of a lower tier first."""
+def rows_of(
+    studies: Sequence[str], base: Config, *, sgd_lr: float = SGD_LR, tiers: Sequence[int] = DEFAULT_TIERS
+) -> list[StudyRow]:
+    """The rows of some studies and tiers, those of a lower tier first."""
     rows = {
         "discovery": discovery_rows(),
-        "wscl": wscl_rows(),
+        "wscl": wscl_rows(sgd_lr),
         "systems": system_rows(base),
         "levers": lever_rows(),
         "labelers": labeler_rows(),
     }
-    return sorted((row for study in studies for row in rows[study]), key=lambda row: row.tier)
+    wanted = [row for study in studies for row in rows[study] if row.tier in tiers]
+    return sorted(wanted, key=lambda row: row.tier)
 
 
 @dataclass(frozen=True)
@@ -182,8 +224,10 @@ class Queue:
         return [(row, seed, grid.GridRun(row.config(self.base, seed), self.data[seed])) for _, seed, row in order]
 
     def open(self) -> list[tuple[StudyRow, int, grid.GridRun]]:
-        """The runs that are not finished."""
-        return [one for one in self.runs() if not grid.is_finished(one[2], self.folder)]
+        """The runs that are not finished; of rows with the same settings the first."""
+        first = {run.name: (row, seed, run) for row, seed, run in reversed(self.runs())}
+        pending = [one for one in self.runs() if first[one[2].name][:2] == one[:2]]
+        return [one for one in pending if not grid.is_finished(one[2], self.folder)]
 
     def results(self) -> list[dict[str, Any]]:
         """Figures of the finished rows by seed, in per cent."""
@@ -217,13 +261,18 @@ def contrast_share(result: grid.RunResult) -> float | None:
 
 
 def work(queue: Queue, out: Path, facts: Mapping[str, Any], *, most: int | None, progress: Progress = silent) -> None:
-    """Finish the open runs, at most ``most``; the JSON file is written after each."""
-    pending = queue.open()
-    write_json(out, {**facts, "rows": queue.results(), "open": len(pending)})
+    """Finish the open runs, at most ``most``; the JSON file is written after each. One that diverges is noted there."""
+    pending, failed = queue.open(), []
+    write_json(out, {**facts, "rows": queue.results(), "open": len(pending), "failed": []})
     for number, (row, seed, run) in enumerate(pending[:most], start=1):
         print(f"{number} of {len(pending)}: {row.study}, {row.name}, seed {seed}", flush=True)
-        grid.finish_run(run, queue.folder, progress=progress)
-        write_json(out, {**facts, "rows": queue.results(), "open": len(pending) - number})
+        try:
+            grid.finish_run(run, queue.folder, progress=progress)
+        except UserError as error:
+            print(error, flush=True)
+            failed.append({"study": row.study, "row": row.name, "seed": seed, "error": str(error)})
+        left = len(pending) - number
+        write_json(out, {**facts, "rows": queue.results(), "open": left, "failed": failed})
 
 
 def describe(queue: Queue) -> str:
@@ -237,20 +286,18 @@ def describe(queue: Queue) -> str:
 
 def make_queue(
     source: study_data.StudySource,
-    studies: Sequence[str],
+    choose: Callable[[Config], Sequence[StudyRow]],
     folder: Path,
     *,
     seeds: Sequence[int] = (0, 1, 2),
     recipe: str | None = None,
     overrides: Sequence[str] = (),
-    names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Queue:
-    """The queue of some studies on a dataset; its runs are in the folder that `compare` and `reproduce` use."""
+    """The queue of some rows on a dataset; its runs are in the folder that `compare` and `reproduce` use."""
     bare = Experiment(name="studies", title="", shows="")
     base = reproduction.base_config(bare, source, recipe, overrides)
-    rows = [row for row in rows_of(studies, base) if not names or row.name in names]
-    own = [replace(row, settings=(*row.settings, *overrides)) for row in rows]
+    own = [replace(row, settings=(*row.settings, *overrides)) for row in choose(base)]
     data = {seed: study_data.open_data(source, seed, folder, progress=progress) for seed in seeds}
     return Queue(base, data, own, folder / reproduction.GRID_FOLDER)
 
@@ -268,6 +315,10 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     parser.add_argument("--row", action="append", default=[], dest="rows", help="only this row; may be repeated")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=c")
+    parser.add_argument("--sgd-lr", type=float, default=SGD_LR, help="learning rate of SGD in the rows of wscl")
+    parser.add_argument(
+        "--tiers", default=",".join(map(str, DEFAULT_TIERS)), help="tiers to run; 4 has the rest of wscl"
+    )
     parser.add_argument("--most", type=int, help="stop after so many runs")
     parser.add_argument("--list", action="store_true", help="print the queue")
     parser.add_argument("--work", type=Path, default=Path("runs/studies"))
@@ -280,25 +331,24 @@ def main(argv: list[str] | None = None, world: Scenes | None = None) -> None:
     listed = DataSource(path=given.on, photos=given.photos, split=given.split, classes=names)
     source = world or study_source(listed, None, given.test_split, None, None)
     progress = TerminalProgress()
+    tiers = [int(tier) for tier in given.tiers.split(",")]
+    every = partial(rows_of, studies, sgd_lr=given.sgd_lr, tiers=tiers)
+
+    def choose(base: Config) -> list[StudyRow]:
+        names = [row.name for row in every(base)]
+        if unknown := [name for name in given.rows if name not in names]:
+            parser.error(f"--row {unknown[0]}: unknown; there are {', '.join(names)}")
+        return [row for row in every(base) if not given.rows or row.name in given.rows]
+
     queue = make_queue(
-        source,
-        studies,
-        given.work,
-        seeds=seeds,
-        recipe=given.recipe,
-        overrides=given.overrides,
-        names=given.rows,
-        progress=progress,
+        source, choose, given.work, seeds=seeds, recipe=given.recipe, overrides=given.overrides, progress=progress
     )
-    if unknown := set(given.rows) - {row.name for row in queue.rows}:
-        parser.error(
-            f"--row {min(unknown)}: unknown; there are {', '.join(row.name for row in rows_of(studies, queue.base))}"
-        )
     if given.list:
         print(describe(queue))
         return
     on = next(iter(queue.data.values())).name
-    facts = {"on": on, "seeds": seeds, "studies": studies, "base": list(changes(Config(), queue.base))}
+    facts = {"on": on, "seeds": seeds, "studies": studies, "sgd_lr": given.sgd_lr, "tiers": tiers}
+    facts["base"] = list(changes(Config(), queue.base))
     work(queue, given.out, facts, most=given.most, progress=progress)
 
 

@@ -29,6 +29,8 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 GOLDEN = Path(__file__).parent / "golden"
+FURTHER_GOLDEN = os.environ.get("TAG2BOX_GOLDEN", "")
+"""A second folder of reference files, found by the same patterns."""
 
 # What `make fast` runs: folders, and files beside this one. All other tests are slow: whole runs, real processes.
 FAST = {
@@ -84,12 +86,19 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_golden(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a reference file, by a name of ``golden_names``."""
     with np.load(GOLDEN / name, allow_pickle=False) as data:
         return {key: data[key] for key in data.files}
 
 
-def golden_names(pattern: str) -> list[str]:
-    return sorted(path.name for path in GOLDEN.glob(pattern))
+def golden_names(pattern: str, further: str = FURTHER_GOLDEN) -> list[str]:
+    """Reference files that match a pattern, as names in ``GOLDEN`` and paths in a further folder; at least one."""
+    found = sorted(path.name for path in GOLDEN.glob(pattern))
+    if further:
+        found += sorted(str(path.absolute()) for path in Path(further).glob(pattern))
+    if not found:
+        raise FileNotFoundError(f"{pattern}: no such reference file in {GOLDEN}" + (f" or {further}" * bool(further)))
+    return found
 
 
 def background_last(x: torch.Tensor, dim: int = 1) -> torch.Tensor:

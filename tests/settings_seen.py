@@ -231,9 +231,9 @@ def mil_scores_of_inputs(config: Config) -> object:
 
 
 def labels_of_two_heads(config: Config) -> object:
-    """Pseudo labels of many random proposals with different scores of two MIL heads."""
+    """Pseudo labels of many random proposals with different scores of two MIL heads, and subsets of three."""
     inputs = make_labeler_input((30,) * 4, [[1, 1, 1]] * 4)
-    inputs = with_guides(replace(inputs, second=inputs.probs[1], fraction=0.01))
+    inputs = with_guides(replace(inputs, second=inputs.probs[1], subsets=torch.arange(120) // 3, fraction=0.01))
     labels = config.criterion.labeler(inputs).stages
     return [(x.cls.tolist(), x.weight.tolist(), x.pseudo_boxes.rows.tolist()) for x in labels]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from bench_figures import BENCHMARKS, MACHINE, bench, bf16_figures, small_figures
+from tag2box.systems import SYSTEMS
 
 FIELDS = {
     "kernels": {"machine", "rows", "curves"},
@@ -25,6 +27,58 @@ FIELDS = {
 @pytest.fixture(scope="session")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return small_figures(tmp_path_factory.getbasetemp())
+
+
+# ---------------------------------------------------------------- the cost of labels
+
+LABELS = {"system", "fraction", "labeler_cpu", "criterion_cpu", "share_of_step", "bar", "is_within"}
+
+
+def check_shares(figures: dict[str, Any]) -> None:
+    """Every row has the share of its numbers, and its bar."""
+    for row in figures["rows"]:
+        assert set(row) == LABELS and row["bar"] == bench("labelers").BAR == 0.25
+        whole = figures["network_cpu"] + row["criterion_cpu"]
+        assert row["share_of_step"] == pytest.approx(row["labeler_cpu"] / whole)
+        assert row["is_within"] is (row["share_of_step"] <= row["bar"])
+
+
+def test_labels_have_a_share_of_a_step_and_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, out = bench("labelers"), tmp_path / "labelers.json"
+    monkeypatch.setattr(module, "machine", lambda: dict(MACHINE))
+    argv = [
+        "labelers",
+        "--small",
+        "--threads",
+        "1",
+        "--repeats",
+        "1",
+        "--systems",
+        "oicr,c-mil,wsod2",
+        "--out",
+        f"{out}",
+    ]
+    monkeypatch.setattr("sys.argv", argv)
+    module.main()
+    figures = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["system"] for row in figures["rows"]] == ["OICR", "C-MIL", "WSOD2"]
+    check_shares(figures)
+
+
+@pytest.mark.parametrize(("labels", "criterion", "share"), [(0.0, 0.0, 0.0), (1.0, 2.0, 0.25), (3.0, 4.0, 0.5)])
+def test_the_share_is_of_network_and_criterion(labels: float, criterion: float, share: float) -> None:
+    found = bench("labelers").share_of({"labeler_cpu": labels, "criterion_cpu": criterion}, 2.0)
+    assert found == {"share_of_step": share, "bar": 0.25, "is_within": share <= 0.25}
+
+
+def test_labels_of_all_systems_stay_below_the_bar() -> None:
+    """In docs/results/labelers.json, once it has been measured with a bar."""
+    figures = json.loads((BENCHMARKS.parent / "docs" / "results" / "labelers.json").read_text(encoding="utf-8"))
+    if "network_cpu" not in figures:
+        pytest.skip("measured before there was a bar; python benchmarks/labelers.py --out docs/results/labelers.json")
+    check_shares(figures)
+    assert [row["system"] for row in figures["rows"]] == [system.title for system in SYSTEMS.values()]
+    assert all(row["is_within"] for row in figures["rows"])
 
 
 # ---------------------------------------------------------------- the parts

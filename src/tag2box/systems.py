@@ -120,9 +120,9 @@ def _tag_loss(config: recipes.Config) -> dict[str, Any]:
 
 
 def to_c_mil(config: recipes.Config) -> recipes.Config:
-    """C-MIL: bags of merged boxes with the hinge loss, and the labeler that follows their continuation."""
-    merged = c_mil.CMil(**_tag_loss(config), loss="hinge")
-    plain = without_regression(with_labeler(config, c_mil.CMilLabeler()))
+    """C-MIL: subsets of boxes with the hinge loss, and the labeler that follows their continuation."""
+    merged = c_mil.CMil(**_tag_loss(config), loss="hinge", subset_score="mean")
+    plain = without_regression(with_labeler(config, c_mil.CMilLabeler(positives="subset")))
     return replace(plain, criterion=replace(plain.criterion, mil=merged))
 
 
@@ -135,8 +135,8 @@ def to_c_midn(config: recipes.Config) -> recipes.Config:
 
 
 def to_wsod2(config: recipes.Config) -> recipes.Config:
-    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels."""
-    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed"))
+    """WSOD2: superpixel evidence of the regressed boxes weights the pseudo labels, and gives way to their scores."""
+    return with_labeler(config, wsod2.Wsod2(evidence_of="regressed", belief="score"))
 
 
 def to_oim(config: recipes.Config) -> recipes.Config:
@@ -223,17 +223,22 @@ def mist_lacks(config: recipes.Config) -> str:
 
 
 def casd_lacks(config: recipes.Config) -> str:
-    """Views, layers, or inverted attention."""
+    """Views, layers, anything that attention trains, or inverted attention."""
     views, layers = config.loader.views_per_image, config.backbone.layers + config.heads.early_layers
     lacking = [f"{views} views, not 4"] if views < 4 else []
     lacking += [] if config.criterion.attention.layer_weight and layers > 1 else ["no attention between layers"]
+    lacking += [] if config.backbone.trains_responses else ["attention on frozen layers"]
     lacking += [] if isinstance(config.drop_block, InvertedAttention) else ["no inverted attention"]
     return "; ".join(lacking)
 
 
 def c_mil_lacks(config: recipes.Config) -> str:
-    """The hinge loss."""
-    return "" if getattr(config.criterion.mil, "loss", "") == "hinge" else "cross-entropy, not the hinge loss"
+    """The hinge loss, the paper's scores of subsets, or positives around their boxes."""
+    mil, labeler = config.criterion.mil, config.criterion.labeler
+    lacking = [] if getattr(mil, "loss", "") == "hinge" else ["cross-entropy, not the hinge loss"]
+    lacking += [] if getattr(mil, "subset_score", "") == "mean" else ["subsets scored by merged logits"]
+    lacking += [] if getattr(labeler, "positives", "") == "subset" else ["positives around the top box alone"]
+    return "; ".join(lacking)
 
 
 def c_midn_lacks(config: recipes.Config) -> str:
@@ -243,9 +248,12 @@ def c_midn_lacks(config: recipes.Config) -> str:
 
 
 def wsod2_lacks(config: recipes.Config) -> str:
-    """The loop through box regression."""
-    is_looped = config.heads.regress and getattr(config.criterion.labeler, "evidence_of", "") == "regressed"
-    return "" if is_looped else "evidence of proposals, not of regressed boxes"
+    """The loop through box regression, or the detector's score in the weights."""
+    labeler = config.criterion.labeler
+    is_looped = config.heads.regress and getattr(labeler, "evidence_of", "") == "regressed"
+    lacking = [] if is_looped else ["evidence of proposals, not of regressed boxes"]
+    lacking += [] if getattr(labeler, "belief", "") == "score" else ["weights that end at 1, not at the score"]
+    return "; ".join(lacking)
 
 
 def wsrpn_lacks(config: recipes.Config) -> str:

@@ -356,6 +356,7 @@ class LabelerInput:
     second: Float[Tensor, "R C"] | None = None  # scores of a second MIL head, if there is one; detached
     side_info: SideInfo = SideInfo()
     fraction: float = 0.0  # share of the training iterations done
+    subsets: Int[Tensor, " R"] | None = None  # subset of each proposal, if the MIL head scores subsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,12 @@ def gradients(result: MilResult, scores: StageScores) -> tuple[torch.Tensor, ...
 @pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 @pytest.mark.parametrize("background", [0, 1])
 @pytest.mark.parametrize("share", ["best", "all"])
-def test_at_the_end_it_is_plain_mil_to_the_bit(sizes: tuple, tags: list, background: int, share: str) -> None:
+@pytest.mark.parametrize("score", ["mean", "merged"])
+def test_at_the_end_it_is_plain_mil_to_the_bit(
+    sizes: tuple, tags: list, background: int, share: str, score: str
+) -> None:
     scores, meta = world(sizes, tags, background=background)
-    ours, plain = CMil(share=share)(scores, meta, 1.0), Wsddn()(scores, meta, 1.0)  # type: ignore[arg-type]
+    ours, plain = CMil(share=share, subset_score=score)(scores, meta, 1.0), Wsddn()(scores, meta, 1.0)  # type: ignore[arg-type]
     assert torch.equal(ours.scores, plain.scores)
     assert torch.equal(ours.loss, plain.loss)
     for a, b in zip(gradients(ours, scores), gradients(plain, scores), strict=True):
@@ -53,7 +56,17 @@ def test_at_the_end_it_is_plain_mil_to_the_bit(sizes: tuple, tags: list, backgro
 
 
 @pytest.mark.parametrize("share", ["best", "all"])
-def test_at_the_start_a_photo_is_one_bag(share: str) -> None:
+def test_at_the_start_a_photo_is_one_bag_of_mean_scores(share: str) -> None:
+    scores, meta = world((5, 3), [[1, 0, 0], [0, 1, 1]])
+    result = CMil(share=share, subset_score="mean")(scores, meta, 0.0)  # type: ignore[arg-type]
+    plain = Wsddn()(scores, meta, 0.0)
+    sums = torch.stack([x.sum(dim=0) for x in plain.scores.split((5, 3))])
+    torch.testing.assert_close(image_scores(result.scores, (5, 3)), sums / torch.tensor([[5.0], [3.0]]))
+    assert result.subsets is not None and result.subsets.tolist() == [0] * 5 + [1] * 3
+
+
+@pytest.mark.parametrize("share", ["best", "all"])
+def test_at_the_start_a_photo_is_one_bag_of_merged_logits(share: str) -> None:
     scores, meta = world((5, 3), [[1, 0, 0], [0, 1, 1]])
     result = CMil(share=share)(scores, meta, 0.0)  # type: ignore[arg-type]
     phi = image_scores(result.scores, (5, 3))
@@ -65,7 +78,7 @@ def test_at_the_start_a_photo_is_one_bag(share: str) -> None:
 
 
 def loop_scores(scores: StageScores, meta: BatchMeta, fraction: float, ours: CMil) -> torch.Tensor:
-    """Mean logits of each subset, two softmaxes over subsets, shared out to members."""
+    """Mean scores of each subset, or two softmaxes of mean logits over subsets, shared out to members."""
     cut = meta.proposals.split
     pairs = zip(cut(scores.mil_cls), cut(scores.mil_det), strict=True)
     own = torch.cat([scores.mil_cls[:0], *(c.softmax(dim=1) * d.softmax(dim=0) for c, d in pairs)])
@@ -80,19 +93,24 @@ def loop_scores(scores: StageScores, meta: BatchMeta, fraction: float, ours: CMi
         for g, rows in enumerate(groups):
             over_classes = torch.stack([scores.mil_cls[rows, c].mean() for c in range(own.shape[1])]).softmax(dim=0)
             for c in range(own.shape[1]):
-                over_subsets = det[g][c].exp() / sum(d[c].exp() for d in det)
+                score = over_classes[c] * det[g][c].exp() / sum(d[c].exp() for d in det)
+                if ours.subset_score == "mean":
+                    score = sum(own[r, c] for r in rows) / len(rows)
                 top = max(rows, key=lambda r, c=c: (own[r, c].item(), -r))
                 for r in rows if ours.share == "all" else [top]:
                     part = len(rows) if ours.share == "all" else 1
-                    out[r, c] = over_classes[c] * over_subsets / part
+                    out[r, c] = score / part
     return out
 
 
 @pytest.mark.parametrize(("sizes", "tags"), WORLDS)
 @pytest.mark.parametrize("background", [0, 1])
+@pytest.mark.parametrize("score", ["mean", "merged"])
 @pytest.mark.parametrize("ours", [CMil(), CMil(share="all"), CMil(top=3), CMil(window=2), CMil(steepness=5.0)], ids=str)
-def test_scores_match_the_loop(sizes: tuple, tags: list, background: int, ours: CMil) -> None:
-    scores, meta = world(sizes, tags, background=background)
+def test_scores_match_the_loop(
+    sizes: tuple, tags: list, background: int, ours: CMil, score: Literal["mean", "merged"]
+) -> None:
+    ours, (scores, meta) = replace(ours, subset_score=score), world(sizes, tags, background=background)
     for fraction in (0.0, EARLY, 0.2):
         got = ours(scores, meta, fraction).scores
         torch.testing.assert_close(got, loop_scores(scores, meta, fraction, ours))
@@ -117,11 +135,12 @@ def test_sums_over_proposals_are_scores_of_an_image(seed: int, fraction: float, 
     torch.testing.assert_close(phi, other)
 
 
-def test_its_gradient_is_that_of_differences() -> None:
+@pytest.mark.parametrize("score", ["mean", "merged"])
+def test_its_gradient_is_that_of_differences(score: Literal["mean", "merged"]) -> None:
     scores, meta = world((6, 4), [[1, 0], [0, 1]])
 
     def loss(cls: torch.Tensor, det: torch.Tensor) -> torch.Tensor:
-        return CMil()(replace(scores, mil_cls=cls, mil_det=det), meta, EARLY).loss
+        return CMil(subset_score=score)(replace(scores, mil_cls=cls, mil_det=det), meta, EARLY).loss
 
     assert torch.autograd.gradcheck(loss, (scores.mil_cls, scores.mil_det))
 

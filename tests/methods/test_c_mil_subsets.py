@@ -16,7 +16,7 @@ from tag2box.methods.c_mil import (
     subset_sizes,
 )
 from tag2box.methods.oicr import argmax_pseudo_boxes
-from tag2box.ops.boxes import iou
+from tag2box.ops.boxes import iou, row_iou
 from tag2box.ops.losses import assign
 from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
@@ -157,7 +157,8 @@ def test_dropping_the_uncertain_matches_the_loop(sizes: tuple, tags: list, high:
     inputs = make_labeler_input(sizes, tags)
     classes = inputs.tags.shape[1]
     labels = assign(inputs.proposals, argmax_pseudo_boxes(inputs, 0), classes)
-    got = drop_uncertain(labels, inputs.proposals, classes, positive_iou=high, negative_iou=low)
+    overlap = row_iou(inputs.proposals.boxes, labels.boxes)
+    got = drop_uncertain(labels, overlap, classes, positive_iou=high, negative_iou=low)
     rows = list(zip(got.cls.tolist(), got.weight.tolist(), strict=True))
     assert rows == loop_judged(labels, inputs.proposals.boxes, classes, high, low)
 
@@ -171,5 +172,5 @@ def test_one_overlap_for_both_is_the_plain_assignment(seed: int) -> None:
         PseudoBoxes(torch.tensor([3, 8]), torch.tensor([1, 0]), torch.tensor([0.4, 1])),
     )
     labels = assign(proposals, pseudo_boxes, 2)
-    got = drop_uncertain(labels, proposals, 2, positive_iou=0.5, negative_iou=0.5)
+    got = drop_uncertain(labels, row_iou(boxes, labels.boxes), 2, positive_iou=0.5, negative_iou=0.5)
     assert torch.equal(got.cls, labels.cls) and torch.equal(got.weight, labels.weight)

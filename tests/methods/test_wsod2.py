@@ -14,6 +14,8 @@ from tag2box import extend
 from tag2box.errors import UserError
 from tag2box.methods.wsod2 import Wsod2
 from tag2box.ops.boxes import decode, encode, iou
+from tag2box.recipes import Config
+from tag2box.systems import SYSTEMS
 from tag2box.types import LabelerInput, Proposals, PseudoLabels, Requirements, SideInfo
 
 
@@ -192,6 +194,24 @@ def test_the_evidence_of_regressed_boxes_matches_the_loop(inputs: LabelerInput, 
         weights = [e if c < classes else 1.0 for e, c in zip(expected, labels.cls.tolist(), strict=True)]
         assigned = (labels.owner >= 0).tolist()
         assert labels.weight.tolist() == pytest.approx([w * a for w, a in zip(weights, assigned, strict=True)])
+
+
+@settings(max_examples=30)
+@given(labeler_inputs(), st.floats(0, 8))
+def test_weights_of_the_system_match_the_loop(inputs: LabelerInput, reach: float) -> None:
+    """a times the score of the pseudo box, plus 1 - a times the evidence of the box that regression moves to."""
+    labeler = SYSTEMS["wsod2"](Config()).criterion.labeler
+    assert isinstance(labeler, Wsod2) and (labeler.belief, labeler.evidence_of) == ("score", "regressed")
+    classes, shown = inputs.tags.shape[1], replace(with_superpixels(inputs), deltas=random_deltas(inputs, reach))
+    for stage, labels in enumerate(labeler(shown).stages):
+        evidence = loop_regressed(labels, shown.deltas[-1], shown)
+        for r, owner in enumerate(labels.owner.tolist()):
+            expected = 0.0 if owner < 0 else 1.0
+            if owner >= 0 and int(labels.cls[r]) < classes:
+                row, c = int(labels.pseudo_boxes.rows[owner]), int(labels.pseudo_boxes.cls[owner])
+                trained = shown.fraction
+                expected = trained * shown.probs[stage][row, c].item() + (1 - trained) * evidence[r]
+            assert labels.weight[r].item() == pytest.approx(expected, abs=1e-6)
 
 
 @settings(max_examples=30)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from conftest import GOLDEN, golden_names
 from tag2box.annotations import Detections, Truth
 from tag2box.metrics import bootstrap, voc_ap
 from tag2box.metrics.error_analysis import breakdown
@@ -62,12 +62,10 @@ def test_figures_under_weights_are_those_of_copied_photos(world, data):
 
 
 def test_the_first_row_is_the_classic_evaluator_on_all_golden_files():
-    from test_voc_ap import GOLDEN, golden_world
+    from test_voc_ap import golden_world
 
-    files = sorted(GOLDEN.glob("voc_eval_*.json"))
-    assert files
-    for file in files:
-        golden = json.loads(Path(file).read_text())
+    for file in (GOLDEN / name for name in golden_names("voc_eval_*.json")):
+        golden = json.loads(file.read_text())
         truth, found = golden_world(file.with_suffix(".npz"))
         sampled = bootstrap.resampled_figures(
             truth, found, METRICS[:3], bootstrap.photo_weights(len(truth), resamples=2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from conftest import GOLDEN, golden_names
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.metrics.voc_ap import (
     Curve,
@@ -22,7 +23,6 @@ from tag2box.metrics.voc_ap import (
 )
 from worlds import detections, truth_of, worlds
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 BOX = (10, 10, 30, 30)
 HALF = (10, 10, 20, 30)  # IoU with BOX is exactly 0.5
 
@@ -55,9 +55,7 @@ def golden_world(file: Path) -> tuple[Truth, dict[str, Detections]]:
     ],
 )
 def test_the_classic_evaluators_numbers(metric, key):
-    files = sorted(GOLDEN.glob("voc_eval_*.json"))
-    assert files
-    for file in files:
+    for file in (GOLDEN / name for name in golden_names("voc_eval_*.json")):
         expected = json.loads(file.read_text())[key]
         scores = metric(*golden_world(file.with_suffix(".npz")))
         assert scores.values == pytest.approx(expected, abs=1e-12)

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from conftest import golden_names, load_golden
 from tag2box.models.augment import mask_factors, noise_factors
 from tag2box.models.drop_block import DropBlock, block_mask, drop_block
 from tag2box.models.rng import StepRng, Stream, dropout
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def row_rng_of(images, seed=3):
@@ -30,9 +26,9 @@ def mask_with_loops(rand, block, gamma):
     return mask
 
 
-@pytest.mark.parametrize("name", ["dropblock_01", "dropblock_03"])
+@pytest.mark.parametrize("name", golden_names("dropblock_*.npz"))
 def test_drop_block_equals_the_reference_forward_and_backward(name):
-    golden = {key: torch.as_tensor(value) for key, value in np.load(GOLDEN / f"{name}.npz").items()}
+    golden = {key: torch.as_tensor(value) for key, value in load_golden(name).items()}
     block, drop = int(golden["in_block_size"]), float(golden["in_drop_prob"])
     assert torch.equal(
         block_mask(golden["in_rand"], block=block, gamma=float(golden["gamma"])), golden["out_block_mask"]

@@ -24,6 +24,11 @@ def vgg16() -> Vgg16Backbone:
     return Vgg16Backbone(Vgg16(), vector_size=8)
 
 
+def narrow() -> Vgg16Backbone:
+    """Frozen convolutions, and a trained 1 x 1 convolution."""
+    return Vgg16Backbone(Vgg16(train_trunk=False, neck_channels=3), vector_size=8)
+
+
 def resnet() -> ResNetWsBackbone:
     return ResNetWsBackbone(ResNetWs(), width=4, neck=(6, 8))
 
@@ -32,7 +37,7 @@ def lite0() -> Backbone:
     return Lite0(pool_size=6, train_tail=True, train_blocks=1).build(pretrained=False)
 
 
-BACKBONES = {"vgg16": vgg16, "resnet": resnet, "lite0": lite0}
+BACKBONES = {"vgg16": vgg16, "vgg16-narrow": narrow, "resnet": resnet, "lite0": lite0}
 
 
 def made(name: str) -> Backbone:
@@ -93,6 +98,7 @@ def test_a_term_over_layers_trains_what_is_trainable(name: str) -> None:
     trained = {key for key, p in outer.named_parameters() if p.requires_grad}
     wanted = {
         "vgg16": "inner.features.17.weight",
+        "vgg16-narrow": "inner.reduce.weight",
         "resnet": "inner.res3.0.conv2.weight",
         "lite0": "inner.tail.4.expand.weight",
     }

@@ -5,7 +5,6 @@ the numbers of the reference implementation.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +13,11 @@ from sam_picture import boxes, picture, points
 from torch import nn
 from torch.nn import functional as F
 
+from conftest import golden_names, load_golden
 from tag2box.models import mobile_sam, tiny_vit
 from tag2box.models.mobile_sam import MobileSam, box_prompts, point_prompts
 from tag2box.models.tiny_vit import fold_batch_norms
 from tag2box.models.weights import state_dict, weight_cache
-
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "mobile_sam.npz")
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +142,15 @@ def test_the_grid_of_places_is_that_of_points_at_the_centres_of_cells(tiny):
 @pytest.mark.skipif(
     not weight_cache.stored_path("mobile-sam").exists(), reason="needs `tag2box weights get mobile-sam`"
 )
+@pytest.mark.parametrize("file", golden_names("mobile_sam*.npz"))
 @pytest.mark.parametrize("side", [512, pytest.param(1024, marks=pytest.mark.slow)])
-def test_embedding_and_masks_are_those_of_the_reference_implementation(side):
-    network = mobile_sam.mobile_sam()
+def test_embedding_and_masks_are_those_of_the_reference_implementation(side, file):
+    network, golden = mobile_sam.mobile_sam(), load_golden(file)
     embedding = network.embed(picture(side), side)
     step = side // 64
-    assert np.abs(embedding[0, ::32, ::step, ::step].numpy() - GOLDEN[f"embedding{side}"]).max() < 1e-4
+    assert np.abs(embedding[0, ::32, ::step, ::step].numpy() - golden[f"embedding{side}"]).max() < 1e-4
     for name, prompts in (("points", point_prompts(points(side))), ("boxes", box_prompts(boxes(side)))):
         out = network.masks(embedding, *prompts)
         logits = out.logits[:, :, :: side // 32, :: side // 32].numpy()
-        assert np.abs(logits - GOLDEN[f"{name}{side}"]).max() < 1e-2  # of logits up to a hundred
-        assert np.abs(out.ious.numpy() - GOLDEN[f"ious_{name}{side}"]).max() < 1e-4
+        assert np.abs(logits - golden[f"{name}{side}"]).max() < 1e-2  # of logits up to a hundred
+        assert np.abs(out.ious.numpy() - golden[f"ious_{name}{side}"]).max() < 1e-4

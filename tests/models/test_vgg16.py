@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tag2box.errors import UserError
+from tag2box.methods.casd import attention
 from tag2box.models import vgg16
 from tag2box.models.backbone import Preprocess
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone, load_vgg16
@@ -220,6 +221,52 @@ def test_a_narrow_neck_matches_the_loop_and_commutes_with_factors_on_cells(narro
     assert {p.shape for p in backbone.neck_parameters()} == {
         p.shape for part in (backbone.reduce, backbone.classifier) for p in part.parameters()
     }
+
+
+def responses_with_loops(maps, backbone):
+    """Cell after cell: the mean of f over channels, then that of the 1 x 1 convolution after its ReLU."""
+    found = torch.zeros(len(maps), 2, 7, 7)
+    for r, own in enumerate(maps):
+        for y in range(7):
+            for x in range(7):
+                cell = own[:, y, x]
+                outputs = [max(0.0, float(weights @ cell)) for weights in backbone.reduce.weight[:, :, 0, 0]]
+                found[r, :, y, x] = torch.tensor([float(cell.sum()) / len(cell), sum(outputs) / len(outputs)])
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_responses_of_a_narrow_neck_end_with_those_of_its_convolution(narrow, count):
+    backbone = Vgg16Backbone(Vgg16(neck_channels=3, train_trunk=False), vector_size=16)
+    maps = 5 * torch.randn(count, 8, 7, 7)
+    found = backbone.responses(maps, backbone.neck_stem(maps))
+    assert found.shape == (count, backbone.layers, 7, 7) and backbone.layers == 2
+    with torch.no_grad():
+        torch.testing.assert_close(found.detach(), responses_with_loops(maps, backbone), rtol=1e-4, atol=1e-5)
+    if count:
+        attention(found)[:, 1].square().sum().backward()  # as CASD's terms do; f is frozen
+        assert backbone.reduce.weight.grad.any()
+
+
+def test_responses_without_that_convolution_are_the_mean_of_f(small):
+    maps = torch.randn(2, 512, 7, 7)
+    assert torch.equal(small.responses(maps, small.neck_stem(maps)), maps.mean(dim=1, keepdim=True))
+    assert small.layers == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "trains"),
+    [
+        ({}, 1, True), ({"train_trunk": False}, 1, False), ({"neck_channels": 3}, 2, True),
+        ({"train_trunk": False, "neck_channels": 3}, 2, True), ({"train_trunk": False, "neck_size": 3}, 1, False),
+    ],
+)  # fmt: skip
+def test_the_settings_know_the_layers_and_whether_one_is_trained(narrow, settings, layers, trains):
+    made = Vgg16Backbone(Vgg16(**settings), vector_size=16)
+    maps = made.roi_maps(made.trunk(torch.rand(1, 3, 16, 16)), Proposals(torch.tensor([[0.0, 0, 16, 16]]), (1,)))
+    found = made.responses(maps, made.neck_stem(maps))
+    assert (found.shape[1], found.requires_grad) == (layers, trains)
+    assert (Vgg16(**settings).layers, Vgg16(**settings).trains_responses) == (layers, trains)
 
 
 @pytest.mark.parametrize("neck", [True, False])

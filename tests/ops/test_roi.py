@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +8,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from conftest import golden_names, load_golden
 from tag2box.ops import roi, roi as window_max
 from tag2box.ops.roi import roi_align, roi_pool, roi_pool_inclusive
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def pool_with_loops(features: Tensor, corners: Tensor, image_ids: Tensor, *, size: int, scale: float) -> Tensor:
@@ -34,11 +32,11 @@ def pool_with_loops(features: Tensor, corners: Tensor, image_ids: Tensor, *, siz
     return out
 
 
-@pytest.mark.parametrize("name", ["roi_pool_01", "roi_pool_05"])
+@pytest.mark.parametrize("name", golden_names("roi_pool_*.npz"))
 @pytest.mark.parametrize("worth_compiling", [0, 1 << 60])
 def test_pool_equals_the_reference_forward_and_backward(name, worth_compiling, monkeypatch):
     monkeypatch.setattr(window_max, "_MIN_COMPILED_WINDOWS", worth_compiling)
-    golden = {key: torch.as_tensor(value) for key, value in np.load(GOLDEN / f"{name}.npz").items()}
+    golden = {key: torch.as_tensor(value) for key, value in load_golden(name).items()}
     rois = golden["in_rois"]
     call = {"size": 7, "scale": float(golden["in_scale"])}
     features = golden["in_x"].clone().requires_grad_()

@@ -51,6 +51,55 @@ def test_the_direction_is_across_the_line(degrees: int) -> None:
     assert np.count_nonzero(thin_edges(line, found)[10:31, 10:31] > 0.05) <= 2 * 30  # one or two pixels wide
 
 
+def reflected(index: int, side: int) -> int:
+    """Mirrored at the border cell, which is not repeated."""
+    index = abs(index)
+    return index if index < side else 2 * (side - 1) - index
+
+
+def filtered(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Correlation with a kernel, cell by cell."""
+    (height, width), reach = image.shape, len(kernel) // 2
+    found = np.zeros((height, width))
+    for y in range(height):
+        for x in range(width):
+            for dy in range(-reach, reach + 1):
+                for dx in range(-reach, reach + 1):
+                    cell = image[reflected(y + dy, height), reflected(x + dx, width)]
+                    found[y, x] += kernel[dy + reach, dx + reach] * cell
+    return found
+
+
+def normals_with_loops(edges: np.ndarray, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
+    """The eigenvector of the second derivatives with the largest eigenvalue by size; how far it leads the other."""
+    reach = np.arange(-4, 5)
+    bell = np.exp(-(reach**2) / (2 * smoothing**2))
+    soft = filtered(edges, np.outer(bell, bell) / bell.sum() ** 2)
+    along, second, first = np.array([1, 2, 1]), np.array([1, -2, 1]), np.array([-1, 0, 1])
+    kernels = (np.outer(along, second), np.outer(second, along), np.outer(first, first))
+    xx, yy, xy = (filtered(soft, kernel) for kernel in kernels)
+    angles, leads = np.zeros(edges.shape), np.zeros(edges.shape)
+    for y in range(edges.shape[0]):
+        for x in range(edges.shape[1]):
+            values, vectors = np.linalg.eigh([[xx[y, x], xy[y, x]], [xy[y, x], yy[y, x]]])
+            sizes = np.abs(values)
+            dx, dy = vectors[:, sizes.argmax()]
+            angles[y, x] = np.arctan2(dy, dx) % np.pi
+            leads[y, x] = sizes.max() - sizes.min()
+    return angles, leads
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (11, 8)])
+@pytest.mark.parametrize("seed", range(3))
+def test_directions_match_the_eigenvectors_of_second_derivatives(shape: tuple[int, int], seed: int) -> None:
+    edges = np.random.default_rng(seed).random(shape).astype(np.float32)
+    expected, leads = normals_with_loops(edges.astype(float), 1.0)
+    off = np.abs(ridge_normals(edges, 1.0) - expected) % np.pi
+    is_clear = leads > 1e-2  # elsewhere both directions curve alike, with opposite signs
+    assert is_clear.mean() > 0.8
+    assert np.minimum(off, np.pi - off)[is_clear].max() < 1e-3
+
+
 def test_boxes_enclose_a_ridge_that_closes() -> None:
     means = np.zeros((60, 80), np.float32)
     cv2.rectangle(means, (20, 15), (55, 45), 1.0, 2)

@@ -257,6 +257,9 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
 # ---------------------------------------------------------------- impossible settings
 
 
+FROZEN_VGG16 = ["backbone.kind=vgg16", "backbone.train_trunk=false"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -266,6 +269,14 @@ def test_processes_together_leave_the_gradients_of_one(memory: str) -> None:
         (
             ["criterion.attention.layer_weight=0.1", "backbone.kind=resnet_ws"],
             ("layer_weight", "resnet_ws", "heads.early_layers=2"),
+        ),
+        (
+            ["criterion.attention.layer_weight=0.1", "heads.early_layers=2", *FROZEN_VGG16],
+            ("criterion.attention", "vgg16", "frozen", "backbone.neck_channels=128"),
+        ),
+        (
+            ["criterion.attention.layer_weight=0.1", "backbone.train_neck=false"],
+            ("criterion.attention", "lite0", "frozen", "backbone.train_neck=true"),
         ),
     ],
 )
@@ -285,5 +296,6 @@ def test_what_can_be_compared_is_accepted() -> None:
         ["criterion.attention.layer_weight=0.1"],
         ["criterion.attention.input_weight=1", "loader.views_per_image=2"],
     )
-    for overrides in ([], layers, views_per_image, [*layers, "heads.early_layers=2", "backbone.kind=vgg16"]):
+    early, narrow = "heads.early_layers=2", [*FROZEN_VGG16, "backbone.neck_channels=128"]
+    for overrides in ([], layers, views_per_image, [*layers, early, "backbone.kind=vgg16"], [*layers, *narrow]):
         check_attention(settings.load(Config, [], overrides))

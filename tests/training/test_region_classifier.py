@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,19 @@ from tag2box.annotations import Photo
 from tag2box.inference.predict import Inference, run_detector
 from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
+from tag2box.methods.wsddn import Wsddn
 from tag2box.methods.wsrpn import Rescore, turn_of
 from tag2box.models.augment import Augment
-from tag2box.models.detector import Detector, Heads
+from tag2box.models.detector import Detector, Heads, compute_maps
 from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
 from tag2box.ops.boxes import iou
-from tag2box.ops.losses import mil_scores
+from tag2box.ops.losses import CLAMP, mil_scores
 from tag2box.training.criterion import Criterion
 from tag2box.training.dist import DistContext
 from tag2box.training.feature_cache import RoiMaps
 from tag2box.training.step import Step
-from tag2box.types import Batch, Proposals
+from tag2box.types import Batch, BatchMeta, Proposals, StageScores
 from tiny import tiny_detector, tiny_photos, tiny_store
 from together import together
 
@@ -95,6 +97,49 @@ def test_each_turn_trains_its_own_part(moment: str, memory: str) -> None:
     assert any(part.startswith(neck) for part in parts)
     assert ("region.mil.cls" in parts) is is_region and ("mil.cls.weight" in parts) is not is_region
     assert any(part.startswith("refine") for part in parts) is not is_region
+
+
+def scores_with_loops(detector: Detector, maps: Tensor, sizes: tuple[int, ...]) -> list[list[float]]:
+    """Window after window, class after class: softmax over classes times softmax over the windows of the photo."""
+    region = detector.region
+    assert region is not None
+    vectors = region.backbone.neck(maps)
+    cls, det = ([[float(w @ v + b) for w, b in zip(layer.weight, layer.bias, strict=True)] for v in vectors]
+                for layer in (region.mil.cls, region.mil.det))  # fmt: skip
+    found, first = [], 0
+    for size in sizes:
+        windows = range(first, first + size)
+        for r in windows:
+            over_classes = [math.exp(x) / sum(math.exp(y) for y in cls[r]) for x in cls[r]]
+            sums = [sum(math.exp(det[other][c]) for other in windows) for c in range(len(cls[r]))]
+            found.append([p * math.exp(det[r][c]) / sums[c] for c, p in enumerate(over_classes)])
+        first += size
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1,), (9, 0, 7)])
+@pytest.mark.parametrize("moment", ["region", "region, shared"])
+def test_scores_and_loss_of_the_region_classifier_match_the_loop(sizes: tuple[int, ...], moment: str) -> None:
+    detector, batch = make_step().detector.eval(), make_batch(sizes)
+    assert detector.region is not None
+    detector.region.is_shared = "shared" in moment
+    with torch.no_grad():
+        for p in detector.region.mil.parameters():
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+        own = compute_maps(detector.backbone if detector.region.is_shared else detector.region.backbone, batch)
+        logits = detector.region.logits(detector.region.maps(batch, compute_maps(detector.backbone, batch)))
+    expected = scores_with_loops(detector, own, sizes)
+    found = Wsddn()(StageScores(*logits, (), ()), BatchMeta(batch.proposals, batch.tags), MOMENTS[moment])
+    assert found.scores.tolist() == [pytest.approx(row) for row in expected]
+    loss, first = 0.0, 0
+    for tags, size in zip(batch.tags.tolist(), sizes, strict=True):
+        own_rows, first = expected[first : first + size], first + size
+        columns = detector.region.mil.cls.out_features
+        sums = [min(max(sum(row[c] for row in own_rows), CLAMP), 1 - CLAMP) for c in range(columns)]
+        padded = tags + [False] * (columns - len(tags))  # a background column is never present
+        terms = [-math.log(phi if tag else 1 - phi) for phi, tag in zip(sums, padded, strict=True)]
+        loss += sum(terms) / len(terms) / len(sizes) if size else 0.0
+    assert found.loss.item() == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -131,7 +131,7 @@ def check_requirements(config: recipes.Config, photos: annotations.TaggedPhotos)
 
 
 def check_attention(config: recipes.Config) -> None:
-    """Raise unless there are the views, or layers, that the attention loss compares."""
+    """Raise unless there are the views, or layers, that the attention loss compares, and it trains any of them."""
     requirements = config.criterion.requirements
     if requirements.views_per_image > config.loader.views_per_image:
         raise errors.UserError(
@@ -152,6 +152,12 @@ def check_attention(config: recipes.Config) -> None:
         raise errors.UserError(
             f'heads.early_layers: is {early}, but backbone.kind = "{kind}" has {backbone.early_layers} early layers; '
             f"set it to {backbone.early_layers}"
+        )
+    if requirements.responses and not backbone.trains_responses:
+        raise errors.UserError(
+            f'criterion.attention: all layers of backbone.kind = "{kind}" that it compares are frozen, so it trains '
+            "nothing; train one, for example with backbone.neck_channels=128 (vgg16) or backbone.train_neck=true "
+            "(lite0), or set both weights to 0"
         )
     if requirements.layers > backbone.layers + early:
         raise errors.UserError(

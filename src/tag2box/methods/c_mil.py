@@ -13,7 +13,16 @@ from torch import Tensor
 
 from tag2box.methods import oicr, protocols
 from tag2box.ops import assign, iou, mil_scores, row_iou
-from tag2box.types import BatchMeta, LabelerInput, Labeling, Proposals, PseudoLabels, Requirements, StageScores
+from tag2box.types import (
+    BatchMeta,
+    LabelerInput,
+    Labeling,
+    Proposals,
+    PseudoBoxes,
+    PseudoLabels,
+    Requirements,
+    StageScores,
+)
 
 _BLOCK = 128  # boxes compared with all others at a time
 
@@ -151,14 +160,60 @@ def hinge_loss(
     return torch.stack(terms).sum() / max(len(counts), 1)
 
 
+def chosen_subsets(
+    probs: Float[Tensor, "P C"], subsets: Int[Tensor, " P"], present: Int[Tensor, " c"]
+) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
+    """Best member of the best subset J of each present class of a photo, and f(J), the sum of its members' scores.
+
+    As in OICR the best member for one class cannot be that of a later one; a subset may be chosen for several classes.
+
+    >>> chosen_subsets(torch.tensor([[0.3], [0.2], [0.4]]), torch.tensor([0, 0, 1]), torch.tensor([0]))
+    (tensor([0]), tensor([0.5000]))
+    """
+    own, ids = probs[:, present], subsets.unique(return_inverse=True)[1]
+    sums = own.new_zeros(len(subset_sizes(ids)), own.shape[1]).index_add(0, ids, own)
+    is_free, rows, scores = torch.ones_like(ids, dtype=torch.bool), [ids[:0]], [probs.new_zeros(0)]
+    for x, f in zip(own.unbind(dim=1), sums.unbind(dim=1), strict=True):
+        is_open = torch.zeros_like(f, dtype=torch.bool).index_fill(0, ids[is_free], value=True)
+        best = torch.where(is_open, f, -1).argmax()
+        row = torch.where(ids == best, torch.where(is_free, x, -1), -2).argmax()
+        is_free[row] = False
+        rows.append(row[None])
+        scores.append(f[best][None])
+    return torch.cat(rows), torch.cat(scores)
+
+
+def nearest_subset(
+    boxes: Float[Tensor, "P 4"],
+    subsets: Int[Tensor, " P"],
+    tops: Int[Tensor, " s"],
+    scores: Float[Tensor, " s"],
+) -> tuple[Int[Tensor, " P"], Float[Tensor, " P"]]:
+    """Which chosen subset each box of a photo overlaps most, and its largest IoU with a member.
+
+    Among equals, such as the members of a subset that is chosen for two classes, the one with the highest score counts.
+
+    Args:
+        tops: a member of each chosen subset.
+    """
+    members = [boxes[subsets == subset] for subset in subsets[tops]]
+    overlap = torch.stack([iou(boxes, own).amax(dim=1) for own in members], dim=1)
+    best = overlap.amax(dim=1, keepdim=True)
+    # without any overlap all are equally far, and the first one counts, as in OICR
+    nearest = torch.where(overlap == best, scores.to(boxes.dtype) * (best > 0), -1).argmax(dim=1)
+    return nearest, best[:, 0]
+
+
 def drop_uncertain(
-    labels: PseudoLabels, proposals: Proposals, num_classes: int, *, positive_iou: float, negative_iou: float
+    labels: PseudoLabels, overlap: Float[Tensor, " R"], num_classes: int, *, positive_iou: float, negative_iou: float
 ) -> PseudoLabels:
     """Labels by two thresholds: the pseudo box's class from ``positive_iou`` on, background below ``negative_iou``.
 
     Proposals in between have weight zero.
+
+    Args:
+        overlap: IoU of each proposal with what it is compared with.
     """
-    overlap = row_iou(proposals.boxes, labels.boxes)
     is_assigned = labels.owner >= 0
     is_positive, is_negative = is_assigned & (overlap >= positive_iou), is_assigned & (overlap < negative_iou)
     background = torch.full_like(labels.cls, num_classes)
@@ -192,6 +247,9 @@ class CMil(protocols.TagLoss):
     """Only this many of a photo's best boxes are merged; None merges all. A reimplementation uses 200."""
     window: Annotated[int, Field(ge=1)] | None = None
     """Boxes of a subset lie within this many ranks; None is no limit. A reimplementation uses 40."""
+    subset_score: Literal["merged", "mean"] = "merged"
+    """Score of a subset: both softmaxes of the mean logits of its boxes, as in a reimplementation, or the mean of their
+    scores (the paper)."""
     share: Literal["best", "all"] = "best"
     """How the score of a subset is distributed: all of it to its best box, or equal parts to all boxes."""
     loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
@@ -204,14 +262,15 @@ class CMil(protocols.TagLoss):
 
     def __call__(self, scores: StageScores, meta: BatchMeta, fraction: float) -> protocols.MilResult:
         """Scores of subsets, distributed to their boxes, and their loss."""
-        own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes).detach()
-        subsets, counts = self.merge(own[:, : meta.tags.shape[1]], meta.proposals, fraction)
-        cls, det = subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets)
-        merged = mil_scores(cls, det, counts)
-        mil = member_scores(merged, subsets, own, self.share)
-        return protocols.MilResult(
-            mil, self.tag_loss(mil, meta) if self.loss == "cross_entropy" else self._hinge(merged, meta, counts)
-        )
+        own = mil_scores(scores.mil_cls, scores.mil_det, meta.proposals.sizes)
+        subsets, counts = self.merge(own.detach()[:, : meta.tags.shape[1]], meta.proposals, fraction)
+        if self.subset_score == "mean":
+            merged = subset_means(own, subsets)
+        else:
+            merged = mil_scores(subset_means(scores.mil_cls, subsets), subset_means(scores.mil_det, subsets), counts)
+        mil = member_scores(merged, subsets, own.detach(), self.share)
+        loss = self.tag_loss(mil, meta) if self.loss == "cross_entropy" else self._hinge(merged, meta, counts)
+        return protocols.MilResult(mil, loss, subsets=subsets)
 
     def _hinge(self, merged: Float[Tensor, "S c"], meta: BatchMeta, counts: Sequence[int]) -> Float[Tensor, ""]:
         columns = merged.shape[1]
@@ -235,7 +294,7 @@ class CMil(protocols.TagLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class CMilLabeler:
-    """Labeler of C-MIL: argmax pseudo boxes whose clusters grow during training; at the end it equals OICR.
+    """Labeler of C-MIL: certain positives and negatives by overlap with the best subset; at the end it equals OICR.
 
     Fang Wan, Chang Liu, Wei Ke, Xiangyang Ji, Jianbin Jiao and Qixiang Ye: C-MIL: Continuation Multiple Instance
     Learning for Weakly Supervised Object Detection, CVPR 2019. https://arxiv.org/abs/1904.05647
@@ -245,12 +304,15 @@ class CMilLabeler:
         >>> from tag2box.training.criterion import Criterion
         >>> config = Config(criterion=Criterion(labeler=CMilLabeler(steepness=1000.0)))
         >>> config.criterion.labeler
-        CMilLabeler(kind='c_mil', steepness=1000.0)
+        CMilLabeler(kind='c_mil', steepness=1000.0, positives='top')
     """
 
     kind: Literal["c_mil"] = "c_mil"
     steepness: Annotated[float, Field(gt=0)] = 2000.0
     """How early lambda rises: ln(1 + steepness t) / ln(1 + steepness) at fraction t of training; 100 per epoch."""
+    positives: Literal["top", "subset"] = "top"
+    """What proposals are compared with in stage 1: the best box of a tag, or all boxes of the subset that is chosen for
+    it (the paper). Later stages, and MIL heads that score boxes one by one, have the best box alone."""
 
     @property
     def requirements(self) -> Requirements:
@@ -264,5 +326,34 @@ class CMilLabeler:
     def labels(self, inputs: LabelerInput, stage: int) -> PseudoLabels:
         """Pseudo labels of one stage: positive from an IoU of 1 - lambda / 2 on, negative below lambda / 2."""
         num_classes, half = inputs.tags.shape[1], continuation(inputs.fraction, self.steepness) / 2
-        labels = assign(inputs.proposals, oicr.argmax_pseudo_boxes(inputs, stage), num_classes)
-        return drop_uncertain(labels, inputs.proposals, num_classes, positive_iou=1 - half, negative_iou=half)
+        if self.positives == "subset" and stage == 0 and inputs.subsets is not None:
+            labels, overlap = _around_subsets(inputs, inputs.subsets)
+        else:
+            labels = assign(inputs.proposals, oicr.argmax_pseudo_boxes(inputs, stage), num_classes)
+            overlap = row_iou(inputs.proposals.boxes, labels.boxes)
+        return drop_uncertain(labels, overlap, num_classes, positive_iou=1 - half, negative_iou=half)
+
+
+def _around_subsets(inputs: LabelerInput, subsets: Int[Tensor, " R"]) -> tuple[PseudoLabels, Float[Tensor, " R"]]:
+    """Proposals assigned to the chosen subset they overlap most, and the IoU with its nearest member.
+
+    Pseudo boxes are the best members of the chosen subsets, and have the scores of these.
+    """
+    proposals, probs = inputs.proposals, inputs.probs[0]
+    owner = torch.full((len(probs),), -1, dtype=torch.long, device=probs.device)
+    overlap, weight = proposals.boxes.new_zeros(len(probs)), proposals.boxes.new_zeros(len(probs))
+    rows, classes, values = [owner[:0]], [owner[:0]], [probs.new_zeros(0)]
+    for span, tags in zip(proposals.spans(), inputs.tags, strict=True):
+        inside, present = slice(span.start, span.stop), tags.nonzero().flatten()
+        if len(span) == 0 or len(present) == 0:
+            continue
+        tops, scores = chosen_subsets(probs[inside], subsets[inside], present)
+        nearest, overlap[inside] = nearest_subset(proposals.boxes[inside], subsets[inside], tops, scores)
+        owner[inside], weight[inside] = nearest + sum(map(len, rows)), scores[nearest].to(weight.dtype)
+        rows.append(tops + span.start)
+        classes.append(present)
+        values.append(scores)
+    pseudo_boxes = PseudoBoxes(torch.cat(rows), torch.cat(classes), torch.cat(values))
+    cls, boxes = torch.full_like(owner, inputs.tags.shape[1]), proposals.boxes.clone()
+    boxes[owner >= 0] = pseudo_boxes.placed(proposals)[owner[owner >= 0]]
+    return PseudoLabels(cls, weight, boxes, pseudo_boxes, owner), overlap

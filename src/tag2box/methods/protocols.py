@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
 from tag2box.ops import mil_loss
@@ -31,6 +31,7 @@ class MilResult:
     scores: Float[torch.Tensor, "R c"]  # C columns, or C+1 with a background column
     loss: Float[torch.Tensor, ""]  # unweighted
     second: Float[torch.Tensor, "R c"] | None = None  # scores of a second MIL head
+    subsets: Int[torch.Tensor, " R"] | None = None  # subset of each proposal, for labelers; numbered over the batch
 
 
 class MilStrategy(Protocol):

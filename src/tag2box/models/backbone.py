@@ -346,10 +346,18 @@ class BackboneSettings:
     Backbones of other packages subclass it too, and are named ``backbone.kind = "package.module:Name"``.
     """
 
-    layers: ClassVar[int] = 1
-    """L, the number of layers in the network's ``responses``."""
     early_layers: ClassVar[int] = 0
     """The largest ``heads.early_layers``: layers before the RoI map whose responses the network can give."""
+
+    @property
+    def layers(self) -> int:
+        """L, the number of layers in the network's ``responses``."""
+        return 1
+
+    @property
+    def trains_responses(self) -> bool:
+        """Whether a layer in ``responses``, or one before it, is trained; without, attention terms have no gradient."""
+        return True
 
     @property
     def title(self) -> str:

@@ -36,7 +36,6 @@ class Lite0(BackboneSettings):
     """EfficientNet-lite0 with ImageNet weights from a pip package."""
 
     kind: Literal["lite0"] = "lite0"
-    layers: ClassVar[int] = 2
     early_layers: ClassVar[int] = 2
     pooling: Literal["align", "max"] = "align"
     """RoI pooling: RoIAlign, whose values are like those the blocks were pretrained on, or max pooling (RoIPool)."""
@@ -58,6 +57,16 @@ class Lite0(BackboneSettings):
     Needs a frozen neck (``train_neck = false``), which is then part of the cached network.
     """
 
+    @property
+    def layers(self) -> int:
+        """The RoI map and the head convolution, or the only one if ``pooled``."""
+        return 1 if self.pooled else 2
+
+    @property
+    def trains_responses(self) -> bool:
+        """Whether anything is trained at all; the head convolution is the last layer."""
+        return self.train_trunk or self.train_tail or self.train_neck
+
     def build(self, *, pretrained: bool = True) -> "Lite0Backbone":
         """The network; without ``pretrained``, randomly initialized, to be loaded from a checkpoint."""
         if self.pooled and (self.train_neck or self.train_tail or self.train_trunk):
@@ -77,7 +86,7 @@ class Lite0Backbone(Backbone):
     stride = 16
     channels = state_dict.LITE0_STAGES[-1][2]
     vector_size = state_dict.LITE0_HEAD
-    layers = Lite0.layers
+    layers = 2
     early_layers = Lite0.early_layers
 
     def __init__(self, settings: Lite0) -> None:

@@ -45,6 +45,16 @@ class Vgg16(BackboneSettings):
     """Width of fc6 and fc7; None is that of the pretrained ones, 4,096. Another width is initialized randomly."""
 
     @property
+    def layers(self) -> int:
+        """The RoI map, and the 1 x 1 convolution if there is one."""
+        return 1 if self.neck_channels is None else 2
+
+    @property
+    def trains_responses(self) -> bool:
+        """Whether conv3 to conv5 or the 1 x 1 convolution is trained."""
+        return self.train_trunk or self.neck_channels is not None
+
+    @property
     def has_pretrained_neck(self) -> bool:
         """Whether fc6 and fc7 have the shapes of the pretrained ones."""
         return self.neck_channels is None and self.neck_size is None
@@ -78,7 +88,7 @@ class Vgg16Backbone(PreprocessBufferBackbone):
     def __init__(self, settings: Vgg16, *, vector_size: int = state_dict.VGG_NECK) -> None:
         super().__init__(PREPROCESS[settings.preprocess or "torchvision"])
         self.vector_size = vector_size = settings.neck_size or vector_size
-        self.has_pretrained_neck = settings.has_pretrained_neck
+        self.has_pretrained_neck, self.layers = settings.has_pretrained_neck, settings.layers
         self.features = _convolutions()
         width = settings.neck_channels
         self.reduce = None if width is None else nn.Conv2d(self.channels, width, 1, bias=False)
@@ -140,6 +150,11 @@ class Vgg16Backbone(PreprocessBufferBackbone):
     ) -> Float[Tensor, "R F"]:
         """The rest of ``neck``, after multiplying the cells of the stem's output by factors."""
         return self._linear(stem * factors[:, None].to(stem.dtype), row_rng)
+
+    def responses(self, maps: Float[Tensor, "R 512 7 7"], stem: Float[Tensor, "R c 7 7"]) -> Float[Tensor, "R L 7 7"]:
+        """Of f, and of the 1 x 1 convolution after its ReLU if there is one, which is trained even if f is frozen."""
+        own = maps.mean(dim=1)
+        return own[:, None] if self.reduce is None else torch.stack([own, stem.relu().mean(dim=1)], dim=1)
 
     def _linear(self, stem: Float[Tensor, "R c 7 7"], row_rng: RowRng | None) -> Float[Tensor, "R F"]:
         fc6, fc7 = self.classifier[:3], self.classifier[3:]

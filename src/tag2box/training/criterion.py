@@ -303,6 +303,7 @@ class Criterion:
             second=None if mil.second is None else mean_over_views(mil.second.detach()[:, :num_classes], meta),
             side_info=meta.side_info,
             fraction=fraction,
+            subsets=mil.subsets,
         )
 
 
@@ -321,8 +322,8 @@ class StageInputs:
         def augment(chosen: Int[Tensor, " m"]) -> AugmentedRois:
             return self.augment_rois(rows[chosen])
 
-        second = None if self.mil.second is None else self.mil.second[rows]
-        mil = replace(self.mil, scores=self.mil.scores[rows], second=second)
+        second, subsets = (x if x is None else x[rows] for x in (self.mil.second, self.mil.subsets))
+        mil = replace(self.mil, scores=self.mil.scores[rows], second=second, subsets=subsets)
         return StageInputs(self.outputs.map(lambda x: x[rows]), self.meta.subset(rows), augment, mil)
 
 
