@@ -10,7 +10,7 @@ discovery: OICR+, and object discovery by each of the three rules, without and w
 pair) x optimizer (SGD, Adam) x lambda over three decades x what is trained beside the heads (head convolution, tail,
 whole lite0), each beside a row without WSCL; rows of a lower tier come first, for all seeds. systems: the fourteen
 systems of `tag2box compare`. levers: the recipe ``photos`` with each of its parts left out, and each alone. labelers:
-OICR+, discovery, WSCL, both and MIST's labels, all else that of the recipe.
+OICR+, discovery, WSCL, both and MIST's labels, all else that of the recipe; the first four also with heads.neck=512.
 
 Runs are those of `compare` and `reproduce` and are shared with them if ``--work`` is their ``--out``; what is
 interrupted resumes, what is there is not trained again. The JSON file is written after every run. Settings are to be
@@ -73,6 +73,8 @@ LABELERS = {
     "+ both (OD-WSCL)": (DISCOVERY, True),
     "MIST labels": (("criterion.labeler.kind=mist",), False),
 }
+TABLE_3A = ("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)")
+NECK = ("heads.neck=512",)
 OTHERS = 4
 """Tier of the combinations that no question asks for."""
 
@@ -149,9 +151,13 @@ def _without(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def labeler_rows() -> Iterator[StudyRow]:
-    """The paper's table 3a and MIST's labels, all else equal."""
+    """The paper's table 3a and MIST's labels, all else equal; then table 3a with a layer that WSCL can shape."""
     for name, (labeler, has_wscl) in LABELERS.items():
         yield StudyRow("labelers", name, (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}"))
+    for name in TABLE_3A:
+        labeler, has_wscl = LABELERS[name]
+        chosen = (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}", *NECK)
+        yield StudyRow("labelers", f"{name}, neck", chosen, 1)
 
 
 def rows_of(studies: Sequence[str], base: Config) -> list[StudyRow]:

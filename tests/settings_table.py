@@ -172,6 +172,7 @@ TABLE = [
     row("heads.mil_heads", "2"),
     row("heads.mil_temperature", "2"),
     row("heads.box_prior", "10", seen=believed_maps),
+    row("heads.neck", "4"),
     row("adaptation.epochs", "2", *ADAPTED),
     row("adaptation.part", "cells", *ADAPTED),
     row("adaptation.side", "48", *ADAPTED),

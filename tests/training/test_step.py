@@ -13,6 +13,7 @@ from tag2box.methods.oicr import Oicr
 from tag2box.methods.wscl import Contrast
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.augment import Augment, rois_of
+from tag2box.models.backbone import Backbone
 from tag2box.models.class_maps import Prior
 from tag2box.models.context import Context
 from tag2box.models.detector import Detector, Heads
@@ -46,7 +47,9 @@ class World:
 
     def step(self, **how: object) -> Step:
         detector = tiny_detector(self.classes, frozen=False, heads=self.heads).double()
-        getattr(detector.backbone, "inner", detector.backbone).dropout = 0.4
+        for part in detector.backbone.modules():
+            if isinstance(part, Backbone):
+                part.dropout = 0.4
         return Step(detector, self.criterion, DropBlock(block=2), self.augment, **how)  # type: ignore[arg-type]
 
     def batch(self) -> Batch:
@@ -96,6 +99,10 @@ WORLDS = {
     "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
     "frame minus ring": World(
         (9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both", regions="rings"))
+    ),
+    "neck": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, neck=7)),
+    "neck and context of maps": World(
+        (9, 5), ((0,), (0, 1)), pixels="maps", heads=Heads(embed_dim=6, neck=7, context=Context(on="both"))
     ),
     "context of trunks": World(
         (9, 5), ((0,), (0, 1)), pixels="trunks", heads=Heads(embed_dim=6, context=Context(on="mil", scale=1.3))
@@ -177,7 +184,9 @@ def test_the_exact_step_equals_the_plain_one_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("name", ["one photo, no proposals", "no tags at all", "many", "trunks", "context", "OICR+"])
+@pytest.mark.parametrize(
+    "name", ["one photo, no proposals", "no tags at all", "many", "trunks", "neck", "context", "OICR+"]
+)
 def test_the_share_of_wscl_is_that_of_two_steps_and_measuring_changes_no_bit(
     name: str, precision: str, memory: str
 ) -> None:
@@ -235,6 +244,15 @@ def test_a_frozen_neck_has_no_share() -> None:
     assert neck_of(step) == [] and step(world.batch(), RNG, measure=True).contrast_share is None
 
 
+def test_the_added_layer_of_a_frozen_neck_is_what_the_share_is_measured_on() -> None:
+    step = WORLDS["neck and context of maps"].step()
+    for name, p in step.detector.backbone.named_parameters():
+        p.requires_grad_("layer" in name)
+    assert [list(p.shape) for p in neck_of(step)] == [[7, 8], [7]]
+    share = step(WORLDS["neck and context of maps"].batch(), RNG, 0.5, measure=True).contrast_share
+    assert share is not None and share > 0
+
+
 def converted(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(
         batch,
@@ -249,7 +267,17 @@ def converted(batch: Batch, dtype: torch.dtype) -> Batch:
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
-    ["many", "no tags at all", "trunks", "maps", "the published code's views", "context", "prior", "reviewed photos"],
+    [
+        "many",
+        "no tags at all",
+        "trunks",
+        "maps",
+        "the published code's views",
+        "context",
+        "neck",
+        "prior",
+        "reviewed photos",
+    ],
 )
 def test_processes_together_leave_the_gradients_of_one(name: str, count: int, memory: str) -> None:
     """Five processes outnumber the photos: some have none, and others no exemplar."""

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from tag2box.models.backbone import Backbone, LayeredBackbone, innermost
+from tag2box.models.backbone import Backbone, LayeredBackbone, WrappedBackbone, innermost
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.context import Context, ContextBackbone
-from tag2box.models.rng import RowRng
+from tag2box.models.rng import RowRng, dropout
 from tag2box.ops.losses import at_least_single, unit_rows
-from tag2box.types import Batch, StageScores
+from tag2box.types import Batch, Proposals, StageScores
 
 HEAD_STD = 0.001
 """Standard deviation of initial head weights: scores start nearly uniform."""
@@ -107,9 +107,58 @@ class Heads:
     region: bool = False
     """A region classifier of its own, which chooses the proposals that the detector sees (WSRPN)."""
 
+    neck: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Size of a trained layer between the backbone's feature vectors and all heads (Linear, ReLU, and dropout at the
+    rate of the backbone); default: none. With a frozen neck, such as ``backbone.pooled``, the heads are otherwise
+    linear, and WSCL and pseudo labels shape no features."""
+
     def mil_columns(self, num_classes: int) -> int:
         """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
+
+
+class NeckBackbone(WrappedBackbone):
+    """A backbone with one more layer at the end of its neck: v' = dropout(relu(W v + b)).
+
+    It is part of the neck, so that own and context vectors, augmented copies, exact steps, several processes and
+    feature caches need nothing of their own for it.
+    """
+
+    def __init__(self, inner: Backbone, size: int) -> None:
+        super().__init__(inner)
+        self.layer, self.vector_size = nn.Linear(inner.vector_size, size), size
+        self.dropout = innermost(inner).dropout
+        nn.init.kaiming_normal_(self.layer.weight, nonlinearity="relu")
+        nn.init.zeros_(self.layer.bias)
+
+    def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R ch s s"]:
+        """Those of the inner backbone."""
+        return self.inner.roi_maps(features, proposals)
+
+    def neck(self, maps: Float[Tensor, "R ch s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
+        """The inner neck, then the layer."""
+        return self._last(self.inner.neck(maps, row_rng), row_rng)
+
+    def neck_stem(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
+        """The first part of the inner neck."""
+        return self.inner.neck_stem(maps)
+
+    def neck_tail(
+        self, stem: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
+    ) -> Float[Tensor, "R F"]:
+        """The rest of the inner neck, then the layer."""
+        return self._last(self.inner.neck_tail(stem, factors, row_rng), row_rng)
+
+    def _last(self, vectors: Float[Tensor, "R f"], row_rng: RowRng | None) -> Float[Tensor, "R F"]:
+        return dropout(torch.relu(self.layer(vectors)), self.dropout, row_rng)
+
+    def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
+        """Those of the inner backbone."""
+        return self.inner.responses(maps, stem)
+
+    def roi_map_key(self) -> str:
+        """The inner key: RoI maps do not depend on the layer."""
+        return self.inner.roi_map_key()
 
 
 def compute_maps(backbone: Backbone, batch: Batch) -> Float[Tensor, "R ch h w"]:
@@ -156,12 +205,13 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: Backbone, num_classes: int, heads: Heads, class_maps: ClassMaps | None = None) -> None:
         super().__init__()
-        features = self.vector_size = backbone.vector_size
         self.num_classes = num_classes
-        self.context = heads.context
-        context = heads.context
+        self.context = context = heads.context
         if heads.early_layers:
             backbone = LayeredBackbone(backbone, heads.early_layers)
+        if heads.neck is not None:
+            backbone = NeckBackbone(backbone, heads.neck)
+        features = self.vector_size = backbone.vector_size
         self.backbone = backbone if context.on == "none" else ContextBackbone(backbone, context.scale, context.regions)
         self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
