@@ -191,6 +191,7 @@ TABLE = [
     row("segmentation.background", "0", *SEGMENTED, seen=segments_of_photos),
     row("criterion.prior.evidence", "2", *ADAPTED),
     row("criterion.prior.area", "1"),
+    row("criterion.prior_in_mil", "true", "criterion.prior.area=1"),
     row("inference.prior.evidence", "2", *ADAPTED),
     row("inference.prior.area", "1"),
     row("heads.context.on", "both"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
-from tag2box.methods.wscl import Contrast
+from tag2box.methods.wscl import Contrast, Sampling
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.augment import Augment, rois_of
 from tag2box.models.backbone import Backbone
@@ -25,7 +25,18 @@ from tag2box.training.dist import DistContext
 from tag2box.training.grad_cache import exact_step, preview
 from tag2box.training.packing import Layout, pack, pack_copies
 from tag2box.training.step import Forward, Step, plain_step
-from tag2box.types import CANDIDATE, IGNORED, TAGS_ONLY, AugmentedRois, Batch, Proposals, SideInfo
+from tag2box.types import (
+    CANDIDATE,
+    IGNORED,
+    TAGS_ONLY,
+    AugmentedRois,
+    AugmentRois,
+    Batch,
+    Exemplars,
+    LabelerInput,
+    Proposals,
+    SideInfo,
+)
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
@@ -95,6 +106,12 @@ WORLDS = {
         (9, 0, 5),
         ((0,), (1,), (0, 1)),
         criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9)),
+    ),
+    "prior in MIL": World(
+        (9, 0, 5),
+        ((0,), (1,), (0, 1)),
+        heads=Heads(embed_dim=6, mil_background=True),
+        criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9), prior_in_mil=True),
     ),
     "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
     "frame minus ring": World(
@@ -251,6 +268,38 @@ def test_the_added_layer_of_a_frozen_neck_is_what_the_share_is_measured_on() -> 
     assert [list(p.shape) for p in neck_of(step)] == [[7, 8], [7]]
     share = step(WORLDS["neck and context of maps"].batch(), RNG, 0.5, measure=True).contrast_share
     assert share is not None and share > 0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Sampling that notes the teacher scores of all proposals and of their copies."""
+
+    seen: list[tuple[Tensor, Tensor]]
+
+    def __call__(self, inputs: LabelerInput, augment_rois: AugmentRois) -> Exemplars:
+        copies = augment_rois(torch.arange(len(inputs.embed)))
+        self.seen.extend(zip(inputs.probs, copies.probs, strict=True))
+        return Sampling()(inputs, augment_rois)
+
+
+def test_a_copy_like_its_proposal_has_its_score_whether_the_prior_is_inside_mil_or_not() -> None:
+    """Without dropout and with factors of 1, the teacher scores of copies are those of their proposals."""
+    world, found = WORLDS["prior in MIL"], []
+    for in_mil in (False, True):
+        watched = Watched([])
+        criterion = replace(world.criterion, prior_in_mil=in_mil, sampling=watched)  # type: ignore[arg-type]
+        step = replace(world, criterion=criterion, augment=Augment(noise=False, drop=0.0)).step()
+        for part in step.detector.backbone.modules():
+            if isinstance(part, Backbone):
+                part.dropout = 0.0
+        replace(step, regularizer=DropBlock(drop=0.0))(world.batch(), RNG)
+        for own, copies in watched.seen:
+            torch.testing.assert_close(copies[0], own)
+        found.append(watched.seen[0][0])
+    assert len(watched.seen) == 3 and not torch.equal(*found)
+    for span in world.batch().proposals.spans():  # the same order of boxes
+        a, b = (own[span.start : span.stop] for own in found)
+        assert torch.equal(a.argsort(dim=0), b.argsort(dim=0))
 
 
 def converted(batch: Batch, dtype: torch.dtype) -> Batch:
