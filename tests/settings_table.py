@@ -313,6 +313,7 @@ TABLE = [
     row("criterion.spatial.weight", "1"),
     row("criterion.spatial.iou", "0.1", "criterion.spatial.weight=1"),
     row("criterion.spatial.neighbours", "1", "criterion.spatial.weight=1", "criterion.spatial.iou=0"),
+    row("criterion.inside", "0", *MIST, f"{LABELER}.share=1"),
     row("criterion.sampling.iou", "false"),
     row("criterion.sampling.iou_threshold", "0.1"),
     row("criterion.contrast.enabled", "false"),

@@ -176,6 +176,9 @@ class Criterion:
     Labels are then chosen as before, but the loss of the tags teaches first the boxes that the prior prefers.
     """
     labeler: Annotated[protocols.Labeler, Plugin("labeler")] = field(default_factory=discovery.Discovery)
+    inside: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """If a pseudo box of any labeler lies in another of its class by more than this fraction of its area, the worse one
+    is dropped, and its proposals go to the nearest that is left. 1 drops none."""
     sampling: wscl.Sampling = wscl.Sampling()
     contrast: wscl.Contrast = wscl.Contrast()
     refine: Refine = Refine()
@@ -272,7 +275,7 @@ class Criterion:
             if factors is not None:
                 augment_rois = class_maps.with_factors(augment_rois, factors, self._factored)
             inputs = replace(inputs, exemplars=self.sampling(inputs, augment_rois))
-        labeling = run_labeler(self.labeler, inputs, self.reviewed_weight)
+        labeling = run_labeler(self.labeler, inputs, self.reviewed_weight, inside=self.inside)
         taught = replace(labeling, stages=labeling.stages[: len(batch.outputs.scores.refine)])
         x = LossInputs(batch.outputs, batch.meta, batch.mil, inputs, labeling, taught, fraction)
         terms = self.terms(fraction, everything)
@@ -342,13 +345,23 @@ class StageInputs:
         return StageInputs(self.outputs.map(lambda x: x[rows]), self.meta.subset(rows), augment, mil)
 
 
-def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput, reviewed_weight: float = 1.0) -> Labeling:
-    """The labels of a batch, without gradients, as they are constants of the losses: reviewed ones where there are."""
+def run_labeler(
+    labeler: protocols.Labeler, inputs: LabelerInput, reviewed_weight: float = 1.0, *, inside: float = 1.0
+) -> Labeling:
+    """The labels of a batch, without gradients, as they are constants of the losses: reviewed ones where there are.
+
+    Args:
+        inside: as of ``Criterion.inside``.
+    """
+    num_classes, codes = inputs.tags.shape[1], inputs.side_info.reviewed
     with torch.no_grad():
-        labeling, codes = labeler(inputs), inputs.side_info.reviewed
+        labeling = labeler(inputs)
+        if inside < 1:
+            stages = (discovery.drop_nested(x, inputs.proposals, num_classes, inside) for x in labeling.stages)
+            labeling = replace(labeling, stages=tuple(stages))
         if codes is None:
             return labeling
-        return with_reviewed(labeling, inputs.proposals, codes, inputs.tags.shape[1], reviewed_weight)
+        return with_reviewed(labeling, inputs.proposals, codes, num_classes, reviewed_weight)
 
 
 def mean_over_views(scores: Float[Tensor, "R C"], meta: BatchMeta) -> Float[Tensor, "R C"]:
