@@ -117,17 +117,20 @@ def test_maps_are_probabilities_at_the_stride_of_the_trunk() -> None:
 # ---------------------------------------------------------------- prior
 
 
-@pytest.mark.parametrize(("evidence", "area"), [(0.0, 0.0), (2.0, 0.0), (0.0, 0.5), (1.0, 0.9), (0.5, -1.0)])
-def test_factors_and_means_are_those_of_the_loop(evidence: float, area: float) -> None:
+@pytest.mark.parametrize(
+    ("evidence", "area", "straddling"),
+    [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 0.5, 0.0), (1.0, 0.9, 0.0), (0.5, -1.0, 2.0), (0.0, 0.0, 1.5)],
+)
+def test_factors_and_means_are_those_of_the_loop(evidence: float, area: float, straddling: float) -> None:
     scores, found = torch.rand(4, 3) * 0.9 + 0.05, torch.rand(4, 3) * 0.9 + 0.05
-    shares = torch.tensor([0.01, 0.3, 0.5, 1.0])
-    prior = Prior(evidence=evidence, area=area)
+    shares, fit = torch.tensor([0.01, 0.3, 0.5, 1.0]), torch.tensor([0.9, 0.0, 0.4, 1.0])
+    prior = Prior(evidence=evidence, area=area, straddling=straddling)
     for p in range(4):
         for c in range(3):
-            factor = float(found[p, c]) ** evidence * float(shares[p]) ** area
-            assert float(prior.factors(shares, found, 3)[p, c]) == pytest.approx(factor, rel=1e-4)
-            mean = (float(scores[p, c]) * factor) ** (1 / (1 + evidence + max(area, 0)))
-            assert float(prior.mean(scores, shares, found)[p, c]) == pytest.approx(mean, rel=1e-4)
+            factor = float(found[p, c]) ** evidence * float(shares[p]) ** area * max(float(fit[p]), 1e-3) ** straddling
+            assert float(prior.factors(shares, found, 3, fit)[p, c]) == pytest.approx(factor, rel=1e-4)
+            mean = (float(scores[p, c]) * factor) ** (1 / (1 + evidence + max(area, 0) + straddling))
+            assert float(prior.mean(scores, shares, found, fit)[p, c]) == pytest.approx(mean, rel=1e-4)
 
 
 def test_a_prior_that_is_off_changes_nothing_and_needs_no_evidence() -> None:

@@ -37,7 +37,7 @@ _MAX_DEVIATION = 8.0  # features of cells are clamped to so many standard deviat
 _CELL_BIAS = -3.0  # of a cell's logits before training: most cells show no object
 _MIN_CELLS = 0.25  # a smaller area, in cells, counts as this: what lies within a cell is unknown
 _SHARPNESS = 4.0
-_FLOOR = 1e-3  # evidence and area share are at least this, so that a factor is never zero
+_FLOOR = 1e-3  # evidence, area share and straddling are at least this, so that a factor is never zero
 
 
 class ClassMaps(nn.Module):
@@ -235,39 +235,50 @@ def box_evidence(
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Prior on boxes, learned or set without boxes: score x evidence^e x (share of the photo's area)^a."""
+    """Prior on boxes, learned or set without boxes: score x evidence^e x (share of the photo's area)^a x bu^s."""
 
     evidence: Annotated[float, Field(ge=0, le=10)] = 0.0
     """e, the exponent of the class maps' evidence for a box; needs ``adaptation.epochs`` above 0."""
     area: Annotated[float, Field(ge=-10, le=10)] = 0.0
     """a, the exponent of the area share; above 0 it prefers large boxes, and costs small objects."""
+    straddling: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """s, the exponent of the superpixel straddling score bu, which is 1 for a box that consists of whole superpixels
+    (settings ``superpixels``); it prefers boxes whose sides follow boundaries in the photo."""
 
     def mean(
         self,
         scores: Float[Tensor, "P C"],
         shares: Float[Tensor, " P"],
         evidence: Float[Tensor, "P C"] | None,
+        straddling: Float[Tensor, " P"] | None = None,
     ) -> Float[Tensor, "P C"]:
-        """The weighted geometric mean of score, evidence and area share: ranks like their product, and stays a score.
+        """The weighted geometric mean of score and factors: ranks like their product, and stays a score.
 
         >>> Prior(area=1.0).mean(torch.tensor([[0.9]]), torch.tensor([0.4]), None)
         tensor([[0.6000]])
         """
         if self == NO_PRIOR:
             return scores
-        product = scores * self.factors(shares, evidence, scores.shape[1])
+        product = scores * self.factors(shares, evidence, scores.shape[1], straddling)
         return product.pow(self.power)
 
     @property
     def power(self) -> float:
         """The power that turns the product of score and factors into their mean."""
-        return 1 / (1 + self.evidence + max(self.area, 0.0))
+        return 1 / (1 + self.evidence + max(self.area, 0.0) + self.straddling)
 
     def factors(
-        self, shares: Float[Tensor, " P"], evidence: Float[Tensor, "P C"] | None, num_classes: int
+        self,
+        shares: Float[Tensor, " P"],
+        evidence: Float[Tensor, "P C"] | None,
+        num_classes: int,
+        straddling: Float[Tensor, " P"] | None = None,
     ) -> Float[Tensor, "P C"]:
         """The factor of each box and class."""
         factors = shares.clamp(min=_FLOOR**2)[:, None].pow(self.area).expand(-1, num_classes)
+        if self.straddling != 0:
+            assert straddling is not None  # a requirement of the criterion; computed in detection
+            factors = factors * straddling.to(factors).clamp(min=_FLOOR).pow(self.straddling)[:, None]
         if self.evidence == 0:
             return factors
         assert evidence is not None  # checked before training starts
@@ -287,7 +298,8 @@ def area_shares(proposals: Proposals) -> Float[Tensor, " R"]:
 def relative_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
     """Factors of a prior, divided by the largest of each photo and class, so that scores keep their scale."""
     proposals, side_info = meta.proposals, meta.side_info
-    factors = prior.factors(area_shares(proposals), side_info.class_evidence, meta.tags.shape[1])
+    shares, num_classes = area_shares(proposals), meta.tags.shape[1]
+    factors = prior.factors(shares, side_info.class_evidence, num_classes, side_info.evidence)
     parts = [own / own.max(dim=0).values if len(own) else own for own in proposals.split(factors)]
     return torch.cat([factors[:0], *parts])
 

@@ -195,7 +195,7 @@ class Criterion:
         """The union of what all parts require of the network and the data."""
         needed = self.mil.requirements | self.labeler.requirements | Requirements(exemplars=self.contrast.enabled)
         needed = needed | self.spatial.requirements | self.attention.requirements
-        needed = needed | Requirements(class_evidence=self.prior.evidence != 0)
+        needed = needed | Requirements(class_evidence=self.prior.evidence != 0, evidence=self.prior.straddling != 0)
         return reduce(or_, (term.requirements for term in self.extra), needed)
 
     def for_classes(self, names: Sequence[str]) -> Criterion:
