@@ -170,6 +170,7 @@ TABLE = [
     row("backbone.dropout", "0.1", *RESNET, kind="resnet_ws", seen=built_resnet_ws),
     row("heads.stages", "2"),
     row("heads.regress", "false"),
+    row("heads.regress_by_class", "false"),
     row("heads.embed_dim", "5"),
     row("heads.mil_background", "true"),
     row("heads.mil_heads", "2"),

@@ -66,6 +66,25 @@ def test_without_regression_there_are_no_deltas() -> None:
     assert not any("box" in name for name, _ in detector.named_parameters())
 
 
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_one_regression_for_all_classes_gives_each_class_the_same_deltas(num_classes: int, rows: int) -> None:
+    """Loop twin: the deltas of class c are those of the only regression, w . v + b."""
+    detector, vector = (
+        tiny_detector(num_classes, heads=Heads(stages=2, embed_dim=6, regress_by_class=False)),
+        torch.rand(rows, TinyBackbone.vector_size, generator=torch.Generator().manual_seed(0)),
+    )
+    scores = detector.score(vector)
+    assert [x.shape for x in scores.deltas] == [(rows, 4 * num_classes)] * 2
+    for stage, deltas in zip(detector.refine, scores.deltas, strict=True):
+        weight, bias = stage.box.weight.tolist(), stage.box.bias.tolist()  # type: ignore[union-attr]
+        for r in range(rows):
+            for c in range(num_classes):
+                for k in range(4):
+                    value = sum(w * v for w, v in zip(weight[k], vector[r].tolist(), strict=True)) + bias[k]
+                    assert deltas[r, 4 * c + k].item() == pytest.approx(value, abs=1e-5)
+
+
 def test_stages_have_weights_of_their_own() -> None:
     scores = tiny_detector(3).score(torch.rand(2, TinyBackbone.vector_size))
     assert not torch.equal(scores.refine[0], scores.refine[1])

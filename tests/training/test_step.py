@@ -131,6 +131,7 @@ WORLDS = {
         criterion=Criterion(rescore=Rescore(keep=0.4, begin=0.0), reviewed_weight=2.5, contrast=Contrast(weight=1.0)),
         codes=BOXED,
     ),
+    "one regression": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, regress_by_class=False)),
     "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
     "OICR+": World((9, 5), ((0,), (0, 1)), criterion=Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))),

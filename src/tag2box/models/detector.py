@@ -44,12 +44,20 @@ class MilHead(nn.Module):
 
 
 class RefineHead(nn.Module):
-    """One refinement stage: C+1 class logits and, with ``regress``, class-specific box deltas."""
+    """One refinement stage: C+1 class logits and, with ``regress``, box deltas, by class or the same for all."""
 
-    def __init__(self, features: int, num_classes: int, *, regress: bool) -> None:
+    def __init__(self, features: int, num_classes: int, *, regress: bool, by_class: bool = True) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.cls = _linear(features, num_classes + 1)
-        self.box = _linear(features, 4 * num_classes) if regress else None
+        self.box = _linear(features, 4 * num_classes if by_class else 4) if regress else None
+
+    def deltas(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c4"], ...]:
+        """Box deltas of every class, one tensor; none without regression."""
+        if self.box is None:
+            return ()
+        found: Tensor = self.box(vector)
+        return (found.repeat(1, 4 * self.num_classes // max(1, found.shape[1])),)
 
 
 class SimilarityHead(nn.Module):
@@ -76,7 +84,9 @@ class Heads:
     stages: Annotated[int, Field(ge=0, le=100)] = 3
     """K, the number of refinement stages; with 0, detections come from the MIL head."""
     regress: bool = True
-    """Class-specific box regression in every stage."""
+    """Box regression in every stage."""
+    regress_by_class: bool = True
+    """Box regression of its own for every class; if off, one for all classes, which learns from the boxes of all."""
     embed_dim: Annotated[int, Field(ge=1, le=65_536)] = 128
     """D, the size of the similarity embedding."""
     mil_background: bool = False
@@ -218,7 +228,8 @@ class Detector(nn.Module):
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
         self.mil_more = nn.ModuleList(more)
         self.refine = nn.ModuleList(
-            RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
+            RefineHead(features, num_classes, regress=heads.regress, by_class=heads.regress_by_class)
+            for _ in range(heads.stages)
         )
         self.similarity = SimilarityHead(features, heads.embed_dim)
         self.region = RegionClassifier(self.backbone, features, columns) if heads.region else None
@@ -279,7 +290,7 @@ class Detector(nn.Module):
             mil_cls=mil_cls,
             mil_det=mil_det,
             refine=tuple(stage.cls(refined) for stage in stages),
-            deltas=tuple(stage.box(own) for stage in stages if stage.box is not None),
+            deltas=tuple(x for stage in stages for x in stage.deltas(own)),
             mil_more=tuple(x for head in more for x in head.logits(own, seen)),
         )
 
