@@ -89,7 +89,7 @@ def test_straddling_in_detection_is_that_of_training_for_files_and_for_pixels(tm
         scores = StraddlingScores(superpixels, shown, store)
         for photo in photos:
             assert scores(photo.id).tolist() == cached(photo.id).tolist()
-    assert cached("photo0").min() > 0 and len(cached("photo0").unique()) > 1 and len(cached("photo1")) == 0
+    assert len(cached("photo0").unique()) > 1 and len(cached("photo1")) == 0
 
 
 def test_a_run_trains_on_and_detects_among_the_kept_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
