@@ -11,7 +11,7 @@ four learning rates of SGD; omega (share, batch, pair) x optimizer (SGD, Adam) x
 trained beside the heads (head convolution, tail, whole lite0), each beside a row without WSCL; and each omega, and
 none, on the labels of discovery. Rows of a lower tier come first, for all seeds. systems: the fourteen systems of
 `tag2box compare`. levers: the recipe ``photos`` with each of its parts left out, and each alone. labelers: OICR+,
-discovery, WSCL, both and MIST's labels, all else that of the recipe.
+discovery, WSCL, both and MIST's labels, all else that of the recipe; the first four also with heads.neck=512.
 
 Tier 4 of wscl is not run unless --tiers has it: omega "pair" at other lambdas than the paper's or with a trained tail
 or whole network, and the other lambdas with a trained tail or whole network. The rest takes one question at a time.
@@ -89,6 +89,8 @@ LABELERS = {
     "+ both (OD-WSCL)": (DISCOVERY, True),
     "MIST labels": (("criterion.labeler.kind=mist",), False),
 }
+TABLE_3A = ("OICR+", "+ OD", "+ WSCL", "+ both (OD-WSCL)")
+NECK = ("heads.neck=512",)
 OTHERS = 4
 """Tier of the combinations that no question asks for."""
 DEFAULT_TIERS = (0, 1, 2, 3)
@@ -188,9 +190,13 @@ def _without(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def labeler_rows() -> Iterator[StudyRow]:
-    """The paper's table 3a and MIST's labels, all else equal."""
+    """The paper's table 3a and MIST's labels, all else equal; then table 3a with a layer that WSCL can shape."""
     for name, (labeler, has_wscl) in LABELERS.items():
         yield StudyRow("labelers", name, (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}"))
+    for name in TABLE_3A:
+        labeler, has_wscl = LABELERS[name]
+        chosen = (*labeler, f"criterion.contrast.enabled={str(has_wscl).lower()}", *NECK)
+        yield StudyRow("labelers", f"{name}, neck", chosen, 1)
 
 
 def rows_of(

@@ -25,7 +25,7 @@ def test_the_grid_covers_every_question_and_the_telling_rows_come_first() -> Non
     rows = study.rows_of(study.STUDIES, base, tiers=range(5))
     assert [row.tier for row in rows] == sorted(row.tier for row in rows)
     by_study = {name: [row for row in rows if row.study == name] for name in study.STUDIES}
-    assert [len(own) for own in by_study.values()] == [7, 4 + 2 * 3 + 2 * 3 * 3 * 4 + 2 * 4, len(SYSTEMS), 13, 5]
+    assert [len(own) for own in by_study.values()] == [7, 4 + 2 * 3 + 2 * 3 * 3 * 4 + 2 * 4, len(SYSTEMS), 13, 5 + 4]
     configs = [row.config(base, 0) for row in by_study["wscl"] if not row.name.startswith("discovery")]
     weights = {c.criterion.contrast.weight for c in configs if c.criterion.contrast.enabled}
     assert max(weights) / min(weights) == pytest.approx(1000)  # three decades
@@ -96,7 +96,11 @@ def test_a_lever_is_left_out_or_alone_and_nothing_else_changes() -> None:
 
 def test_rows_of_labelers_differ_in_the_labeler_and_wscl_alone() -> None:
     base = RECIPES["photos"]()
-    criteria = [row.config(base, 0).criterion for row in study.labeler_rows()]
+    rows = list(study.labeler_rows())
+    with_neck = [row.config(base, 0) for row in rows if row.name.endswith("neck")]
+    assert [config.heads.neck for config in with_neck] == [512] * 4
+    criteria = [row.config(base, 0).criterion for row in rows if not row.name.endswith("neck")]
+    assert [config.criterion for config in with_neck] == criteria[:4]
     found = [(own.labeler.kind, own.contrast.enabled) for own in criteria]
     both = (("oicr", False), ("discovery", False), ("oicr", True), ("discovery", True), ("mist", False))
     assert tuple(found) == both

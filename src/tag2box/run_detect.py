@@ -159,6 +159,7 @@ def detect_task(trained: runs.TrainedRun) -> predict.DetectTask:
         trained.config.criterion.rescore,
         trained.config.adaptation.keep_boxes,
         torch.get_num_threads(),
+        superpixels=trained.config.superpixels,
     )
 
 

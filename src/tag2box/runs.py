@@ -71,6 +71,7 @@ class TrainedRun:
             seen,
             maps=maps,
             inference=self.config.inference,
+            superpixels=self.config.superpixels,
             rescore=self.config.criterion.rescore,
             progress=progress,
             dist=dist,

@@ -15,10 +15,12 @@ from torch import Tensor
 from tag2box.annotations import Detections, Photo
 from tag2box.errors import UserError
 from tag2box.images import View, boxes_in_view, read_photo, render_view, resized
-from tag2box.inference.predict import Inference, Predict, run_detector
+from tag2box.inference.predict import Inference, Predict, Scored, run_detector
 from tag2box.methods.wsrpn import Rescore
+from tag2box.models.class_maps import Prior
 from tag2box.models.detector import Detector, Heads
 from tag2box.ops.boxes import decode
+from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.progress import Bar
 from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tag2box.types import Proposals
@@ -321,6 +323,29 @@ def unweighed(detector: Detector, photo: Photo, boxes: Tensor, inference: Infere
     store = Boxes(boxes)
     live = RoiMaps(plain.backbone, (photo,), store)
     return run_detector(plain, (photo,), store, maps=live, inference=inference)[photo.id].scores.tolist()
+
+
+def test_straddling_weighs_the_scores_of_proposals_by_the_superpixels_of_the_photo(tmp_path: Path) -> None:
+    """Scores are (p bu^s)^(1 / (1 + s)) of the scores without a prior."""
+    photo, superpixels = tiny_photos(tmp_path, 1).photos[0], Superpixels(min_size=20)
+    detector, boxes = tiny_detector(3), torch.tensor([[0.0, 0, 16, 16], [4, 6, 21, 27]])  # the second is the object
+    live, found = RoiMaps(detector.backbone, (photo,), Boxes(boxes)), []
+    for s in (0.0, 2.0):
+        inference = Inference(scales=(32,), mirror=False, prior=Prior(straddling=s), predict=ALL)
+        seen: list[Scored] = []
+        run_detector(
+            detector,
+            (photo,),
+            live.store,
+            maps=live,
+            inference=inference,
+            superpixels=superpixels,
+            on_scores=lambda _, x, seen=seen: seen.append(x),  # type: ignore[misc]
+        )
+        found.append(seen[0].probs)
+    bu = torch.from_numpy(straddling(superpixels(read_photo(photo.path)), boxes.numpy())).clamp(min=1e-3)
+    assert bu[1] > 0.5 > bu[0]
+    torch.testing.assert_close(found[1], (found[0] * bu[:, None] ** 2) ** (1 / 3))
 
 
 def test_detections_that_are_handed_over_are_not_kept(tmp_path: Path) -> None:

@@ -6,9 +6,18 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from strategies import box_sets, random_boxes
-from tag2box.methods.discovery import CANDIDATE_RULES, adaptive_threshold, drop_parts, keep_apart, neighbours
+from tag2box.methods.discovery import (
+    CANDIDATE_RULES,
+    adaptive_threshold,
+    drop_nested,
+    drop_parts,
+    keep_apart,
+    neighbours,
+)
 from tag2box.methods.oicr import top_rows
 from tag2box.ops.boxes import iou, nms
+from tag2box.ops.losses import assign
+from tag2box.types import Proposals, PseudoBoxes, PseudoLabels
 
 GRID = st.integers(0, 4).map(lambda n: n / 4)  # few values: ties happen
 
@@ -247,3 +256,57 @@ def test_a_wheel_and_a_street_go_and_a_second_car_stays() -> None:
 def test_an_overlap_of_exactly_the_threshold_makes_a_neighbour(threshold: float, expected: list[int]) -> None:
     boxes = torch.tensor([[0.0, 0, 4, 4], [0.0, 0, 4, 2], [0.0, 0, 4, 1]])  # IoU with the first: 1, 1/2, 1/4
     assert neighbours(boxes, torch.tensor([0]), threshold).tolist() == expected
+
+
+def loop_nested(labels: PseudoLabels, proposals: Proposals, num_classes: int, inside: float) -> tuple[list, list]:
+    """Twin of ``drop_nested``: the pseudo boxes that are left, and class and pseudo box of each proposal."""
+    boxes, images = labels.pseudo_boxes.placed(proposals).tolist(), proposals.image_ids().tolist()
+    image_of = [images[row] for row in labels.pseudo_boxes.rows.tolist()]
+    cls, scores = labels.pseudo_boxes.cls.tolist(), labels.pseudo_boxes.score.tolist()
+    left: list[int] = []
+    for k in sorted(range(len(boxes)), key=lambda k: -scores[k]):
+        rivals = [j for j in left if (image_of[j], cls[j]) == (image_of[k], cls[k])]
+        if all(loop_inside(boxes[k], boxes[j]) <= inside for j in rivals):
+            left.append(k)
+    left.sort()
+    found = []
+    for r, (owner, c) in enumerate(zip(labels.owner.tolist(), labels.cls.tolist(), strict=True)):
+        if owner < 0 or owner in left:
+            found.append((owner, c))
+            continue
+        mates = [k for k in left if image_of[k] == images[r]]
+        overlaps = [loop_iou(proposals.boxes[r].tolist(), boxes[k]) for k in mates]
+        best = mates[overlaps.index(max(overlaps))]
+        found.append((best, cls[best] if max(overlaps) > 0.5 else num_classes))
+    return left, found
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (7, 0, 12)])
+@pytest.mark.parametrize("inside", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("is_placed", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nested_pseudo_boxes_of_any_labeler_go_as_in_the_loop(
+    sizes: tuple[int, ...], inside: float, is_placed: bool, seed: int
+) -> None:
+    g, count = torch.Generator().manual_seed(seed), sum(sizes)
+    proposals = Proposals(random_boxes(count, g, 30.0), sizes)
+    rows = torch.randperm(count, generator=g)[: count - count // 3]
+    placed = random_boxes(len(rows), g, 30.0) if is_placed else None
+    pseudo = PseudoBoxes(rows, torch.randint(2, (len(rows),), generator=g), torch.rand(len(rows), generator=g), placed)
+    labels = assign(proposals, pseudo, 2)
+    left, found = loop_nested(labels, proposals, 2, inside)
+    got = drop_nested(labels, proposals, 2, inside)
+    assert got.pseudo_boxes.rows.tolist() == rows[left].tolist() and torch.equal(got.weight, labels.weight)
+    kept = got.pseudo_boxes.placed(proposals)
+    for r, (owner, c) in enumerate(found):
+        assert int(got.cls[r]) == c and int(got.owner[r]) == (left.index(owner) if owner >= 0 else -1)
+        assert torch.equal(got.boxes[r], kept[got.owner[r]] if owner >= 0 else labels.boxes[r])
+
+
+def test_a_wheel_teaches_that_wheels_are_background() -> None:
+    boxes = torch.tensor([[10.0, 10, 50, 30], [14.0, 24, 20, 30], [15.0, 24, 21, 30]])
+    proposals = Proposals(boxes, (3,))
+    pseudo = PseudoBoxes(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), torch.tensor([0.9, 0.5]))
+    labels = assign(proposals, pseudo, 1)
+    assert labels.cls.tolist() == [0, 0, 0]
+    assert drop_nested(labels, proposals, 1, 0.5).cls.tolist() == [0, 1, 1]

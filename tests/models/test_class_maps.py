@@ -19,10 +19,14 @@ from tag2box.models.class_maps import (
     box_evidence,
     box_sums,
     integral_image,
+    log_factors,
     peak_boxes,
     pooled_logits,
+    prior_gain,
+    with_prior_in_mil,
 )
-from tag2box.types import Proposals
+from tag2box.ops.losses import mil_scores
+from tag2box.types import BatchMeta, Proposals, SideInfo, StageScores
 from tiny import TinyBackbone
 
 MAPS = torch.rand(2, 5, 7, generator=torch.Generator().manual_seed(0))
@@ -113,17 +117,20 @@ def test_maps_are_probabilities_at_the_stride_of_the_trunk() -> None:
 # ---------------------------------------------------------------- prior
 
 
-@pytest.mark.parametrize(("evidence", "area"), [(0.0, 0.0), (2.0, 0.0), (0.0, 0.5), (1.0, 0.9), (0.5, -1.0)])
-def test_factors_and_means_are_those_of_the_loop(evidence: float, area: float) -> None:
+@pytest.mark.parametrize(
+    ("evidence", "area", "straddling"),
+    [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 0.5, 0.0), (1.0, 0.9, 0.0), (0.5, -1.0, 2.0), (0.0, 0.0, 1.5)],
+)
+def test_factors_and_means_are_those_of_the_loop(evidence: float, area: float, straddling: float) -> None:
     scores, found = torch.rand(4, 3) * 0.9 + 0.05, torch.rand(4, 3) * 0.9 + 0.05
-    shares = torch.tensor([0.01, 0.3, 0.5, 1.0])
-    prior = Prior(evidence=evidence, area=area)
+    shares, fit = torch.tensor([0.01, 0.3, 0.5, 1.0]), torch.tensor([0.9, 0.0, 0.4, 1.0])
+    prior = Prior(evidence=evidence, area=area, straddling=straddling)
     for p in range(4):
         for c in range(3):
-            factor = float(found[p, c]) ** evidence * float(shares[p]) ** area
-            assert float(prior.factors(shares, found, 3)[p, c]) == pytest.approx(factor, rel=1e-4)
-            mean = (float(scores[p, c]) * factor) ** (1 / (1 + evidence + max(area, 0)))
-            assert float(prior.mean(scores, shares, found)[p, c]) == pytest.approx(mean, rel=1e-4)
+            factor = float(found[p, c]) ** evidence * float(shares[p]) ** area * max(float(fit[p]), 1e-3) ** straddling
+            assert float(prior.factors(shares, found, 3, fit)[p, c]) == pytest.approx(factor, rel=1e-4)
+            mean = (float(scores[p, c]) * factor) ** (1 / (1 + evidence + max(area, 0) + straddling))
+            assert float(prior.mean(scores, shares, found, fit)[p, c]) == pytest.approx(mean, rel=1e-4)
 
 
 def test_a_prior_that_is_off_changes_nothing_and_needs_no_evidence() -> None:
@@ -136,6 +143,46 @@ def test_a_prior_that_is_off_changes_nothing_and_needs_no_evidence() -> None:
 def test_a_mean_stays_between_its_parts(score: float, found: float, share: float, e: float, a: float) -> None:
     mean = Prior(evidence=e, area=a).mean(torch.tensor([[score]]), torch.tensor([share]), torch.tensor([[found]]))
     assert min(score, found, share) - 1e-4 <= float(mean) <= max(score, found, share) + 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (3, 0, 4)])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_the_prior_inside_mil_is_that_of_the_loop_for_proposals_and_copies(
+    sizes: tuple[int, ...], columns: int
+) -> None:
+    """x = softmax(cls) f_r exp(d_r) / sum_i f_i exp(d_i); a copy has logits of its own, and the sum of proposals."""
+    g, rows = torch.Generator().manual_seed(1), sum(sizes)
+    cls, det, other = torch.randn(3, rows, columns, generator=g)
+    factors = torch.rand(rows, 2, generator=g)
+    logs, images = factors.log(), torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes).long())
+    found = with_prior_in_mil(StageScores(cls, det, (), (), (cls, other), (cls, other)), logs)
+    gain = prior_gain(det, logs, sizes)
+    assert gain.shape == (rows, 2) and torch.equal(found.mil_more[0], cls) and torch.equal(found.region[0], cls)
+    for name, own, logits in (("first", det, found.mil_det), ("second", other, found.mil_more[1])):
+        scores = mil_scores(cls, logits, sizes)
+        for r in range(rows):
+            mates = [i for i in range(rows) if images[i] == images[r]]
+            for c in range(columns):
+                f = [float(factors[i, c]) if c < 2 else 1.0 for i in mates]
+                total = sum(w * math.exp(own[i, c]) for w, i in zip(f, mates, strict=True))
+                share = f[mates.index(r)] * math.exp(own[r, c]) / total
+                assert float(scores[r, c]) == pytest.approx(float(cls[r].softmax(0)[c]) * share, rel=1e-4)
+                if name == "first" and c < 2:
+                    plain = sum(math.exp(det[i, c]) for i in mates)
+                    copy = math.exp(other[r, c]) / plain * float(gain[r, c])
+                    assert copy == pytest.approx(f[mates.index(r)] * math.exp(other[r, c]) / total, rel=1e-4)
+    assert torch.equal(found.region[1], found.mil_more[1])
+
+
+def test_a_prior_inside_mil_gives_no_box_a_score_of_zero() -> None:
+    evidence = torch.tensor([[1.0], [0.0]])
+    meta = BatchMeta(
+        Proposals(torch.tensor([[0.0, 0, 9, 9], [0, 0, 1, 1]]), (2,), ((10, 10),)),
+        torch.ones(1, 1, dtype=torch.bool),
+        side_info=SideInfo(class_evidence=evidence),
+    )
+    logs = log_factors(Prior(evidence=10.0, area=10.0), meta)
+    assert logs[0].item() == 0 and logs[1].isfinite().all() and logs[1].item() < -50
 
 
 def test_area_shares_are_relative_to_each_photo() -> None:

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tag2box.models.detector import Detector, Heads
+from tag2box.models.backbone import innermost
+from tag2box.models.context import Context
+from tag2box.models.detector import Detector, Heads, NeckBackbone
+from tag2box.models.rng import StepRng, Stream
 from tag2box.types import Batch, Proposals, SideInfo
 from tiny import TinyBackbone, tiny_detector
 
@@ -63,6 +66,25 @@ def test_without_regression_there_are_no_deltas() -> None:
     assert not any("box" in name for name, _ in detector.named_parameters())
 
 
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_one_regression_for_all_classes_gives_each_class_the_same_deltas(num_classes: int, rows: int) -> None:
+    """Loop twin: the deltas of class c are those of the only regression, w . v + b."""
+    detector, vector = (
+        tiny_detector(num_classes, heads=Heads(stages=2, embed_dim=6, regress_by_class=False)),
+        torch.rand(rows, TinyBackbone.vector_size, generator=torch.Generator().manual_seed(0)),
+    )
+    scores = detector.score(vector)
+    assert [x.shape for x in scores.deltas] == [(rows, 4 * num_classes)] * 2
+    for stage, deltas in zip(detector.refine, scores.deltas, strict=True):
+        weight, bias = stage.box.weight.tolist(), stage.box.bias.tolist()  # type: ignore[union-attr]
+        for r in range(rows):
+            for c in range(num_classes):
+                for k in range(4):
+                    value = sum(w * v for w, v in zip(weight[k], vector[r].tolist(), strict=True)) + bias[k]
+                    assert deltas[r, 4 * c + k].item() == pytest.approx(value, abs=1e-5)
+
+
 def test_stages_have_weights_of_their_own() -> None:
     scores = tiny_detector(3).score(torch.rand(2, TinyBackbone.vector_size))
     assert not torch.equal(scores.refine[0], scores.refine[1])
@@ -114,3 +136,35 @@ def test_a_prior_weighs_maps_by_what_is_thought_of_their_proposals(objectness: l
     assert len(weighed) == rows
     for one, own, belief in zip(weighed, plain, thought, strict=True):
         assert torch.allclose(one, 10 * belief * own)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_the_neck_is_a_layer_on_the_vectors_of_boxes_and_of_their_surroundings(rows: int) -> None:
+    """Loop twin: each value of each vector is max(0, w . v + b)."""
+    heads = Heads(embed_dim=6, neck=5, context=Context(on="both"))
+    detector = tiny_detector(3, heads=heads)
+    maps = torch.rand(rows, 2 * TinyBackbone.channels, 3, 3, generator=torch.Generator().manual_seed(1))
+    found = detector.neck(maps)
+    inner = innermost(detector.backbone)
+    layer = next(part.layer for part in detector.modules() if isinstance(part, NeckBackbone))
+    assert detector.vector_size == 5 and found.shape == (rows, 10)
+    for r in range(rows):
+        for part, own in enumerate(maps[r].chunk(2)):
+            vector = inner.neck(own[None])[0].tolist()
+            for k in range(5):
+                value = sum(w * v for w, v in zip(layer.weight[k].tolist(), vector, strict=True)) + layer.bias[k].item()
+                assert found[r, 5 * part + k].item() == pytest.approx(max(0.0, value), abs=1e-5)
+    assert detector.score(found).mil_cls.shape == (rows, 3) and detector.embed(found).shape == (rows, 6)
+    assert detector.backbone.roi_map_key() == tiny_detector(3, heads=replace(heads, neck=None)).backbone.roi_map_key()
+
+
+def test_the_neck_drops_out_as_the_backbone_does() -> None:
+    backbone = TinyBackbone(dropout=0.5)
+    with torch.no_grad():
+        backbone.fc.bias.fill_(5.0)
+    torch.manual_seed(0)
+    detector = Detector(backbone, 3, Heads(neck=200))
+    maps = torch.rand(2, TinyBackbone.channels, 3, 3)
+    learned = detector.neck(maps, StepRng(0, 0).row_rng(Stream.NECK, torch.zeros(2, dtype=torch.long)))
+    assert (learned == 0).float().mean() > 0.6  # by ReLU or by dropout; without dropout, about half
+    assert (detector.neck(maps) == 0).float().mean() < 0.6

@@ -150,6 +150,8 @@ def test_every_method_has_a_default_for_ones_own_photos() -> None:
         EdgeBoxes(alpha=0.5, min_side=0),
         Wsrpn(layers=1),
         Combined(sources=("blobs", "windows"), min_share=0.05),
+        Combined(short_sides=(96, 400)),
+        EdgeBoxes(min_share=0.02),
         Imported(method="cob"),
         Fixed(rows=((1.0, 2.0, 3.0, 4.0, 0.5),), short_side=64),
     ],

@@ -18,6 +18,7 @@ from tag2box.proposals.combined import (
     Combined,
     center_surround,
     center_surround_contrast,
+    in_all_resolutions,
     regions_above,
     thin,
     window_levels,
@@ -112,7 +113,7 @@ def test_the_cap_takes_the_first_of_a_longer_list() -> None:
 
 OTHER = {
     "short_side": 96, "max_boxes": 5, "min_side": 30, "min_share": 0.2, "sources": ("windows",), "source_boxes": 7,
-    "thinning": 0.5, "seed": 1,
+    "thinning": 0.5, "seed": 1, "short_sides": (40,),
 }  # fmt: skip
 
 
@@ -128,6 +129,34 @@ def test_the_engine_of_selective_search_has_an_effect() -> None:
     base = Combined(short_side=112, sources=("selective_search",), source_boxes=1000, thinning=1.0)
     ours, theirs = (set(map(tuple, replace(base, engine=e)(image).boxes.tolist())) for e in ("tag2box", "opencv"))
     assert ours != theirs and len(ours & theirs) > 0.8 * len(theirs)
+
+
+@pytest.mark.parametrize("given", [(64, (40, 96)), (96, (64, 40)), (None, (64, 40, 900))])
+def test_boxes_of_all_resolutions_take_turns(given: tuple[int | None, tuple[int, ...]]) -> None:
+    """A source alone has, of the boxes that it finds in each resolution, about as many of one as of another."""
+    image, (side, more) = as_image(tile()), given
+    method = replace(SMALL, sources=("blobs",), short_side=side, thinning=1.0, max_boxes=60)
+    both = {tuple(box) for box in replace(method, short_sides=more)(image).boxes.tolist()}
+    for own in (40, 64, 96):
+        alone = {tuple(box) for box in replace(method, short_side=own, max_boxes=None)(image).boxes.tolist()}
+        assert len(both & alone) >= 15, own
+    assert method.working_size((128, 96)) == (128, 96) if side is None else (round(side * 4 / 3), side)
+    assert replace(method, short_sides=more).working_size((128, 96)) == (128, 96)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("counts", [(0,), (5,), (0, 0), (6, 0, 9)])
+def test_boxes_of_resolutions_are_joined_as_by_loops(counts: tuple[int, ...], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    corners = [rng.integers(0, 6, (count, 2)).astype(np.float64) for count in counts]
+    levels = [np.concatenate([own, own + rng.integers(1, 6, own.shape)], axis=1) for own in corners]
+    expected: list[tuple[float, ...]] = []
+    for turn in range(max(counts)):
+        for own in levels:
+            if turn < len(own) and all(overlap(tuple(own[turn]), kept) <= 0.5 for kept in expected):
+                expected.append(tuple(own[turn]))
+    found = [tuple(box) for box in in_all_resolutions(levels, 0.5).tolist()]
+    assert found == (expected if len(counts) > 1 else [tuple(box) for box in levels[0].tolist()])
 
 
 # ---------------------------------------------------------------- thinning

@@ -50,7 +50,7 @@ def test_the_best_box_is_that_of_the_only_object() -> None:
 
 
 OTHER = {
-    "short_side": 96, "max_boxes": 5, "min_side": 40, "alpha": 0.5, "beta": 0.5, "smoothing": 1.0,
+    "short_side": 96, "max_boxes": 5, "min_side": 40, "alpha": 0.5, "beta": 0.5, "smoothing": 1.0, "min_share": 0.4,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tag2box.ops.boxes import iou
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.base import method_from_source
 from tag2box.proposals.build import build_proposals
+from tag2box.proposals.edge_boxes import EdgeBoxes
 from tag2box.proposals.recall import measure_recall
 from tag2box.proposals.selective_search import SelectiveSearch
 
@@ -61,7 +62,7 @@ def test_the_cap_takes_the_first_of_a_longer_list(image: torch.Tensor) -> None:
 
 
 OTHER = {"mode": "quality", "engine": "opencv", "short_side": 128, "max_boxes": 5, "min_side": 30, "seed": 1,
-         "thinning": 0.5}  # fmt: skip
+         "thinning": 0.5, "min_share": 0.3}  # fmt: skip
 
 
 def test_every_setting_has_an_effect(image: torch.Tensor) -> None:
@@ -176,3 +177,19 @@ def test_it_finds_the_objects_of_generated_scenes() -> None:
     truth = Truth(Scenes().classes, tuple("abcdefgh"), ((224, 192),) * 8, tuple(s.objects for s in scenes))
     found = measure_recall(boxes, truth)
     assert found.recall[0] >= 0.9 and found.boxes_per_image <= 200
+
+
+@pytest.mark.parametrize("method", [SelectiveSearch(short_side=64, min_side=4), EdgeBoxes(short_side=64, min_side=4)])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+def test_small_boxes_are_dropped_relative_to_the_photo(
+    image: torch.Tensor, method: SelectiveSearch | EdgeBoxes, share: float
+) -> None:
+    shortest, everything = max(4, share * min(image.shape[1:])), method(image).boxes
+    kept = replace(method, min_share=share)(image).boxes
+    sides = (kept[:, 2:] - kept[:, :2]).amin(dim=1)
+    large = everything[(everything[:, 2:] - everything[:, :2]).amin(dim=1) >= shortest]
+    assert len(kept) and sides.min() >= shortest
+    if isinstance(method, SelectiveSearch):  # the search of edge boxes itself depends on the smallest side
+        assert {tuple(box) for box in kept.tolist()} == {tuple(box) for box in large.tolist()}
+    assert len(kept) < len(everything) or share < 0.4
+    assert replace(method, min_share=share).source().get("min_share", 0.0) == share

@@ -9,11 +9,15 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from tag2box import images
 from tag2box.cli.detect import detect
 from tag2box.cli.train import train
+from tag2box.images import LoadedPhoto
 from tag2box.models.class_maps import ClassMaps
+from tag2box.ops.superpixels import Superpixels
 from tag2box.training import class_evidence
-from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, kept_rows, preselected
+from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, StraddlingScores, kept_rows, preselected
+from tag2box.training.proposal_cache import build_superpixel_cache
 from tiny import TinyBackbone, tiny_photos, tiny_store
 from tiny_world import small_config, small_data, small_network
 
@@ -74,6 +78,18 @@ def test_other_processes_can_have_it(tmp_path: Path) -> None:
     kept = made(tmp_path)
     again = pickle.loads(pickle.dumps(kept))  # noqa: S301 - our own
     assert again.boxes("photo0").tolist() == kept.boxes("photo0").tolist()
+
+
+def test_straddling_in_detection_is_that_of_training_for_files_and_for_pixels(tmp_path: Path) -> None:
+    photos, superpixels = tiny_photos(tmp_path, 3).photos, Superpixels(short_side=32, min_size=20)
+    store = tiny_store(tmp_path, photos, counts=[9, 0, 3])
+    cached = build_superpixel_cache(photos, store, superpixels, tmp_path / "cache", workers=1)
+    loaded = [LoadedPhoto(p.id, p.path, p.width, p.height, pixels=images.read_photo(p.path)) for p in photos]
+    for shown in (photos, loaded):
+        scores = StraddlingScores(superpixels, shown, store)
+        for photo in photos:
+            assert scores(photo.id).tolist() == cached(photo.id).tolist()
+    assert len(cached("photo0").unique()) > 1 and len(cached("photo1")) == 0
 
 
 def test_a_run_trains_on_and_detects_among_the_kept_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
-from tag2box.methods.wscl import Contrast
+from tag2box.methods.wscl import Contrast, Sampling
 from tag2box.methods.wsrpn import Rescore
 from tag2box.models.augment import Augment, rois_of
+from tag2box.models.backbone import Backbone
 from tag2box.models.class_maps import Prior
 from tag2box.models.context import Context
 from tag2box.models.detector import Detector, Heads
@@ -24,7 +25,18 @@ from tag2box.training.dist import DistContext
 from tag2box.training.grad_cache import exact_step, preview
 from tag2box.training.packing import Layout, pack, pack_copies
 from tag2box.training.step import Forward, Step, plain_step
-from tag2box.types import CANDIDATE, IGNORED, TAGS_ONLY, AugmentedRois, Batch, Proposals, SideInfo
+from tag2box.types import (
+    CANDIDATE,
+    IGNORED,
+    TAGS_ONLY,
+    AugmentedRois,
+    AugmentRois,
+    Batch,
+    Exemplars,
+    LabelerInput,
+    Proposals,
+    SideInfo,
+)
 from tiny import TinyBackbone, tiny_detector
 from together import together
 
@@ -46,7 +58,9 @@ class World:
 
     def step(self, **how: object) -> Step:
         detector = tiny_detector(self.classes, frozen=False, heads=self.heads).double()
-        getattr(detector.backbone, "inner", detector.backbone).dropout = 0.4
+        for part in detector.backbone.modules():
+            if isinstance(part, Backbone):
+                part.dropout = 0.4
         return Step(detector, self.criterion, DropBlock(block=2), self.augment, **how)  # type: ignore[arg-type]
 
     def batch(self) -> Batch:
@@ -93,9 +107,19 @@ WORLDS = {
         ((0,), (1,), (0, 1)),
         criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9)),
     ),
+    "prior in MIL": World(
+        (9, 0, 5),
+        ((0,), (1,), (0, 1)),
+        heads=Heads(embed_dim=6, mil_background=True),
+        criterion=Criterion(contrast=Contrast(weight=1.0), prior=Prior(evidence=2.0, area=0.9), prior_in_mil=True),
+    ),
     "context": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both"))),
     "frame minus ring": World(
         (9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, context=Context(on="both", regions="rings"))
+    ),
+    "neck": World((9, 0, 5), ((0,), (1,), (0, 1)), heads=Heads(embed_dim=6, neck=7)),
+    "neck and context of maps": World(
+        (9, 5), ((0,), (0, 1)), pixels="maps", heads=Heads(embed_dim=6, neck=7, context=Context(on="both"))
     ),
     "context of trunks": World(
         (9, 5), ((0,), (0, 1)), pixels="trunks", heads=Heads(embed_dim=6, context=Context(on="mil", scale=1.3))
@@ -107,6 +131,7 @@ WORLDS = {
         criterion=Criterion(rescore=Rescore(keep=0.4, begin=0.0), reviewed_weight=2.5, contrast=Contrast(weight=1.0)),
         codes=BOXED,
     ),
+    "one regression": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, regress_by_class=False)),
     "no stages": World((9, 5), ((0,), (0, 1)), heads=Heads(embed_dim=6, stages=0)),
     "no views": World((9, 5), ((0,), (0, 1)), augment=Augment(mask=False, noise=False)),
     "OICR+": World((9, 5), ((0,), (0, 1)), criterion=Criterion(labeler=Oicr(), contrast=Contrast(enabled=False))),
@@ -177,7 +202,9 @@ def test_the_exact_step_equals_the_plain_one_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("memory", ["plain", "exact"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("name", ["one photo, no proposals", "no tags at all", "many", "trunks", "context", "OICR+"])
+@pytest.mark.parametrize(
+    "name", ["one photo, no proposals", "no tags at all", "many", "trunks", "neck", "context", "OICR+"]
+)
 def test_the_share_of_wscl_is_that_of_two_steps_and_measuring_changes_no_bit(
     name: str, precision: str, memory: str
 ) -> None:
@@ -235,6 +262,47 @@ def test_a_frozen_neck_has_no_share() -> None:
     assert neck_of(step) == [] and step(world.batch(), RNG, measure=True).contrast_share is None
 
 
+def test_the_added_layer_of_a_frozen_neck_is_what_the_share_is_measured_on() -> None:
+    step = WORLDS["neck and context of maps"].step()
+    for name, p in step.detector.backbone.named_parameters():
+        p.requires_grad_("layer" in name)
+    assert [list(p.shape) for p in neck_of(step)] == [[7, 8], [7]]
+    share = step(WORLDS["neck and context of maps"].batch(), RNG, 0.5, measure=True).contrast_share
+    assert share is not None and share > 0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Sampling that notes the teacher scores of all proposals and of their copies."""
+
+    seen: list[tuple[Tensor, Tensor]]
+
+    def __call__(self, inputs: LabelerInput, augment_rois: AugmentRois) -> Exemplars:
+        copies = augment_rois(torch.arange(len(inputs.embed)))
+        self.seen.extend(zip(inputs.probs, copies.probs, strict=True))
+        return Sampling()(inputs, augment_rois)
+
+
+def test_a_copy_like_its_proposal_has_its_score_whether_the_prior_is_inside_mil_or_not() -> None:
+    """Without dropout and with factors of 1, the teacher scores of copies are those of their proposals."""
+    world, found = WORLDS["prior in MIL"], []
+    for in_mil in (False, True):
+        watched = Watched([])
+        criterion = replace(world.criterion, prior_in_mil=in_mil, sampling=watched)  # type: ignore[arg-type]
+        step = replace(world, criterion=criterion, augment=Augment(noise=False, drop=0.0)).step()
+        for part in step.detector.backbone.modules():
+            if isinstance(part, Backbone):
+                part.dropout = 0.0
+        replace(step, regularizer=DropBlock(drop=0.0))(world.batch(), RNG)
+        for own, copies in watched.seen:
+            torch.testing.assert_close(copies[0], own)
+        found.append(watched.seen[0][0])
+    assert len(watched.seen) == 3 and not torch.equal(*found)
+    for span in world.batch().proposals.spans():  # the same order of boxes
+        a, b = (own[span.start : span.stop] for own in found)
+        assert torch.equal(a.argsort(dim=0), b.argsort(dim=0))
+
+
 def converted(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(
         batch,
@@ -249,7 +317,17 @@ def converted(batch: Batch, dtype: torch.dtype) -> Batch:
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
-    ["many", "no tags at all", "trunks", "maps", "the published code's views", "context", "prior", "reviewed photos"],
+    [
+        "many",
+        "no tags at all",
+        "trunks",
+        "maps",
+        "the published code's views",
+        "context",
+        "neck",
+        "prior",
+        "reviewed photos",
+    ],
 )
 def test_processes_together_leave_the_gradients_of_one(name: str, count: int, memory: str) -> None:
     """Five processes outnumber the photos: some have none, and others no exemplar."""

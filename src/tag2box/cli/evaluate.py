@@ -281,6 +281,7 @@ def detect_with_extents(
         store,
         maps=maps,
         inference=config.inference,
+        superpixels=config.superpixels,
         rescore=config.criterion.rescore,
         progress=progress,
         on_scores=analyse,

@@ -22,12 +22,13 @@ from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.models.detector import Detector
 from tag2box.ops.boxes import areas, class_nms, clip, decode
 from tag2box.ops.losses import at_least_single, mil_scores
+from tag2box.ops.superpixels import SUPERPIXELS, Superpixels
 from tag2box.parallel import set_threads
 from tag2box.progress import Progress, silent
 from tag2box.training import batches, feature_cache, proposal_cache
-from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, preselected
+from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, StraddlingScores, preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.types import PerProposalAndClass, StageScores
+from tag2box.types import PerProposal, PerProposalAndClass, StageScores
 
 OnPhoto = Callable[[Photo, Detections | errors.UserError], None]
 """Receives the detections of a photo, or the error if it cannot be read."""
@@ -132,6 +133,7 @@ def run_detector(  # noqa: PLR0913
     *,
     maps: feature_cache.RoiMaps | feature_cache.FeatureCache,
     inference: Inference,
+    superpixels: Superpixels = SUPERPIXELS,
     rescore: Rescore = KEEP_EVERYTHING,
     progress: Progress = silent,
     dist: DistContext = SINGLE_PROCESS,
@@ -144,13 +146,14 @@ def run_detector(  # noqa: PLR0913
     Each rank detects on its shard of the photos; all ranks return all detections.
 
     Args:
+        superpixels: those that the prior's straddling scores are of, if it has any.
         on_photo: called with the detections of each photo of this rank, which are then not returned, or with the error
             if it cannot be read: it is then skipped, unless this raises. Default: return all, raise the error.
         on_scores: called with the scores of all proposals of each photo of this rank, prior included, for analyses.
         select: reduces the detections of a photo to those that are wanted. Default: all.
     """
     views, mine = inference.views(), dist.shard(len(photos))
-    evidence = class_evidence(detector, photos, store) if inference.prior.evidence else None
+    with_prior = PriorOfPhotos.of(inference.prior, detector, photos, store, superpixels)
     found: dict[str, Detections] = {}
 
     def read(index: int) -> Iterator[Float[torch.Tensor, "P ch h w"]] | errors.UserError:
@@ -171,11 +174,7 @@ def run_detector(  # noqa: PLR0913
                     raise passes
                 on_photo(photo, passes)
             else:
-                merged = merge_passes(_passes(detector, photo, store, views, passes))
-                weighted = merged
-                if inference.prior != NO_PRIOR:
-                    found_evidence = None if evidence is None else evidence(photo.id)
-                    weighted = _with_prior(merged, store.boxes(photo.id), photo, inference.prior, found_evidence)
+                weighted = with_prior(merge_passes(_passes(detector, photo, store, views, passes)), photo)
                 if on_scores is not None:
                     on_scores(photo, weighted)
                 kept = _rescored(weighted, store.boxes(photo.id), rescore)
@@ -231,16 +230,30 @@ def class_evidence(detector: Detector, photos: Sequence[Photo], store: BoxSource
     return ClassEvidence(detector.class_maps, photos, store)
 
 
-def _with_prior(
-    passed: Scored,
-    boxes: Float[torch.Tensor, "P 4"],
-    photo: Photo,
-    prior: Prior,
-    evidence: Float[torch.Tensor, "P C"] | None,
-) -> Scored:
-    """Scores with the prior on their proposals."""
-    shares = areas(boxes.to(passed.probs)) / (photo.width * photo.height)
-    return replace(passed, probs=prior.mean(passed.probs, shares, evidence))
+@dataclass(frozen=True)
+class PriorOfPhotos:
+    """The prior on the proposals of photos, with what it reads of them."""
+
+    prior: Prior
+    store: BoxSource
+    evidence: PerProposalAndClass | None
+    straddling: PerProposal | None
+
+    @classmethod
+    def of(
+        cls, prior: Prior, detector: Detector, photos: Sequence[Photo], store: BoxSource, superpixels: Superpixels
+    ) -> PriorOfPhotos:
+        """The prior of a detector; raises if it needs class maps and the detector has none."""
+        evidence = class_evidence(detector, photos, store) if prior.evidence else None
+        return cls(prior, store, evidence, StraddlingScores(superpixels, photos, store) if prior.straddling else None)
+
+    def __call__(self, passed: Scored, photo: Photo) -> Scored:
+        """Scores of a photo with the prior on its proposals."""
+        if self.prior == NO_PRIOR:
+            return passed
+        shares = areas(self.store.boxes(photo.id).to(passed.probs)) / (photo.width * photo.height)
+        found, fit = (None if read is None else read(photo.id) for read in (self.evidence, self.straddling))
+        return replace(passed, probs=self.prior.mean(passed.probs, shares, found, fit))
 
 
 def _passes(
@@ -338,6 +351,7 @@ class DetectTask:
     keep_boxes: int | None  # as of ``adaptation``
     threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
     is_gpu_used: bool = False  # if the process has one
+    superpixels: Superpixels = SUPERPIXELS
 
     def __call__(self, task: PhotoTask) -> PhotoResult:
         """All detections of a photo."""
@@ -345,9 +359,15 @@ class DetectTask:
         try:
             boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
             maps = feature_cache.RoiMaps(detector.backbone, photos, boxes)
-            found = run_detector(detector, photos, boxes, maps=maps, inference=self.inference, rescore=self.rescore)[
-                task.photo.id
-            ]
+            found = run_detector(
+                detector,
+                photos,
+                boxes,
+                maps=maps,
+                inference=self.inference,
+                superpixels=self.superpixels,
+                rescore=self.rescore,
+            )[task.photo.id]
         except errors.UserError as error:
             return PhotoResult(problem=f"{error}")
         return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())

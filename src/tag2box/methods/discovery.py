@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tag2box.methods.oicr import Oicr, argmax_pseudo_boxes
 from tag2box.ops import assign, containment, iou, nms
-from tag2box.types import LabelerInput, Labeling, PseudoBoxes, Requirements
+from tag2box.ops.losses import first_argmax
+from tag2box.types import LabelerInput, Labeling, Proposals, PseudoBoxes, PseudoLabels, Requirements
 
 
 def neighbours(boxes: Float[Tensor, "P 4"], tops: Int[Tensor, " K"], threshold: float) -> Int[Tensor, " m"]:
@@ -81,6 +82,38 @@ def drop_parts(boxes: Float[Tensor, "s 4"], inside: float) -> Int[Tensor, " k"]:
         if not any(is_within[better] for better in left):
             left.append(row)
     return torch.tensor(left, dtype=torch.long, device=boxes.device)
+
+
+def drop_nested(
+    labels: PseudoLabels, proposals: Proposals, num_classes: int, inside: float, *, foreground_iou: float = 0.5
+) -> PseudoLabels:
+    """Labels of one stage, of any labeler, without pseudo boxes that ``drop_parts`` drops from their image and class.
+
+    Of an image and class the pseudo boxes are ranked by score. A proposal of a dropped one goes to the pseudo box that
+    is left in its image with the highest IoU, as in eq. 2: its class above ``foreground_iou``, else background. Its
+    loss weight stays.
+    """
+    found, images, placed = labels.pseudo_boxes, proposals.image_ids(), labels.pseudo_boxes.placed(proposals)
+    is_left, groups = torch.zeros_like(found.rows, dtype=torch.bool), images[found.rows] * num_classes + found.cls
+    for group in groups.unique():
+        own = (groups == group).nonzero().flatten()
+        ranked = own[found.score[own].argsort(descending=True, stable=True)]
+        is_left[ranked[drop_parts(placed[ranked], inside)]] = True
+    numbers = torch.cat([is_left.cumsum(dim=0) - 1, found.rows.new_tensor([-1])])  # the last is that of no owner
+    left = is_left.nonzero().flatten()
+    cls, boxes, owner = labels.cls.clone(), labels.boxes.clone(), numbers[labels.owner]
+    moved = (labels.owner >= 0) & ~torch.cat([is_left, is_left.new_ones(1)])[labels.owner]
+    for image in images[moved].unique().tolist():
+        rows = (moved & (images == image)).nonzero().flatten()
+        candidates = (images[found.rows[left]] == image).nonzero().flatten()  # numbers among those that are left
+        overlap = iou(proposals.boxes[rows], placed[left[candidates]])
+        nearest = first_argmax(overlap)
+        owner[rows], boxes[rows] = candidates[nearest], placed[left[candidates]][nearest].to(boxes)
+        is_foreground = overlap.gather(1, nearest[:, None]).squeeze(1) > foreground_iou
+        cls[rows] = torch.where(is_foreground, found.cls[left[candidates]][nearest], num_classes)
+    moved_boxes = None if found.boxes is None else placed[left]
+    kept = PseudoBoxes(found.rows[left], found.cls[left], found.score[left], moved_boxes)
+    return PseudoLabels(cls, labels.weight, boxes, kept, owner)
 
 
 @dataclass(frozen=True, kw_only=True)

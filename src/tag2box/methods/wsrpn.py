@@ -1,7 +1,7 @@
 """WSRPN, weakly supervised region proposal network (Tang et al., 2018): proposals rescored by a region classifier."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
 from tag2box.ops import nms
-from tag2box.types import BatchMeta
+from tag2box.types import BatchMeta, Labeling, PseudoLabels
 
 TurnStart = Annotated[float, Field(ge=0, le=1)]
 _FIRST_SHARED = 2  # turn
@@ -88,3 +88,19 @@ class Rescore:
 
 KEEP_EVERYTHING = Rescore()
 """No rescoring."""
+
+
+def scatter_labels(labeling: Labeling, rows: Int[torch.Tensor, " r"], meta: BatchMeta) -> Labeling:
+    """Labels of some proposals as labels of all; the others get weight zero."""
+    return replace(labeling, stages=tuple(_scatter_stage(labels, rows, meta) for labels in labeling.stages))
+
+
+def _scatter_stage(labels: PseudoLabels, rows: Int[torch.Tensor, " r"], meta: BatchMeta) -> PseudoLabels:
+    total = len(meta.proposals.boxes)
+    return PseudoLabels(
+        labels.cls.new_full((total,), meta.tags.shape[1]).index_copy(0, rows, labels.cls),
+        labels.weight.new_zeros(total).index_copy(0, rows, labels.weight),
+        meta.proposals.boxes.to(labels.boxes.dtype).index_copy(0, rows, labels.boxes),
+        replace(labels.pseudo_boxes, rows=rows[labels.pseudo_boxes.rows]),
+        labels.owner.new_full((total,), -1).index_copy(0, rows, labels.owner),
+    )

@@ -75,6 +75,7 @@ class Backbone(nn.Module):
     layers: int = 1  # L, the number of layers in ``responses``
     early_layers: int = 0  # layers before f whose responses ``LayeredBackbone`` can add
     trunk_means: int = 0  # those of them that ``layered_trunk`` computes
+    dropout: float = 0.0  # rate of the neck's dropout
     runtime: Runtime = DEFAULT_RUNTIME  # of passes without gradients
 
     def trunk(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:

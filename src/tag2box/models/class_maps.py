@@ -8,13 +8,14 @@ no sense of size, a part of an object scores as high as the whole.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,8 +23,8 @@ from torch.nn import functional
 from tag2box.models.backbone import Backbone
 from tag2box.models.context import surroundings
 from tag2box.ops.boxes import areas
-from tag2box.ops.losses import at_least_single
-from tag2box.types import Proposals
+from tag2box.ops.losses import at_least_single, mil_partition
+from tag2box.types import AugmentedRois, AugmentRois, BatchMeta, Proposals, StageScores
 
 RING = 1.5
 """Sides of the ring around a box, relative to those of the box."""
@@ -36,7 +37,7 @@ _MAX_DEVIATION = 8.0  # features of cells are clamped to so many standard deviat
 _CELL_BIAS = -3.0  # of a cell's logits before training: most cells show no object
 _MIN_CELLS = 0.25  # a smaller area, in cells, counts as this: what lies within a cell is unknown
 _SHARPNESS = 4.0
-_FLOOR = 1e-3  # evidence and area share are at least this, so that a factor is never zero
+_FLOOR = 1e-3  # evidence, area share and straddling are at least this, so that a factor is never zero
 
 
 class ClassMaps(nn.Module):
@@ -234,39 +235,50 @@ def box_evidence(
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Prior on boxes, learned or set without boxes: score x evidence^e x (share of the photo's area)^a."""
+    """Prior on boxes, learned or set without boxes: score x evidence^e x (share of the photo's area)^a x bu^s."""
 
     evidence: Annotated[float, Field(ge=0, le=10)] = 0.0
     """e, the exponent of the class maps' evidence for a box; needs ``adaptation.epochs`` above 0."""
     area: Annotated[float, Field(ge=-10, le=10)] = 0.0
     """a, the exponent of the area share; above 0 it prefers large boxes, and costs small objects."""
+    straddling: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """s, the exponent of the superpixel straddling score bu, which is 1 for a box that consists of whole superpixels
+    (settings ``superpixels``); it prefers boxes whose sides follow boundaries in the photo."""
 
     def mean(
         self,
         scores: Float[Tensor, "P C"],
         shares: Float[Tensor, " P"],
         evidence: Float[Tensor, "P C"] | None,
+        straddling: Float[Tensor, " P"] | None = None,
     ) -> Float[Tensor, "P C"]:
-        """The weighted geometric mean of score, evidence and area share: ranks like their product, and stays a score.
+        """The weighted geometric mean of score and factors: ranks like their product, and stays a score.
 
         >>> Prior(area=1.0).mean(torch.tensor([[0.9]]), torch.tensor([0.4]), None)
         tensor([[0.6000]])
         """
         if self == NO_PRIOR:
             return scores
-        product = scores * self.factors(shares, evidence, scores.shape[1])
+        product = scores * self.factors(shares, evidence, scores.shape[1], straddling)
         return product.pow(self.power)
 
     @property
     def power(self) -> float:
         """The power that turns the product of score and factors into their mean."""
-        return 1 / (1 + self.evidence + max(self.area, 0.0))
+        return 1 / (1 + self.evidence + max(self.area, 0.0) + self.straddling)
 
     def factors(
-        self, shares: Float[Tensor, " P"], evidence: Float[Tensor, "P C"] | None, num_classes: int
+        self,
+        shares: Float[Tensor, " P"],
+        evidence: Float[Tensor, "P C"] | None,
+        num_classes: int,
+        straddling: Float[Tensor, " P"] | None = None,
     ) -> Float[Tensor, "P C"]:
         """The factor of each box and class."""
         factors = shares.clamp(min=_FLOOR**2)[:, None].pow(self.area).expand(-1, num_classes)
+        if self.straddling != 0:
+            assert straddling is not None  # a requirement of the criterion; computed in detection
+            factors = factors * straddling.to(factors).clamp(min=_FLOOR).pow(self.straddling)[:, None]
         if self.evidence == 0:
             return factors
         assert evidence is not None  # checked before training starts
@@ -281,3 +293,62 @@ def area_shares(proposals: Proposals) -> Float[Tensor, " R"]:
     assert proposals.frames is not None  # a batch source sets them
     photo = torch.tensor([width * height for width, height in proposals.frames]).to(proposals.boxes)
     return areas(proposals.boxes) / photo[proposals.image_ids()].clamp(min=1)
+
+
+def relative_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
+    """Factors of a prior, divided by the largest of each photo and class, so that scores keep their scale."""
+    proposals, side_info = meta.proposals, meta.side_info
+    shares, num_classes = area_shares(proposals), meta.tags.shape[1]
+    factors = prior.factors(shares, side_info.class_evidence, num_classes, side_info.evidence)
+    parts = [own / own.max(dim=0).values if len(own) else own for own in proposals.split(factors)]
+    return torch.cat([factors[:0], *parts])
+
+
+def scaled(probs: tuple[Tensor, ...], factors: Float[Tensor, "R C"], teachers: slice) -> tuple[Tensor, ...]:
+    """Scores of all teachers, those of some of them multiplied by factors."""
+    chosen = range(len(probs))[teachers]
+    return tuple(p * factors if k in chosen else p for k, p in enumerate(probs))
+
+
+def with_factors(augment_rois: AugmentRois, factors: Float[Tensor, "R C"], teachers: slice) -> AugmentRois:
+    """Augmented copies whose scores by some teachers have the factors of their proposals."""
+
+    def augment(rows: Int[Tensor, " m"]) -> AugmentedRois:
+        made = augment_rois(rows)
+        return replace(made, probs=scaled(made.probs, factors[rows], teachers))
+
+    return augment
+
+
+# ---------------------------------------------------------------- the prior inside MIL
+
+
+def log_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
+    """log f of the factors of a prior, at most 0."""
+    factors = relative_factors(prior, meta)
+    return factors.clamp(min=torch.finfo(factors.dtype).tiny).log()
+
+
+def with_prior_in_mil(scores: StageScores, logs: Float[Tensor, "R C"]) -> StageScores:
+    """Scores whose MIL heads share out an image by f exp(det): log f is added to detection logits, not to background.
+
+    >>> scores = StageScores(torch.zeros(1, 2), torch.zeros(1, 2), (), ())
+    >>> with_prior_in_mil(scores, torch.tensor([[-1.0]])).mil_det
+    tensor([[-1.,  0.]])
+    """
+    added = functional.pad(logs, (0, scores.mil_det.shape[1] - logs.shape[1]))
+    more, region = (
+        tuple(x + added.to(x) if k % 2 else x for k, x in enumerate(own)) for own in (scores.mil_more, scores.region)
+    )
+    return replace(scores, mil_det=scores.mil_det + added.to(scores.mil_det), mil_more=more, region=region)
+
+
+def prior_gain(det: Float[Tensor, "R c"], logs: Float[Tensor, "R C"], sizes: Sequence[int]) -> Float[Tensor, "R C"]:
+    """What the prior inside MIL multiplies the score of a proposal by: f_r sum_i exp(d_i) / sum_i f_i exp(d_i).
+
+    An augmented copy of a proposal has the detection logit of its own, but the sums and f of the original proposals.
+    """
+    own, logs = det[:, : logs.shape[1]], logs.to(det)
+    shift = mil_partition(own, sizes) - mil_partition(own + logs, sizes)  # (N, C)
+    images = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long)).to(det.device)
+    return (logs + shift[images]).exp()

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from tag2box.models.backbone import Backbone, LayeredBackbone, innermost
+from tag2box.models.backbone import Backbone, LayeredBackbone, WrappedBackbone, innermost
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.context import Context, ContextBackbone
-from tag2box.models.rng import RowRng
+from tag2box.models.rng import RowRng, dropout
 from tag2box.ops.losses import at_least_single, unit_rows
-from tag2box.types import Batch, StageScores
+from tag2box.types import Batch, Proposals, StageScores
 
 HEAD_STD = 0.001
 """Standard deviation of initial head weights: scores start nearly uniform."""
@@ -44,12 +44,20 @@ class MilHead(nn.Module):
 
 
 class RefineHead(nn.Module):
-    """One refinement stage: C+1 class logits and, with ``regress``, class-specific box deltas."""
+    """One refinement stage: C+1 class logits and, with ``regress``, box deltas, by class or the same for all."""
 
-    def __init__(self, features: int, num_classes: int, *, regress: bool) -> None:
+    def __init__(self, features: int, num_classes: int, *, regress: bool, by_class: bool = True) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.cls = _linear(features, num_classes + 1)
-        self.box = _linear(features, 4 * num_classes) if regress else None
+        self.box = _linear(features, 4 * num_classes if by_class else 4) if regress else None
+
+    def deltas(self, vector: Float[Tensor, "R F"]) -> tuple[Float[Tensor, "R c4"], ...]:
+        """Box deltas of every class, one tensor; none without regression."""
+        if self.box is None:
+            return ()
+        found: Tensor = self.box(vector)
+        return (found.repeat(1, 4 * self.num_classes // max(1, found.shape[1])),)
 
 
 class SimilarityHead(nn.Module):
@@ -76,7 +84,9 @@ class Heads:
     stages: Annotated[int, Field(ge=0, le=100)] = 3
     """K, the number of refinement stages; with 0, detections come from the MIL head."""
     regress: bool = True
-    """Class-specific box regression in every stage."""
+    """Box regression in every stage."""
+    regress_by_class: bool = True
+    """Box regression of its own for every class; if off, one for all classes, which learns from the boxes of all."""
     embed_dim: Annotated[int, Field(ge=1, le=65_536)] = 128
     """D, the size of the similarity embedding."""
     mil_background: bool = False
@@ -107,9 +117,58 @@ class Heads:
     region: bool = False
     """A region classifier of its own, which chooses the proposals that the detector sees (WSRPN)."""
 
+    neck: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Size of a trained layer between the backbone's feature vectors and all heads (Linear, ReLU, and dropout at the
+    rate of the backbone); default: none. With a frozen neck, such as ``backbone.pooled``, the heads are otherwise
+    linear, and WSCL and pseudo labels shape no features."""
+
     def mil_columns(self, num_classes: int) -> int:
         """Number of columns of the MIL head."""
         return num_classes + int(self.mil_background or num_classes == 1)
+
+
+class NeckBackbone(WrappedBackbone):
+    """A backbone with one more layer at the end of its neck: v' = dropout(relu(W v + b)).
+
+    It is part of the neck, so that own and context vectors, augmented copies, exact steps, several processes and
+    feature caches need nothing of their own for it.
+    """
+
+    def __init__(self, inner: Backbone, size: int) -> None:
+        super().__init__(inner)
+        self.layer, self.vector_size = nn.Linear(inner.vector_size, size), size
+        self.dropout = innermost(inner).dropout
+        nn.init.kaiming_normal_(self.layer.weight, nonlinearity="relu")
+        nn.init.zeros_(self.layer.bias)
+
+    def roi_maps(self, features: Float[Tensor, "N c h w"], proposals: Proposals) -> Float[Tensor, "R ch s s"]:
+        """Those of the inner backbone."""
+        return self.inner.roi_maps(features, proposals)
+
+    def neck(self, maps: Float[Tensor, "R ch s s"], row_rng: RowRng | None = None) -> Float[Tensor, "R F"]:
+        """The inner neck, then the layer."""
+        return self._last(self.inner.neck(maps, row_rng), row_rng)
+
+    def neck_stem(self, maps: Float[Tensor, "R ch s s"]) -> Float[Tensor, "R ..."]:
+        """The first part of the inner neck."""
+        return self.inner.neck_stem(maps)
+
+    def neck_tail(
+        self, stem: Float[Tensor, "R ..."], factors: Float[Tensor, "R s s"], row_rng: RowRng | None = None
+    ) -> Float[Tensor, "R F"]:
+        """The rest of the inner neck, then the layer."""
+        return self._last(self.inner.neck_tail(stem, factors, row_rng), row_rng)
+
+    def _last(self, vectors: Float[Tensor, "R f"], row_rng: RowRng | None) -> Float[Tensor, "R F"]:
+        return dropout(torch.relu(self.layer(vectors)), self.dropout, row_rng)
+
+    def responses(self, maps: Float[Tensor, "R ch s s"], stem: Float[Tensor, "R ..."]) -> Float[Tensor, "R L s s"]:
+        """Those of the inner backbone."""
+        return self.inner.responses(maps, stem)
+
+    def roi_map_key(self) -> str:
+        """The inner key: RoI maps do not depend on the layer."""
+        return self.inner.roi_map_key()
 
 
 def compute_maps(backbone: Backbone, batch: Batch) -> Float[Tensor, "R ch h w"]:
@@ -156,19 +215,21 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: Backbone, num_classes: int, heads: Heads, class_maps: ClassMaps | None = None) -> None:
         super().__init__()
-        features = self.vector_size = backbone.vector_size
         self.num_classes = num_classes
-        self.context = heads.context
-        context = heads.context
+        self.context = context = heads.context
         if heads.early_layers:
             backbone = LayeredBackbone(backbone, heads.early_layers)
+        if heads.neck is not None:
+            backbone = NeckBackbone(backbone, heads.neck)
+        features = self.vector_size = backbone.vector_size
         self.backbone = backbone if context.on == "none" else ContextBackbone(backbone, context.scale, context.regions)
         self.box_prior = heads.box_prior
         columns, temperature = heads.mil_columns(num_classes), heads.mil_temperature
         self.mil, *more = (MilHead(features, columns, temperature=temperature) for _ in range(heads.mil_heads))
         self.mil_more = nn.ModuleList(more)
         self.refine = nn.ModuleList(
-            RefineHead(features, num_classes, regress=heads.regress) for _ in range(heads.stages)
+            RefineHead(features, num_classes, regress=heads.regress, by_class=heads.regress_by_class)
+            for _ in range(heads.stages)
         )
         self.similarity = SimilarityHead(features, heads.embed_dim)
         self.region = RegionClassifier(self.backbone, features, columns) if heads.region else None
@@ -229,7 +290,7 @@ class Detector(nn.Module):
             mil_cls=mil_cls,
             mil_det=mil_det,
             refine=tuple(stage.cls(refined) for stage in stages),
-            deltas=tuple(stage.box(own) for stage in stages if stage.box is not None),
+            deltas=tuple(x for stage in stages for x in stage.deltas(own)),
             mil_more=tuple(x for head in more for x in head.logits(own, seen)),
         )
 

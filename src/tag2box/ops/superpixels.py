@@ -39,7 +39,7 @@ def straddling(labels: Int[np.ndarray, "H W"], boxes: Float[np.ndarray, "P 4"]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Superpixels:
-    """Graph segmentation. Used only if the criterion requires bottom-up evidence (WSOD2)."""
+    """Graph segmentation. Used only by what requires bottom-up evidence: WSOD2, and a prior with ``straddling``."""
 
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 400
     """Short side to which larger photos are reduced before segmentation; None segments them at full size."""
@@ -69,3 +69,7 @@ class Superpixels:
             bgr = np.asarray(cv2.resize(bgr, working, interpolation=cv2.INTER_AREA))
         blurred = np.asarray(cv2.GaussianBlur(bgr.astype(np.float32), (0, 0), self.sigma))
         return segmentation.segment(segmentation.grid_edges(blurred), self.scale, self.min_size)
+
+
+SUPERPIXELS = Superpixels()
+"""The default segmentation."""

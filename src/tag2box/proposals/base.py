@@ -103,6 +103,10 @@ class ProposalMethod:
         scale = min(self.short_side / min(size), _MAX_ASPECT * self.short_side / max(size))
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
+    def smallest_side(self, size: tuple[int, int]) -> float:
+        """The shortest side that a box may have, in pixels of a photo of this width and height."""
+        return self.min_side
+
     def __call__(self, image: UInt8[torch.Tensor, "3 H W"], size: tuple[int, int] | None = None) -> Candidates:
         """Propose boxes for a photo: search, rescale, clip, drop duplicates and small boxes, order, cap.
 
@@ -113,10 +117,11 @@ class ProposalMethod:
         width, height = size or (image.shape[2], image.shape[1])
         cols, rows = self.working_size((width, height))
         bgr = np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1])
-        found = self.search(_resized(bgr, cols, rows), self.min_side * cols / width)
+        smallest = self.smallest_side((width, height))
+        found = self.search(resized_pixels(bgr, cols, rows), smallest * cols / width)
         boxes = found.corners * np.array([width / cols, height / rows] * 2)
         boxes = boxes.clip(0, [width, height, width, height]).astype(np.float32)
-        is_big = ((boxes[:, 2:] - boxes[:, :2]) >= max(self.min_side, 1e-3)).all(1)
+        is_big = ((boxes[:, 2:] - boxes[:, :2]) >= max(smallest, 1e-3)).all(1)
         boxes, scores = _distinct(boxes[is_big], found.scores[is_big].astype(np.float32))
         kept = self.order(boxes, scores)[: self.max_boxes]
         return Candidates(torch.from_numpy(boxes[kept]), torch.from_numpy(scores[kept]))
@@ -180,7 +185,8 @@ def _method_class(kind: str) -> Any:
     return cls
 
 
-def _resized(bgr: UInt8[np.ndarray, "H W 3"], cols: int, rows: int) -> UInt8[np.ndarray, "h w 3"]:
+def resized_pixels(bgr: UInt8[np.ndarray, "H W 3"], cols: int, rows: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Pixels at another size: means of areas if it is smaller."""
     if bgr.shape[:2] == (rows, cols):
         return bgr
     interpolation = cv2.INTER_AREA if rows * cols < bgr.shape[0] * bgr.shape[1] else cv2.INTER_LINEAR
@@ -189,7 +195,7 @@ def _resized(bgr: UInt8[np.ndarray, "H W 3"], cols: int, rows: int) -> UInt8[np.
 
 def resized_image(image: UInt8[torch.Tensor, "3 H W"], cols: int, rows: int) -> UInt8[torch.Tensor, "3 h w"]:
     """An image at another size."""
-    pixels = _resized(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cols, rows)
+    pixels = resized_pixels(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cols, rows)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int, UInt8
 from pydantic import Field
 
 from tag2box.ops.boxes import nms
-from tag2box.proposals.base import Candidates, FoundBoxes, ProposalMethod
+from tag2box.proposals.base import Candidates, FoundBoxes, ProposalMethod, resized_pixels
 from tag2box.proposals.selective_search import OLD_ENGINE, SearchEngine, SelectiveSearch
 
 SourceName = Literal["selective_search", "equalized", "mser", "blobs", "windows"]
@@ -47,9 +47,14 @@ class Combined(ProposalMethod):
     """
 
     kind: Literal["combined"] = "combined"
-    unrecorded: ClassVar[Mapping[str, object]] = OLD_ENGINE
+    unrecorded: ClassVar[Mapping[str, object]] = {**OLD_ENGINE, "short_sides": ()}
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
+    short_sides: tuple[Annotated[int, Field(ge=32, le=20_000)], ...] = ()
+    """Further short sides at which every source searches: larger ones find smaller things, smaller ones larger wholes.
+
+    The boxes of a source in all resolutions take turns and are thinned together; it has ``source_boxes`` as before.
+    """
     max_boxes: Annotated[int, Field(ge=1)] | None = 1500
     """Maximum number of boxes per photo."""
     min_side: Annotated[int, Field(ge=0)] = 0
@@ -67,15 +72,39 @@ class Combined(ProposalMethod):
     engine: SearchEngine = "tag2box"
     """Implementation of selective search: our own, or OpenCV's, which takes several times as long."""
 
+    def working_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of the copy for the largest short side; the others are reduced from it."""
+        if self.short_side is None:
+            return size
+        return ProposalMethod(short_side=max(self.short_side, *self.short_sides, 0)).working_size(size)
+
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """The boxes of all sources in turn; the score is the reciprocal of the turn."""
-        floor = max(min_side, self.min_share * min(bgr.shape[:2]))
-        image = Channels(bgr, self.engine)
-        found = [self._thinned(_FIND[source](image, self.seed), floor) for source in self.sources]
+        levels = [self._level(bgr, factor, min_side) for factor in self._factors(min(bgr.shape[:2]))]
+        found = [in_all_resolutions(own, self.thinning)[: self.source_boxes] for own in zip(*levels, strict=True)]
         turns = np.concatenate([np.arange(len(boxes)) for boxes in found])
         corners = np.concatenate(found)
         order = np.argsort(turns, kind="stable")  # within a turn, in the order of the sources
         return FoundBoxes(corners[order], 1.0 / np.arange(1, len(order) + 1))
+
+    def _factors(self, short: int) -> list[float]:
+        """The short sides relative to the largest, that of the working copy; ``short_side`` is the first."""
+        if self.short_side is None:  # the copy is the photo, which is not enlarged
+            sides = [short, *(min(side, short) for side in self.short_sides)]
+        else:
+            sides = [self.short_side, *self.short_sides]
+        return [side / max(sides) for side in dict.fromkeys(sides)]
+
+    def _level(
+        self, bgr: UInt8[np.ndarray, "h w 3"], factor: float, min_side: float
+    ) -> list[Float64[np.ndarray, "n 4"]]:
+        """The boxes of every source in a reduced copy, in pixels of ``bgr``."""
+        height, width = bgr.shape[:2]
+        cols, rows = max(1, round(factor * width)), max(1, round(factor * height))
+        small = resized_pixels(bgr, cols, rows)
+        floor, image = max(min_side * factor, self.min_share * min(rows, cols)), Channels(small, self.engine)
+        scale = np.array([width / cols, height / rows] * 2)
+        return [self._thinned(_FIND[source](image, self.seed), floor) * scale for source in self.sources]
 
     def __call__(self, image: UInt8[torch.Tensor, "3 H W"], size: tuple[int, int] | None = None) -> Candidates:
         """Propose boxes for a photo, as every method does; scores are zero, because ranks of sources do not compare."""
@@ -86,6 +115,18 @@ class Combined(ProposalMethod):
         is_big = ((found.corners[:, 2:] - found.corners[:, :2]) >= floor).all(1)
         kept = thin(found.corners[is_big], found.scores[is_big], self.thinning)
         return np.asarray(found.corners[is_big][kept[: self.source_boxes]])
+
+
+def in_all_resolutions(levels: Sequence[Float64[np.ndarray, "_ 4"]], threshold: float) -> Float64[np.ndarray, "n 4"]:
+    """Boxes of one source in several resolutions, each best first: the best of each, then every second best, thinned.
+
+    >>> in_all_resolutions([np.array([[0.0, 0, 8, 8]]), np.array([[0.0, 0, 8, 8], [4.0, 4, 9, 9]])], 0.9).tolist()
+    [[0.0, 0.0, 8.0, 8.0], [4.0, 4.0, 9.0, 9.0]]
+    """
+    if len(levels) == 1:
+        return levels[0]
+    corners, turns = np.concatenate(levels), np.concatenate([np.arange(len(rows)) for rows in levels])
+    return np.asarray(corners[thin(corners, -turns.astype(np.float64), threshold)])
 
 
 def thin(

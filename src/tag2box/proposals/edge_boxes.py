@@ -2,10 +2,11 @@
 
 import multiprocessing
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -30,6 +31,7 @@ class EdgeBoxes(ProposalMethod):
     """
 
     kind: Literal["edge_boxes"] = "edge_boxes"
+    unrecorded: ClassVar[Mapping[str, object]] = {"min_share": 0.0}
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.65
@@ -40,6 +42,12 @@ class EdgeBoxes(ProposalMethod):
     """Sigma, in pixels, of the blur applied to the searched copy before its gradient. Unused with a ``model``."""
     model: Path | None = None
     """Structured forest (.yml.gz in OpenCV's format) that detects the edges; default: the image gradient."""
+    min_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Boxes with a side below this share of the photo's short side are dropped, in addition to ``min_side``."""
+
+    def smallest_side(self, size: tuple[int, int]) -> float:
+        """The larger of ``min_side`` and ``min_share`` of the photo's short side."""
+        return max(self.min_side, self.min_share * min(size))
 
     def ready(self) -> None:
         """Raise a UserError unless the model, if any, can be used."""

@@ -39,7 +39,7 @@ class SelectiveSearch(ProposalMethod):
     """
 
     kind: Literal["selective_search"] = "selective_search"
-    unrecorded: ClassVar[Mapping[str, object]] = {**OLD_ENGINE, "thinning": 1.0}
+    unrecorded: ClassVar[Mapping[str, object]] = {**OLD_ENGINE, "thinning": 1.0, "min_share": 0.0}
     mode: SearchMode = "fast"
     engine: SearchEngine = "tag2box"
     """Implementation: our own, or OpenCV's, which takes several times as long and finds nearly the same boxes."""
@@ -47,6 +47,12 @@ class SelectiveSearch(ProposalMethod):
     """Seed of the shuffle that decides which boxes ``max_boxes`` keeps."""
     thinning: Annotated[float, Field(gt=0, le=1)] = 1.0
     """NMS threshold: of boxes with a higher IoU than this one is kept; 1 keeps all. Fewer boxes, faster features."""
+    min_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Boxes with a side below this share of the photo's short side are dropped, in addition to ``min_side``."""
+
+    def smallest_side(self, size: tuple[int, int]) -> float:
+        """The larger of ``min_side`` and ``min_share`` of the photo's short side."""
+        return max(self.min_side, self.min_share * min(size))
 
     def search(self, bgr: UInt8[np.ndarray, "h w 3"], min_side: float) -> FoundBoxes:
         """Find all boxes of an image, in arbitrary order."""

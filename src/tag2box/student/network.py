@@ -232,7 +232,7 @@ class StudentDetector:
     def __post_init__(self) -> None:
         if self.inference.prior != NO_PRIOR:
             raise errors.UserError(
-                "inference.prior: a student has no proposals and no class maps; leave evidence and area at 0"
+                "inference.prior: a student has no proposals and no class maps; leave its settings at 0"
             )
 
     def predict(self, photos: Sequence[Photo | UInt8[Tensor, "3 H W"]]) -> list[Detections]:

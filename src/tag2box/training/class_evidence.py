@@ -1,4 +1,4 @@
-"""Class maps of photos: the evidence for their proposals, and the proposals worth looking at."""
+"""Class maps and superpixels of photos: the evidence for their proposals, and the proposals worth looking at."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tag2box import images
 from tag2box.annotations import BoxSource, Photo
 from tag2box.models.class_maps import CellMaps, ClassMaps, Prior, box_evidence
 from tag2box.ops.boxes import areas
+from tag2box.ops.superpixels import Superpixels, straddling
 from tag2box.types import PerProposalAndClass
 
 _LONG = 2  # largest long side of photos for class maps, relative to their short side
@@ -87,6 +88,31 @@ class ClassEvidence:
         if not len(boxes):
             return torch.zeros(0, self.class_maps.num_classes)
         return box_evidence(photo_maps(self.class_maps, photo), boxes, (photo.width, photo.height))
+
+    @cached_property
+    def _by_id(self) -> dict[str, Photo]:
+        return {photo.id: photo for photo in self.photos}
+
+
+@dataclass(frozen=True)
+class StraddlingScores:
+    """Superpixel straddling scores of the proposals of photos, computed at every call, as in the cache of training."""
+
+    superpixels: Superpixels
+    photos: Sequence[Photo]
+    store: BoxSource
+
+    def __call__(self, photo_id: str) -> Float[Tensor, " P"]:
+        """The score of each proposal of a photo, 1 for a box that consists of whole superpixels."""
+        photo, boxes = self._by_id[photo_id], self.store.boxes(photo_id)
+        size = (photo.width, photo.height)
+        if isinstance(photo, images.LoadedPhoto):
+            pixels = photo.reduced(images.reduction(size, self.superpixels.working_size(size)))
+        else:
+            pixels = images.read_photo(photo.path, self.superpixels.working_size(size))
+        labels = self.superpixels(pixels, size)
+        scale = boxes.new_tensor([labels.shape[1] / photo.width, labels.shape[0] / photo.height] * 2)
+        return torch.from_numpy(straddling(labels, (boxes * scale).numpy()))
 
     @cached_property
     def _by_id(self) -> dict[str, Photo]:

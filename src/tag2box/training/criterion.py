@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tag2box.extend import Plugin
 from tag2box.methods import casd, discovery, oim, pcl, protocols, wscl, wsddn, wsrpn
-from tag2box.models.class_maps import NO_PRIOR, Prior, area_shares
+from tag2box.models import class_maps
+from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.ops.losses import box_loss, negative_loss, refine_loss
 from tag2box.training.reviewed import with_reviewed
 from tag2box.types import (
@@ -169,7 +170,15 @@ class Criterion:
     rescore: wsrpn.Rescore = wsrpn.Rescore()
     prior: Prior = NO_PRIOR
     """Factors on the teacher scores that pseudo boxes are chosen by, relative to the largest of a photo and class."""
+    prior_in_mil: bool = False
+    """The prior acts inside the MIL head's softmax over proposals, det + log f, instead of on its scores afterwards.
+
+    Labels are then chosen as before, but the loss of the tags teaches first the boxes that the prior prefers.
+    """
     labeler: Annotated[protocols.Labeler, Plugin("labeler")] = field(default_factory=discovery.Discovery)
+    inside: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """If a pseudo box of any labeler lies in another of its class by more than this fraction of its area, the worse one
+    is dropped, and its proposals go to the nearest that is left. 1 drops none."""
     sampling: wscl.Sampling = wscl.Sampling()
     contrast: wscl.Contrast = wscl.Contrast()
     refine: Refine = Refine()
@@ -186,13 +195,18 @@ class Criterion:
         """The union of what all parts require of the network and the data."""
         needed = self.mil.requirements | self.labeler.requirements | Requirements(exemplars=self.contrast.enabled)
         needed = needed | self.spatial.requirements | self.attention.requirements
-        needed = needed | Requirements(class_evidence=self.prior.evidence != 0)
+        needed = needed | Requirements(class_evidence=self.prior.evidence != 0, evidence=self.prior.straddling != 0)
         return reduce(or_, (term.requirements for term in self.extra), needed)
 
     def for_classes(self, names: Sequence[str]) -> Criterion:
         """The criterion for classes of these names, for a labeler that has settings by class (``for_classes``)."""
         bind = getattr(self.labeler, "for_classes", None)
         return self if bind is None else replace(self, labeler=bind(names))
+
+    @property
+    def _factored(self) -> slice:
+        """The teachers on whose scores the prior's factors act."""
+        return slice(int(self.prior_in_mil), None)
 
     def terms(self, fraction: float, everything: StageInputs) -> tuple[Term, ...]:
         """The summands of the total loss, in order. The spatial term reads all proposals, also rejected ones."""
@@ -216,6 +230,11 @@ class Criterion:
         self, outputs: Outputs, meta: BatchMeta, augment_rois: AugmentRois, *, fraction: float = 0.0
     ) -> LossOutput:
         """Losses and pseudo labels of a batch: MIL scores, exemplars, labels, then every term."""
+        if self.prior_in_mil and self.prior != NO_PRIOR:
+            logs = class_maps.log_factors(self.prior, meta)
+            gain = class_maps.prior_gain(outputs.scores.mil_det.detach(), logs, meta.proposals.sizes)
+            augment_rois = class_maps.with_factors(augment_rois, gain, slice(0, 1))
+            outputs = replace(outputs, scores=class_maps.with_prior_in_mil(outputs.scores, logs))
         if outputs.scores.region:
             return self._alternate(outputs, meta, augment_rois, fraction)
         everything = StageInputs(outputs, meta, augment_rois, self.mil(outputs.scores, meta, fraction))
@@ -223,7 +242,7 @@ class Criterion:
             return self._loss(everything, everything, fraction)
         rows = self._kept(everything.mil.scores, meta)
         loss = self._loss(everything.subset(rows), everything, fraction)
-        return replace(loss, labeling=scatter_labels(loss.labeling, rows, meta))
+        return replace(loss, labeling=wsrpn.scatter_labels(loss.labeling, rows, meta))
 
     def _alternate(self, outputs: Outputs, meta: BatchMeta, augment_rois: AugmentRois, fraction: float) -> LossOutput:
         """WSRPN: the loss of the region classifier, or that of the detector on the proposals which that one keeps."""
@@ -235,7 +254,7 @@ class Criterion:
         kept = replace(kept, mil=self.mil(kept.outputs.scores, kept.meta, fraction))
         loss = self._loss(kept, kept, fraction)
         total = mil.weight * region.loss if self.rescore.trains_region(fraction) else loss.total
-        labeling = scatter_labels(loss.labeling, rows, meta)
+        labeling = wsrpn.scatter_labels(loss.labeling, rows, meta)
         return replace(loss, total=total, losses={**loss.losses, "region": region.loss}, labeling=labeling)
 
     def _kept(self, scores: Float[Tensor, "R c"], meta: BatchMeta) -> Int[Tensor, " kept"]:
@@ -248,15 +267,15 @@ class Criterion:
         return is_kept.nonzero().flatten()
 
     def _loss(self, batch: StageInputs, everything: StageInputs, fraction: float) -> LossOutput:
-        factors = relative_factors(self.prior, batch.meta) if self.prior != NO_PRIOR else None
+        factors = class_maps.relative_factors(self.prior, batch.meta) if self.prior != NO_PRIOR else None
         inputs = self._labeler_input(batch, factors, fraction)
         if self.requirements.exemplars:
             is_mean = self.refine.last_teacher == "mean"
             augment_rois = self._with_last_teacher(batch.augment_rois) if is_mean else batch.augment_rois
             if factors is not None:
-                augment_rois = with_factors(augment_rois, factors)
+                augment_rois = class_maps.with_factors(augment_rois, factors, self._factored)
             inputs = replace(inputs, exemplars=self.sampling(inputs, augment_rois))
-        labeling = run_labeler(self.labeler, inputs, self.reviewed_weight)
+        labeling = run_labeler(self.labeler, inputs, self.reviewed_weight, inside=self.inside)
         taught = replace(labeling, stages=labeling.stages[: len(batch.outputs.scores.refine)])
         x = LossInputs(batch.outputs, batch.meta, batch.mil, inputs, labeling, taught, fraction)
         terms = self.terms(fraction, everything)
@@ -291,7 +310,7 @@ class Criterion:
         if meta.views_per_image > 1:
             probs = tuple(mean_over_views(p, meta) for p in probs)
         if factors is not None:
-            probs = tuple(p * factors for p in probs)
+            probs = class_maps.scaled(probs, factors, self._factored)
         return LabelerInput(
             meta.proposals,
             meta.tags,
@@ -327,47 +346,23 @@ class StageInputs:
         return StageInputs(self.outputs.map(lambda x: x[rows]), self.meta.subset(rows), augment, mil)
 
 
-def relative_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
-    """Factors of a prior, divided by the largest of each photo and class, so that scores keep their scale."""
-    proposals, side_info = meta.proposals, meta.side_info
-    factors = prior.factors(area_shares(proposals), side_info.class_evidence, meta.tags.shape[1])
-    parts = [own / own.max(dim=0).values if len(own) else own for own in proposals.split(factors)]
-    return torch.cat([factors[:0], *parts])
+def run_labeler(
+    labeler: protocols.Labeler, inputs: LabelerInput, reviewed_weight: float = 1.0, *, inside: float = 1.0
+) -> Labeling:
+    """The labels of a batch, without gradients, as they are constants of the losses: reviewed ones where there are.
 
-
-def with_factors(augment_rois: AugmentRois, factors: Float[Tensor, "R C"]) -> AugmentRois:
-    """Augmented copies whose teacher scores have the factors of their proposals."""
-
-    def augment(rows: Int[Tensor, " m"]) -> AugmentedRois:
-        made = augment_rois(rows)
-        return replace(made, probs=tuple(probs * factors[rows] for probs in made.probs))
-
-    return augment
-
-
-def run_labeler(labeler: protocols.Labeler, inputs: LabelerInput, reviewed_weight: float = 1.0) -> Labeling:
-    """The labels of a batch, without gradients, as they are constants of the losses: reviewed ones where there are."""
+    Args:
+        inside: as of ``Criterion.inside``.
+    """
+    num_classes, codes = inputs.tags.shape[1], inputs.side_info.reviewed
     with torch.no_grad():
-        labeling, codes = labeler(inputs), inputs.side_info.reviewed
+        labeling = labeler(inputs)
+        if inside < 1:
+            stages = (discovery.drop_nested(x, inputs.proposals, num_classes, inside) for x in labeling.stages)
+            labeling = replace(labeling, stages=tuple(stages))
         if codes is None:
             return labeling
-        return with_reviewed(labeling, inputs.proposals, codes, inputs.tags.shape[1], reviewed_weight)
-
-
-def scatter_labels(labeling: Labeling, rows: Int[Tensor, " r"], meta: BatchMeta) -> Labeling:
-    """Labels of some proposals as labels of all; the others get weight zero."""
-    return replace(labeling, stages=tuple(_scatter_stage(labels, rows, meta) for labels in labeling.stages))
-
-
-def _scatter_stage(labels: PseudoLabels, rows: Int[Tensor, " r"], meta: BatchMeta) -> PseudoLabels:
-    total = len(meta.proposals.boxes)
-    return PseudoLabels(
-        labels.cls.new_full((total,), meta.tags.shape[1]).index_copy(0, rows, labels.cls),
-        labels.weight.new_zeros(total).index_copy(0, rows, labels.weight),
-        meta.proposals.boxes.to(labels.boxes.dtype).index_copy(0, rows, labels.boxes),
-        replace(labels.pseudo_boxes, rows=rows[labels.pseudo_boxes.rows]),
-        labels.owner.new_full((total,), -1).index_copy(0, rows, labels.owner),
-    )
+        return with_reviewed(labeling, inputs.proposals, codes, num_classes, reviewed_weight)
 
 
 def mean_over_views(scores: Float[Tensor, "R C"], meta: BatchMeta) -> Float[Tensor, "R C"]:
