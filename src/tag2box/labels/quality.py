@@ -298,7 +298,7 @@ def read_signs(path: Path) -> QualitySigns:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RunChoice:
     """The run with the highest mean score, and whether it is above the next one."""
 
     scores: Mapping[str, float]  # of all runs, highest first
@@ -326,7 +326,7 @@ class Choice:
         return f"cannot tell which is best: {best} {own:.3f}, {second} {other:.3f} (difference: {errors})"
 
 
-def choose_run(runs: Mapping[str, Mapping[Tag, float]]) -> Choice | None:
+def choose_run(runs: Mapping[str, Mapping[Tag, float]]) -> RunChoice | None:
     """The run with the highest mean score over the tags that all have; None if they share no tag.
 
     Runs of one recipe with other seeds, on the same photos. What is sure is the sign, not the boxes: the sign finds a
@@ -339,4 +339,4 @@ def choose_run(runs: Mapping[str, Mapping[Tag, float]]) -> Choice | None:
     scores = {name: score for name, own in kept.items() if (score := mean_score(own)) is not None}
     order = sorted(scores, key=lambda name: -scores[name])
     lead = paired_difference(kept[order[0]], kept[order[1]]) if len(order) > 1 else None
-    return Choice({name: scores[name] for name in order}, lead)
+    return RunChoice({name: scores[name] for name in order}, lead)
