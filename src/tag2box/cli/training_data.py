@@ -240,7 +240,7 @@ def adapt_backbone(
 
 def segment_photos(
     config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress
-) -> PhotoLabels:
+) -> types.PhotoLabels:
     """The segmentation of photos by a branch on the adapted backbone, or on the pretrained one.
 
     Neither changes during training, so a resumed run has the same segmentation.
