@@ -18,7 +18,7 @@ from tag2box.models.class_maps import ClassMaps, peak_boxes, pooled_logits
 from tag2box.progress import Progress, silent
 from tag2box.reporting import formatting as fmt
 from tag2box.reporting.error_figures import EXTENTS, SPLIT_NAMES
-from tag2box.reporting.records import read_run
+from tag2box.reporting.records import Measured, read_run
 from tag2box.training import proposal_cache
 from tag2box.training.class_evidence import photo_maps
 from tag2box.training.feature_cache import RoiMaps
@@ -90,10 +90,12 @@ def _of_run(detections: Path) -> Path:
 def extents_lines(run: Path) -> list[str]:
     """What the proposals of an evaluated run allowed, and what their scores prefer; empty if it is no such run."""
     metrics = read_run(run).metrics if (run / METRICS_FILE).is_file() and (run / DETECTIONS_FILE).is_file() else None
-    parts = () if metrics is None else (("test", metrics.test), ("train", metrics.train))
+    if metrics is None:
+        return []
+    parts: dict[str, Measured | None] = {"test": metrics.test, "train": metrics.train}
     return [
         f"{SPLIT_NAMES[split]} of the run, {words}: {fmt.percent(part.extents.get(name))} %"
-        for split, part in parts
+        for split, part in parts.items()
         if part is not None and part.extents
         for name, words in EXTENTS.items()
     ]

@@ -374,8 +374,8 @@ def train_command(
                 if dist.is_main and not proposals.exists():
                     options.say(new_store_line(proposals))
             if seeds:
-                numbers, shown = options.seed_list(seeds), {"progress": progress, "dist": dist}
-                choice = train_seeds(settled, numbers, out, track=track, **shown, announce=options.say)
+                numbers, say = options.seed_list(seeds), options.say
+                choice = train_seeds(settled, numbers, out, track=track, progress=progress, dist=dist, announce=say)
                 if dist.is_main:
                     _show_seeds(choice, numbers, out)
                 return
