@@ -61,7 +61,8 @@ def test_the_command_says_which_run_is_best_and_what_to_do_next(
     small_network(monkeypatch)
     small_data(tmp_path, 6)
     shown = ["heads.embed_dim=6", "proposals.min_side=6", "proposals.max_boxes=12", "loader.batch_size=2",
-             "loader.resize.scales=[48]", "inference.scales=[48]", "plan.iterations=1", "plan.schedule.warmup=1"]  # fmt: skip
+             "loader.resize.scales=[48]", "inference.scales=[48]", "plan.iterations=1",
+             "plan.schedule.warmup=1"]  # fmt: skip
     words = [word for one in shown for word in ("--set", one)]
     said = call(
         ["train", f"{tmp_path / 'tags.csv'}", "--photos", f"{tmp_path / 'photos'}", "--recipe", "od-wscl", "--out",
