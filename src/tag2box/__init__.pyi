@@ -31,6 +31,7 @@ from tag2box.labels.labelled import (
     LabelledPhoto as LabelledPhoto,
     LabelledPhotos as LabelledPhotos,
 )
+from tag2box.labels.quality import RunChoice as RunChoice
 from tag2box.labels.reviews import ReviewedPhoto as ReviewedPhoto, Reviews as Reviews, apply_reviews as apply_reviews
 from tag2box.labels.rule import LabelRule as LabelRule
 from tag2box.labels.trust import Trust as Trust, TrustRule as TrustRule
