@@ -19,6 +19,7 @@ from tag2box.cli.train import (
     prepare_training as prepare_training,
     resume as resume,
     train as train,
+    train_seeds as train_seeds,
 )
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
