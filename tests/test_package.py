@@ -20,7 +20,7 @@ COMMANDS = (
     "apply_reviews", "convert", "data_check", "demo", "detect", "diagnose", "evaluate", "export", "export_model",
     "import_proposals", "label", "label_agreement", "merge_labels", "prepare_training", "propose", "push_to_hub",
     "read_reviews", "recall", "report", "resume", "resume_student", "review_labels", "stats", "track", "train",
-    "train_student", "trust",
+    "train_seeds", "train_student", "trust",
 )  # fmt: skip
 CLASSES = (
     "Backbone", "BackboneSettings", "Batch", "BatchMeta", "ClassAgreement", "Config", "Criterion", "Data", "DataSource",
@@ -28,7 +28,7 @@ CLASSES = (
     "LabelRule", "LabelSet", "LabelledPhoto", "LabelledPhotos", "LossInputs", "LossOutput", "LossTerm",
     "MilStrategy", "Outputs", "Photo", "PredictedBox", "Prediction", "Predictor", "Progress",
     "ProposalMethod", "ProposalStore", "Proposals", "PseudoBoxes", "PseudoLabels", "Requirements", "ReviewedPhoto",
-    "Reviews", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos", "TerminalProgress",
+    "Reviews", "RunChoice", "Step", "StepRng", "StudentConfig", "StudentSettings", "TaggedPhotos", "TerminalProgress",
     "TrackedRun", "Tracker", "Trust",
     "TrustRule", "Truth", "UserError",
 )  # fmt: skip

@@ -27,6 +27,7 @@ _MODULES = {
     "export_model": "tag2box.cli.model_export",
     "import_proposals": "tag2box.cli.import_proposals",
     "label": "tag2box.cli.label",
+    "train_seeds": "tag2box.cli.train",
     "label_agreement": "tag2box.cli.merge",
     "merge_labels": "tag2box.cli.merge",
     "push_to_hub": "tag2box.hub",
@@ -58,6 +59,7 @@ _MODULES = {
     # datasets and results
     "DataSource": "tag2box.formats.listing",
     "ClassAgreement": "tag2box.labels.agreement",
+    "RunChoice": "tag2box.labels.quality",
     "Detections": "tag2box.annotations",
     "LabelBox": "tag2box.labels.labelled",
     "LabelledPhoto": "tag2box.labels.labelled",

@@ -19,6 +19,7 @@ from tag2box.cli.train import (
     prepare_training as prepare_training,
     resume as resume,
     train as train,
+    train_seeds as train_seeds,
 )
 from tag2box.errors import Interrupted as Interrupted, UserError as UserError
 from tag2box.formats.listing import DataSource as DataSource
@@ -31,6 +32,7 @@ from tag2box.labels.labelled import (
     LabelledPhoto as LabelledPhoto,
     LabelledPhotos as LabelledPhotos,
 )
+from tag2box.labels.quality import RunChoice as RunChoice
 from tag2box.labels.reviews import ReviewedPhoto as ReviewedPhoto, Reviews as Reviews, apply_reviews as apply_reviews
 from tag2box.labels.rule import LabelRule as LabelRule
 from tag2box.labels.trust import Trust as Trust, TrustRule as TrustRule

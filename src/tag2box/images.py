@@ -336,14 +336,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
-    """Greys as bytes: integers of 8 or 16 bits in any type, and floats up to 1 or up to 255."""
-    brightest = np.nanmax(grey, initial=0)
-    scale = 1.0
+    """Greys as bytes: integers of 8, 16 or, stretched by their range, 9 to 14 bits; floats up to 1 or up to 255."""
+    brightest, low, scale = np.nanmax(grey, initial=0), 0.0, 1.0
     if mode == "F" and brightest <= 1:
         scale = 255.0
     elif mode != "F" and brightest > 255:
-        scale = 1 / 257
-    return np.nan_to_num(grey * np.float32(scale)).round().clip(0, 255).astype(np.uint8)
+        black, white = np.percentile(grey, (0.1, 99.9)) if brightest < 1 << 14 else (0.0, 0.0)  # of a scan of few bits
+        low, scale = (black, 255 / (white - black)) if black < white else (0.0, 1 / 257)
+    return np.nan_to_num((grey - np.float32(low)) * np.float32(scale)).round().clip(0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

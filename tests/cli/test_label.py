@@ -20,6 +20,7 @@ from tag2box.formats.csv_tags import write_tags
 from tag2box.formats.listing import DataSource
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
+from tag2box.labels.quality import SIGNS_FILE, read_signs
 from tag2box.labels.reviews import Action, BoxState
 from tag2box.labels.trust import TRUST_FILE, Trust
 from tag2box.parallel.pool import LocalPool
@@ -77,6 +78,22 @@ def test_every_tag_has_a_box_and_no_other_class(world: Path, tmp_path: Path) -> 
         assert all(box.source == "label" and box.score is not None for box in photo.boxes)
     assert found.rule["relative"] == 0.5 and found.run["run_json"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_signs_of_quality_are_written_beside_the_labels_and_into_the_run(world: Path, tmp_path: Path) -> None:
+    made = label(world / "run", source(world), tmp_path / "labels")
+    signs = read_signs(tmp_path / "labels" / SIGNS_FILE)
+    assert signs == read_signs(world / "run" / SIGNS_FILE)
+    assert {name: own.score for name, own in signs.classes.items()} == pytest.approx(made.content.best_scores())
+    assert all(own.margin is not None for own in signs.classes.values())
+    assert signs.stages is not None and 0 <= signs.stages <= 1 and signs.stability is None  # one moment only
+    part = tmp_path / "tags.csv"
+    rows = [line.split(",") for line in (world / "tags.csv").read_text().splitlines()[1:]]
+    write_tags(part, [(name, [tag]) for name, tag in rows[:3]])
+    (world / "run" / SIGNS_FILE).unlink()
+    label(world / "run", DataSource(path=part, photos=world / "photos"), tmp_path / "part")
+    assert (tmp_path / "part" / SIGNS_FILE).exists()
+    assert not (world / "run" / SIGNS_FILE).exists(), "those of some photos are not those of the run"
 
 
 def test_a_stop_anywhere_changes_nothing(world: Path, tmp_path: Path) -> None:

@@ -103,12 +103,17 @@ def test_cmyk_jpegs_are_read_inverted_as_adobe_writes_them(tmp_path: Path) -> No
     ("values", "seen"),
     [
         ((0, 7, 255), [0, 7, 255]),  # eight bits in a file of sixteen: as they are
-        ((0, 7, 256), [0, 0, 1]),
+        ((0, 7, 256), [0, 7, 255]),  # of few bits: stretched; divided by 257, a scan of 12 bits would be black
+        ((0, 2048, 4095), [0, 128, 255]),
+        ((1000, 1500, 2000), [0, 128, 255]),
+        ((300, 300, 300), [1, 1, 1]),  # no range
+        ((0, 0, 16383), [0, 0, 255]),
+        ((0, 257, 16384), [0, 1, 64]),  # from 15 bits on white is 65535
         ((128, 129, 65000), [0, 1, 253]),  # 65535 is white, not 65536: 65000 / 256 would be 254
-        ((0, 385, 386), [0, 1, 2]),
+        ((0, 385, 20000), [0, 1, 78]),
     ],
 )
-def test_sixteen_bit_greys_are_divided_by_257_if_they_exceed_eight_bits(
+def test_sixteen_bit_greys_are_divided_by_257_or_stretched_if_their_range_is_far_smaller(
     tmp_path: Path, values: tuple[int, ...], seen: list[int]
 ) -> None:
     grey = _saved(Image.fromarray(np.array([values], np.uint16)), tmp_path / "deep.png")

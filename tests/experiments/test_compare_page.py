@@ -11,8 +11,8 @@ from tag2box.annotations import Detections, Objects, Truth
 from tag2box.experiments.comparison import agreement, ranking
 from tag2box.experiments.outcomes import best_of
 from tag2box.experiments.pictures import best_boxes, last_gallery, same_photos
-from tag2box.reporting.records import Gallery, GalleryPhoto
 from tag2box.reporting.study_tables import SeedFigures, StudyRow, StudyTable
+from tag2box.training.events import Gallery, GalleryPhoto
 
 
 def row_of(name: str, *by_seed: float, paper: float | None = None) -> StudyRow:

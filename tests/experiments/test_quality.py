@@ -9,9 +9,10 @@ from hypothesis import given, strategies as st
 
 from tag2box.annotations import Objects, Truth
 from tag2box.experiments.outcomes import label_quality, mean_known, mean_quality, quality_json
-from tag2box.reporting.records import Gallery, GalleryPhoto, PseudoCount, RunRecord
+from tag2box.reporting.records import PseudoCount, RunRecord
 from tag2box.reporting.study_page import quality_sections
 from tag2box.reporting.study_tables import LabelQuality, QualityCurve
+from tag2box.training.events import Gallery, GalleryPhoto
 
 TRUTH = Truth(
     ("cat", "dog"),

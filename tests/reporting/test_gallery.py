@@ -13,7 +13,7 @@ from PIL import Image
 
 from tag2box.annotations import Detections, Objects
 from tag2box.reporting.gallery import Album, Shot, detection_tile, draw_box, evenly_spaced, pseudo_tile
-from tag2box.reporting.records import GalleryPhoto
+from tag2box.training.events import GalleryPhoto
 
 
 @pytest.mark.parametrize(

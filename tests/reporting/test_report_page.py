@@ -16,6 +16,7 @@ from demo_runs import write_demo
 
 from tag2box.annotations import Detections, Objects, Truth
 from tag2box.errors import UserError
+from tag2box.labels.quality import ClassSigns, QualitySigns
 from tag2box.metrics.error_analysis import ERROR_KINDS, top_boxes
 from tag2box.reporting import report_page
 from tag2box.reporting.formatting import duration, format_number, listed, percent, plural, points
@@ -33,7 +34,7 @@ from tag2box.reporting.records import (
 )
 from tag2box.reporting.report_page import build_report, name_runs, render_report, write_report
 from tag2box.reporting.run_figures import iteration_seconds
-from tag2box.training.events import TrainingWarning
+from tag2box.training.events import GalleryStage, TrainingWarning
 
 SECTIONS = {
     "baselines", "errors", "challenges", "classes", "detections", "pseudo", "counts", "losses", "proposals", "about",
@@ -288,7 +289,33 @@ def test_the_example_of_another_class_names_it(demo: ReportInputs) -> None:
 def test_errors_of_the_metrics_are_shown_without_truth(demo: ReportInputs) -> None:
     errors = build_report(replace(demo, test_truth=None, train_truth=None)).errors
     assert [chart.title for chart in errors.bars] == ["training photos"]
-    assert errors.examples == () and errors.training is None
+    assert errors.examples == () and errors.training == ()
+
+
+def test_signs_of_quality_are_shown_where_a_run_has_them(demo: ReportInputs) -> None:
+    assert build_report(demo).signs is None
+    signs = QualitySigns({"mug": ClassSigns(5, 0.5, 0.25, 0.05), "plate": ClassSigns(5, 0.25, 0.01, 0.05)}, 0.5, None)
+    page = build_report(replace(demo, runs=[*demo.runs[:-1], replace(demo.runs[-1], signs=signs)]))
+    assert page.signs is not None
+    rows = {row.name: row.cells for row in page.signs.rows}
+    assert rows["mug"] == ("0.5", "0.25") and rows["plate"] == ("0.25", "0.01 (not recognised)")
+    assert rows["mean"] == ("0.375", "0.13") and rows["overlap, last two stages"] == ("0.5", "")
+    assert 'id="signs"' in render_report(page)
+
+
+def test_kinds_over_training_are_shown_by_stage_where_the_run_recorded_stages(demo: ReportInputs) -> None:
+    old = build_report(demo).errors
+    assert [chart.title for chart in old.training] == ["Over training, the last stage"]
+    first = GalleryStage(((0.0, 0.0, 9.0, 9.0),), (0,), (0.5,))
+    galleries = tuple(
+        replace(each, photos=tuple(replace(photo, earlier=(first, first)) for photo in each.photos))
+        for each in demo.runs[-1].galleries
+    )
+    runs = [*demo.runs[:-1], replace(demo.runs[-1], galleries=galleries)]
+    new = build_report(replace(demo, runs=runs)).errors
+    assert [chart.title for chart in new.training] == [f"Over training, stage {k} of 3" for k in (1, 2, 3)]
+    assert new.training[0].svg == new.training[1].svg.replace("stage 2", "stage 1") != new.training[2].svg
+    assert new.training[2].svg.replace("stage 3 of 3", "the last stage") == old.training[0].svg
 
 
 def test_colours_of_kinds_runs_and_outcomes_are_different() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from strategies import make_labeler_input
 from tag2box.images import Resize
@@ -15,7 +16,7 @@ from tag2box.models.drop_block import DropBlock
 from tag2box.models.rng import StepRng
 from tag2box.training.batches import FeatureBatches, Loader
 from tag2box.training.criterion import Criterion, LossOutput
-from tag2box.training.events import gallery_event, pseudo_event, step_event
+from tag2box.training.events import Gallery, gallery_event, pseudo_event, step_event
 from tag2box.training.feature_cache import RoiMaps
 from tag2box.training.step import Step
 from tag2box.types import Labeling, PseudoBoxes, PseudoLabels
@@ -134,6 +135,28 @@ def test_the_gallery_is_the_pseudo_ground_truth_of_the_last_stage(tmp_path: Path
         ]
         assert photo["boxes"] == [[round(v, 1) for v in own[row - span.start]] for row, _ in mine]
         assert photo["labels"] == [c for _, c in mine]
+
+
+def test_the_gallery_has_the_best_box_of_each_class_of_the_earlier_stages(tmp_path: Path) -> None:
+    step, source = world(tmp_path)
+    photos = gallery_event(1, step, source, RNG, 4)["photos"]
+    assert isinstance(photos, list)
+    preview_batch = source.preview_batch(4)
+    *earlier, _ = step(preview_batch, RNG).labeling.stages
+    gallery = TypeAdapter(Gallery).validate_python({"iteration": 1, "photos": photos})
+    assert gallery.stages == len(earlier) + 1 == 3
+    for number, stage in enumerate(earlier):
+        shown, pseudo = gallery.of_stage(number), stage.pseudo_boxes
+        for span, photo in zip(preview_batch.proposals.spans(), photos, strict=True):
+            scores = zip(pseudo.rows.tolist(), pseudo.cls.tolist(), pseudo.score.tolist(), strict=True)
+            best: dict[int, float] = {}
+            for row, label, score in scores:
+                if row in span:
+                    best[label] = max(score, best.get(label, 0.0))
+            found = shown[photo["id"]]
+            pairs = zip(found.labels.tolist(), found.scores.tolist(), strict=True)
+            assert dict(pairs) == {label: pytest.approx(score, abs=1e-4) for label, score in best.items()}
+    assert len(gallery.of_stage(2)["photo2"]) == len(photos[2]["boxes"])
 
 
 def test_boxes_that_are_no_proposals_are_shown_in_the_photos_own_pixels(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from tag2box.metrics import bootstrap, challenges, error_analysis, evaluation, v
 from tag2box.metrics.baselines import Baseline, best_verdict, scored_baselines, trivial_baselines
 from tag2box.models.class_maps import ClassMaps, peak_boxes, pooled_logits
 from tag2box.progress import Progress, silent
+from tag2box.reporting import formatting as fmt
+from tag2box.reporting.error_figures import EXTENTS, SPLIT_NAMES
+from tag2box.reporting.records import Measured, read_run
 from tag2box.training import proposal_cache
 from tag2box.training.class_evidence import photo_maps
 from tag2box.training.feature_cache import RoiMaps
@@ -48,6 +51,7 @@ def evaluate(
         baselines: also evaluate trivial boxes, with which the detections are compared.
         metrics: names in ``extend.METRICS``, or ``package.module:Name``; at an IoU of its own: ``voc07@0.3``.
         truth: a COCO file, a VOC folder, or another dataset with boxes.
+        detections: also the folder of a run that was evaluated, whose ``detections.json`` is read.
         split: for formats with named splits, such as a VOC folder.
         min_score: ``challenges`` ignores detections below this score.
         json: where to write the numbers, in full precision.
@@ -68,7 +72,7 @@ def evaluate(
         raise errors.UserError("--resamples: expected a whole number from 0 on; --against needs at least 1")
     names = evaluation.metrics_at(metrics, [evaluation.checked_iou(f"{level:g}") for level in ious])
     known, read, areas = _read_truth(truth_source(truth, split=split, classes=classes))
-    found, others = read(detections), None if against is None else read(against)
+    found, others = read(_of_run(detections)), None if against is None else read(_of_run(against))
     scored = evaluation.evaluate_with_baselines if baselines else evaluation.evaluate_detections
     result = scored(known, found, names, min_score=min_score, areas=areas)
     if resamples:
@@ -76,6 +80,25 @@ def evaluate(
     if json is not None:
         io.write_json(json, result.to_json())
     return result
+
+
+def _of_run(detections: Path) -> Path:
+    """The detections of a run, if the path is the folder of one."""
+    return detections / DETECTIONS_FILE if (detections / DETECTIONS_FILE).is_file() else detections
+
+
+def extents_lines(run: Path) -> list[str]:
+    """What the proposals of an evaluated run allowed, and what their scores prefer; empty if it is no such run."""
+    metrics = read_run(run).metrics if (run / METRICS_FILE).is_file() and (run / DETECTIONS_FILE).is_file() else None
+    if metrics is None:
+        return []
+    parts: dict[str, Measured | None] = {"test": metrics.test, "train": metrics.train}
+    return [
+        f"{SPLIT_NAMES[split]} of the run, {words}: {fmt.percent(part.extents.get(name))} %"
+        for split, part in parts.items()
+        if part is not None and part.extents
+        for name, words in EXTENTS.items()
+    ]
 
 
 def _read_truth(source: listing.DataSource) -> tuple[annotations.Truth, DetectionReader, voc_ap.ObjectAreas | None]:
@@ -300,7 +323,9 @@ def boxes_per_class(truth: annotations.Truth) -> float | None:
 
 def evaluate_command(
     truth: Annotated[Path, typer.Option(help="COCO JSON, VOC folder, or another dataset with boxes.")],
-    detections: Annotated[Path, typer.Option(help="COCO results JSON, or a folder of comp4_det_*_CLASS.txt files.")],
+    detections: Annotated[
+        Path, typer.Option(help="COCO results JSON, a folder of comp4_det_*_CLASS.txt files, or an evaluated run.")
+    ],
     metrics: Annotated[
         str, typer.Option(help="Comma-separated; `package.module:Name` is a metric of your own.")
     ] = ",".join(extend.METRICS),
@@ -343,6 +368,8 @@ def evaluate_command(
     options.print_rich(evaluation.metrics_table(result))
     for table in evaluation.breakdown_tables(result):
         options.print_rich(table)
+    for line in extents_lines(detections):
+        options.say(line)
     if result.baselines:
         options.print_rich(evaluation.baselines_table(result))
         for line in evaluation.verdict_lines(result):

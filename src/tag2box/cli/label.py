@@ -1,25 +1,26 @@
 """``tag2box label``: boxes for tagged photos, chosen with the help of their tags."""
 
-import hashlib
-import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from tag2box import errors, images, run_detect, runs, settings, storage
+from tag2box import errors, images, io, run_detect, runs, settings, storage
 from tag2box.annotations import Detections, Photo, TaggedPhotos
 from tag2box.cli import options
 from tag2box.cli.label_trust import TrustOption, read_trust
 from tag2box.data.reviewed_boxes import read_reviewed_file, tag_concerns
 from tag2box.formats import datasets, detection_log, listing
+from tag2box.identity import trained_photos
 from tag2box.inference.fitting import Snap, SnapPhotos, Trim, TrimPhotos
 from tag2box.inference.predict import Inference
+from tag2box.labels import quality
 from tag2box.labels.label_set import LabelSet, check_new, match_classes
-from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos, tagged_entries
+from tag2box.labels.labelled import LabelBox, LabelledPhotos, tagged_entries, with_review
 from tag2box.labels.rule import (
     LabelRule,
     PhotoTags,
@@ -28,11 +29,13 @@ from tag2box.labels.rule import (
     candidates_of_tags,
     choose_relative,
     label_photo,
+    tags_digest,
 )
 from tag2box.labels.trust import Trust
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import sam_boxes
+from tag2box.reporting.records import run_signs
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed
 
 _CHOICE_PHOTOS = 200  # photos on which `--rule auto` compares two views
@@ -111,9 +114,10 @@ def label(
         assert folder is not None
         if rule == "auto" and work.open_photos():
             work = replace(work, settings=replace(chosen, rule=choose_rule(work, folder).rule))
-        made = work.label(folder, skipped)
+        made, signs = work.label(folder, skipped)
         if dist.is_main:
             made.write(out)
+            work.write_signs(out, signs)
     return made
 
 
@@ -202,12 +206,12 @@ class _Work:
     def detect(
         self, inference: Inference, photos: Sequence[Photo], work: Path, skipped: list[str] | None
     ) -> Mapping[str, Detections]:
-        """The candidates of the tags of some photos, at every score."""
+        """The candidates of the tags of some photos at every score, and the best box of each absent class."""
         tags, rule, fit = self.tags(), self.settings.rule, self.fit
 
         def select(photo: Photo, found: Detections) -> Detections:
             candidates = candidates_of_tags(rule, found, tags[photo.id])
-            return candidates if fit is None else fit(photo, candidates)
+            return quality.with_absent(candidates if fit is None else fit(photo, candidates), found, tags[photo.id])
 
         fitted = {} if fit is None else fit.identity()
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
@@ -222,11 +226,16 @@ class _Work:
             dist=self.dist,
             progress=self.progress,
             select=select,
-            selection={"tags": _digest_of_tags(tags), "others": [rule.other_classes, rule.other_min_score], **fitted},
+            selection={
+                "tags": tags_digest(tags),
+                "others": [rule.other_classes, rule.other_min_score],
+                "absent": 1,
+                **fitted,
+            },
         )
 
-    def label(self, work: Path, skipped: list[str] | None) -> LabelSet:
-        """The label set of all photos."""
+    def label(self, work: Path, skipped: list[str] | None) -> tuple[LabelSet, quality.QualitySigns]:
+        """The label set of all photos, and signs of its quality."""
         left = self.open_photos()
         found = self.detect(self.settings.inference, left, work / "photos", skipped) if left else {}
         tags, rule = self.tags(), self.settings.rule
@@ -246,7 +255,20 @@ class _Work:
         applied = {} if self.trust is None else {"trust": self.trust.labels_digest}
         fitted: dict[str, object] = {} if self.fit is None else {self.fit.name: asdict(self.fit.settings)}
         uses = {"uses": self.fit.uses} if self.fit is not None and self.fit.uses else {}
-        return LabelSet(content, self.run() | applied | fitted | uses, asdict(rule), runs.versions())
+        made = LabelSet(content, self.run() | applied | fitted | uses, asdict(rule), runs.versions())
+        return made, self.signs(found)
+
+    def signs(self, found: Mapping[str, Detections]) -> quality.QualitySigns:
+        """Signs of quality: of the photos that were labelled, and of what the run recorded in training."""
+        best = quality.best_boxes(found, self.tags(), self.trained.classes)
+        return run_signs(self.trained.folder, best, self.trained.classes)
+
+    def write_signs(self, out: Path, signs: quality.QualitySigns) -> None:
+        """Write the signs beside the labels and, if these are all its training photos, into the run."""
+        io.write_json(out / quality.SIGNS_FILE, signs.to_json())
+        folder = self.trained.folder
+        if tuple(own.id for own in self.open_photos()) == trained_photos(folder) and os.access(folder, os.W_OK):
+            io.write_json(folder / quality.SIGNS_FILE, signs.to_json())
 
     def run(self) -> dict[str, object]:
         """Folder and identity of the run."""
@@ -267,7 +289,7 @@ def choose_rule(work: _Work, folder: Path) -> RuleChoice:
     """The label rule that agrees best between the photos and their flips, on an evenly spaced sample of them."""
     photos = work.open_photos()
     sample = photos[:: -(-len(photos) // _CHOICE_PHOTOS)]
-    shared: dict[str, Any] = {own.name: getattr(work.settings.inference, own.name) for own in fields(Inference)}
+    shared: dict[str, Any] = vars(work.settings.inference)
     found = [
         work.detect(
             _OneView(**shared, is_flipped=is_flipped),
@@ -280,19 +302,6 @@ def choose_rule(work: _Work, folder: Path) -> RuleChoice:
     tags = work.tags()
     both = [TwoViews(found[0][name], found[1][name], tags[name]) for name in found[0] if name in found[1]]
     return choose_relative(work.settings.rule, both, work.trained.classes)
-
-
-def with_review(photo: LabelledPhoto, boxes: tuple[LabelBox, ...]) -> LabelledPhoto:
-    """A reviewed photo with its boxes, tagged with their classes, too."""
-    boxed = [box.name for box in boxes if not box.is_doubtful]
-    tags = tuple(dict.fromkeys((*photo.tags, *boxed)))
-    unsure = tuple(name for name in photo.unsure if name not in tags)
-    return replace(photo, tags=tags, unsure=unsure, boxes=boxes, is_reviewed=True)
-
-
-def _digest_of_tags(tags: Mapping[str, PhotoTags]) -> str:
-    rows = [[name, sorted(own.present), sorted(own.unsure)] for name, own in tags.items()]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- the command
@@ -381,6 +390,8 @@ def _show(made: LabelSet, out: Path, rule: str) -> None:
         options.say(f"no box: {photo.file}: {', '.join(photo.unboxed_tags)}", err=True)
     if len(bare) > _SHOWN_PHOTOS:
         options.say(f"no box: {len(bare) - _SHOWN_PHOTOS} more photos", err=True)
+    for line in quality.read_signs(out / quality.SIGNS_FILE).words():
+        options.say(line)
     boxes = sum(len(photo.labels) for photo in made.content.photos)
     options.say(f"{boxes} boxes in {len(made.content)} photos: {out}")
     if not boxes and "trust" in made.run:

@@ -154,7 +154,7 @@ TestProposalsOption = Annotated[
 ]
 RecipeOption = Annotated[
     str | None,
-    typer.Option("--recipe", help="Base settings; default: scenes for generated scenes, else photos."),
+    typer.Option("--recipe", help="Base settings; default: scenes for generated scenes, else photos-frozen."),
 ]
 
 

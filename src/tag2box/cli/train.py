@@ -1,6 +1,5 @@
 """``tag2box train``: photos and image-level tags in, a run folder with a trained detector out."""
 
-import difflib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,29 +9,36 @@ from typing import Annotated
 import torch
 import typer
 
-from tag2box import annotations, errors, recipes, run_inputs, runs, settings, systems
+from tag2box import annotations, errors, io, recipes, run_inputs, runs
 from tag2box.cli import options
+from tag2box.cli.label import label
+from tag2box.cli.merge import agreement_table
 from tag2box.cli.training_data import (
     TrainingData,
+    adapt_backbone,
+    chosen_config,
     load_side_info,
     new_store_line,
+    open_batches,
     read_taught,
+    recipe_config,
+    segment_photos,
     training_summary,
     with_proposals,
 )
 from tag2box.data.check import lacks_negatives, no_negatives_line, quick_findings
-from tag2box.formats import datasets
 from tag2box.identity import RunIdentity
-from tag2box.models.backbone import innermost
+from tag2box.labels.agreement import class_agreement
+from tag2box.labels.label_set import LabelSet, is_label_set
+from tag2box.labels.quality import RunChoice, choose_run, labelled_scores
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import Regularizer
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base
 from tag2box.proposals.suitability import store_concerns
-from tag2box.training import adaptation, batches, checkpoint, events, feature_cache, loop, proposal_cache, trackers
+from tag2box.training import batches, checkpoint, events, loop, proposal_cache, trackers
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, init_distributed, is_torchrun
 from tag2box.training.step import Step
-from tag2box.types import PhotoLabels
 
 RunParts = tuple[TrainingData, annotations.ReviewedBoxes | None, Detector]
 
@@ -90,7 +96,12 @@ def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE
 
 def _resumes(config: recipes.Config, out: Path) -> bool:
     """Whether torchrun restarted a run that exists already."""
-    if not (is_torchrun() and runs.has_run(out)):
+    return is_torchrun() and _has_same_run(config, out)
+
+
+def _has_same_run(config: recipes.Config, out: Path) -> bool:
+    """Whether a folder holds a run; raises if it has other settings."""
+    if not runs.has_run(out):
         return False
     before = runs.read_config(out)
     plan = config.plan if config.plan.epochs is None else replace(config.plan, iterations=before.plan.iterations)
@@ -99,6 +110,68 @@ def _resumes(config: recipes.Config, out: Path) -> bool:
             f"{out}: already holds a run with other settings; continue it with --resume, or choose another"
         )
     return True
+
+
+SEEDS_FILE = "seeds.json"
+"""Of a folder of runs with several seeds: their mean scores, the best, and whether that is sure."""
+
+
+def train_seeds(
+    config: recipes.Config,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    track: Sequence[str] = (),
+    progress: Progress = silent,
+    dist: DistContext = SINGLE_PROCESS,
+    announce: Callable[[str], None] | None = None,
+) -> RunChoice:
+    """Train a run for each seed, label its photos with it, and compare the runs by a sign that needs no true box.
+
+    All runs (``out``/seed-N) and label sets (``out``/labels-N) are kept; the proposals are shared. The same call
+    continues what is unfinished. ``labels.quality.choose_run`` has the sign, and what it does not say.
+
+    Example:
+        choice = tag2box.train_seeds(config, [0, 1, 2], Path("runs/mine"))
+        print(choice.best, choice.is_sure)
+    """
+    if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
+        raise errors.UserError(f"--seeds {','.join(map(str, seeds))}: expected two different seeds or more, as 0,1,2")
+    data = replace(config.data, proposals=config.data.proposals or out / "proposals")
+    scores = {}
+    for seed in seeds:
+        run, labels = out / f"seed-{seed}", out / f"labels-{seed}"
+        own = replace(config, data=data, plan=replace(config.plan, seed=seed))
+        settled = run_inputs.settled(runs.with_paths(own, run), dist)
+        with trackers.tracking(run, track if dist.is_main else ()):
+            is_begun, is_labelled = dist.all_gather_object((_has_same_run(settled, run), is_label_set(labels)))[0]
+            if not is_begun:
+                train(own, run, progress=progress, dist=dist, announce=announce)
+            elif not is_labelled:
+                resume(run, progress=progress, dist=dist)
+        if not is_labelled:
+            skipped: list[str] | None = [] if data.skip_bad else None
+            label(run, data.source(), labels, proposals=data.proposals, skipped=skipped, progress=progress, dist=dist)
+        dist.barrier()
+        scores[run.name] = labelled_scores(LabelSet.open(labels).content)
+    choice = choose_run(scores)
+    if choice is None:
+        raise errors.UserError(f"{out}: no tag has a box in all runs, so they cannot be compared; train for longer")
+    if dist.is_main:
+        lead = choice.lead and {"mean": choice.lead.mean, "error": choice.lead.error}
+        found = {"scores": dict(choice.scores), "best": choice.best, "is_sure": choice.is_sure, "lead": lead}
+        io.write_json(out / SEEDS_FILE, found)
+    return choice
+
+
+def _show_seeds(choice: RunChoice, seeds: Sequence[int], out: Path) -> None:
+    """Print how far the seeds agree by class, the best one, and what to do with them."""
+    folders = [out / f"labels-{seed}" for seed in seeds]
+    options.print_rich(agreement_table(class_agreement([LabelSet.open(folder) for folder in folders])))
+    options.say(choice.words())
+    best = f"{out / choice.best.replace('seed', 'labels')}"
+    merged = f"tag2box merge {' '.join(map(str, folders))} --out labels"
+    options.say(f"next: tag2box review {best}" if choice.is_sure else f"next: {merged}")
 
 
 def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext) -> RunParts:
@@ -197,7 +270,7 @@ def _step_and_batches(
     compute, (photos, store) = config.compute, data
     detector = detector.to(compute.torch_device())
     with dist.main_process_first():  # caches are built once
-        _adapt(config, detector, photos, progress)
+        adapt_backbone(config, detector, photos, progress)
         folder, maps = runs.required(config.feature_cache), detector.class_maps
         seen = proposal_cache.seen_boxes(
             photos.photos, store, maps, keep=config.adaptation.keep_boxes, folder=folder, progress=progress
@@ -210,46 +283,12 @@ def _step_and_batches(
             config, photos, seen.boxes, class_evidence=seen.evidence, reviewed=seen.codes, progress=progress
         )
         if config.criterion.requirements.segments:
-            side_info = replace(side_info, segments=_segments(config, detector, photos, progress))
-        source = replace(_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
+            side_info = replace(side_info, segments=segment_photos(config, detector, photos, progress))
+        source = replace(open_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     criterion = config.criterion.for_classes(photos.classes)
     return Step(detector, criterion, regularizer, config.augment, memory, compute.runtime().precision, dist), source
-
-
-def _adapt(config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress) -> None:
-    """Let the backbone learn the tags first, if that is set; the weights of a checkpoint have learned already."""
-    if detector.class_maps is None or detector.is_adapted:
-        return
-    own = config.adaptation.seed
-    adaptation.adapt(
-        detector.class_maps,
-        photos,
-        config.adaptation,
-        folder=runs.required(config.feature_cache),
-        seed=config.plan.seed if own is None else own,
-        progress=progress,
-    )
-    detector.load_adapted()
-
-
-def _segments(
-    config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress
-) -> PhotoLabels:
-    """The segmentation of photos by a branch on the adapted backbone, or on the pretrained one.
-
-    Neither changes during training, so a resumed run has the same segmentation.
-    """
-    if detector.class_maps is not None:
-        backbone = detector.class_maps.backbone
-    else:
-        with torch.random.fork_rng():
-            torch.manual_seed(config.plan.seed)  # of layers without pretrained weights
-            built = runs.build_detector(config, len(photos.classes), pretrained=True)
-        backbone = innermost(built.backbone).to(config.compute.torch_device())
-    folder, seed = runs.required(config.feature_cache), config.plan.seed
-    return adaptation.build_segments(backbone, photos, config.segmentation, folder=folder, seed=seed, progress=progress)
 
 
 def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer:
@@ -268,26 +307,6 @@ def _detector(config: recipes.Config, out: Path, classes: Sequence[str]) -> Dete
         checkpoint.load_model(out, checkpoint.read_state(out), detector)
         detector.is_adapted = True
     return detector
-
-
-def _batches(
-    config: recipes.Config,
-    detector: Detector,
-    photos: annotations.TaggedPhotos,
-    store: annotations.BoxSource,
-    progress: Progress,
-) -> batches.FeatureBatches | batches.ImageBatches:
-    """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
-    backbone, views = detector.backbone, config.loader.resize.views()
-    maps = run_inputs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
-    if not isinstance(maps, feature_cache.RoiMaps):
-        return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
-    if detector.backbone.frozen_trunk:
-        trunks = run_inputs.cached_features(
-            feature_cache.TrunkMaps(detector.backbone, photos.photos), config, views, progress
-        )
-        return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, trunks)
-    return batches.ImageBatches(photos, store, config.loader, config.plan.seed, backbone.preprocess.neutral())
 
 
 # ---------------------------------------------------------------- the command
@@ -323,6 +342,9 @@ def train_command(
     tags: Annotated[Path | None, typer.Option(help="Older name of DATA.", hidden=True)] = None,
     track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
+    seeds: Annotated[
+        str | None, typer.Option(help="Several runs, OUT/seed-N, compared by a sign that needs no boxes: 0,1,2.")
+    ] = None,
 ) -> None:
     """Train a detector from photos and image-level tags.
 
@@ -332,47 +354,31 @@ def train_command(
     or a tree of class folders. Later, with some photos reviewed:
     `tag2box train tags.csv --photos photos --boxes labels --warm-start runs/mine --out runs/second`.
     """
-    places = (data, tags, photos, split, classes, data_format, proposals, boxes, warm_start)
+    places = (data, tags, photos, split, classes, data_format, proposals, boxes, warm_start, seeds)
     if is_resumed and (config or override or system or any(places)):
         raise errors.UserError(
-            "--resume takes its settings from the run; leave out the dataset, --config, --system and --set"
+            "--resume takes its settings from the run; leave out the dataset, --config, --system, --seeds and --set"
         )
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format,
              "boxes": boxes}  # fmt: skip
-    with init_distributed() as dist, trackers.tracking(out, track if dist.is_main else ()):
+    with init_distributed() as dist, trackers.tracking(out, track if dist.is_main and not seeds else ()):
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
             resume(out, progress=progress, dist=dist)
         else:
-            settled = _config(_base(recipe, system), config, override, named, classes)
+            settled = chosen_config(recipe_config(recipe, system), config, override, named, classes)
             if warm_start is not None:
                 settled = replace(settled, warm_start=warm_start)
             if proposals is not None:
                 settled = run_inputs.match_store_method(settled, proposals)
                 if dist.is_main and not proposals.exists():
                     options.say(new_store_line(proposals))
+            if seeds:
+                numbers, say = options.seed_list(seeds), options.say
+                choice = train_seeds(settled, numbers, out, track=track, progress=progress, dist=dist, announce=say)
+                if dist.is_main:
+                    _show_seeds(choice, numbers, out)
+                return
             train(settled, out, progress=progress, dist=dist, announce=options.say)
         if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
-
-
-def _base(recipe: str, system: str | None) -> recipes.Config:
-    """The recipe with the system applied, before files and --set."""
-    if recipe not in recipes.RECIPES:
-        near = difflib.get_close_matches(recipe, recipes.RECIPES, 1, 0.0)[0]
-        raise errors.UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
-    return recipes.RECIPES[recipe]() if system is None else systems.find_system(system)(recipes.RECIPES[recipe]())
-
-
-def _config(
-    base: recipes.Config,
-    files: list[Path],
-    overrides: list[str],
-    named: dict[str, Path | str | None],
-    classes: str | None,
-) -> recipes.Config:
-    loaded = settings.load(recipes.Config, files, overrides, base=base)
-    given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
-    if classes is not None:
-        given["classes"] = datasets.class_names(classes)
-    return replace(loaded, data=replace(loaded.data, **given))  # type: ignore[arg-type]

@@ -4,17 +4,20 @@ And whether network, photos and proposals provide what the criterion requires, a
 """
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tag2box import annotations, errors, recipes, run_inputs, runs, types
+from tag2box import annotations, errors, recipes, run_inputs, runs, settings, systems, types
 from tag2box.data.reviewed_boxes import counts_from_boxes, read_reviewed
 from tag2box.formats import datasets, listing
 from tag2box.methods.protocols import Labeler, MilStrategy
+from tag2box.models.backbone import innermost
+from tag2box.models.detector import Detector
 from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore
-from tag2box.training import proposal_cache
+from tag2box.training import adaptation, batches, feature_cache, proposal_cache
 
 TrainingData = tuple[annotations.TaggedPhotos, ProposalStore]
 """The photos of a run, with tags, and their proposals."""
@@ -219,3 +222,88 @@ def new_store_line(place: Path) -> str:
     near = difflib.get_close_matches(place.name, stores, 1)
     hint = f"; did you mean {place.with_name(near[0])}?" if near else ""
     return f"proposals: {place} does not exist, so they are computed into it{hint}"
+
+
+# ---------------------------------------------------------------- what training reads
+
+
+def adapt_backbone(
+    config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress
+) -> None:
+    """Let the backbone learn the tags first, if that is set; the weights of a checkpoint have learned already."""
+    if detector.class_maps is None or detector.is_adapted:
+        return
+    own = config.adaptation.seed
+    adaptation.adapt(
+        detector.class_maps,
+        photos,
+        config.adaptation,
+        folder=runs.required(config.feature_cache),
+        seed=config.plan.seed if own is None else own,
+        progress=progress,
+    )
+    detector.load_adapted()
+
+
+def segment_photos(
+    config: recipes.Config, detector: Detector, photos: annotations.TaggedPhotos, progress: Progress
+) -> types.PhotoLabels:
+    """The segmentation of photos by a branch on the adapted backbone, or on the pretrained one.
+
+    Neither changes during training, so a resumed run has the same segmentation.
+    """
+    if detector.class_maps is not None:
+        backbone = detector.class_maps.backbone
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.plan.seed)  # of layers without pretrained weights
+            built = runs.build_detector(config, len(photos.classes), pretrained=True)
+        backbone = innermost(built.backbone).to(config.compute.torch_device())
+    folder, seed = runs.required(config.feature_cache), config.plan.seed
+    return adaptation.build_segments(backbone, photos, config.segmentation, folder=folder, seed=seed, progress=progress)
+
+
+def open_batches(
+    config: recipes.Config,
+    detector: Detector,
+    photos: annotations.TaggedPhotos,
+    store: annotations.BoxSource,
+    progress: Progress,
+) -> batches.FeatureBatches | batches.ImageBatches:
+    """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
+    backbone, views = detector.backbone, config.loader.resize.views()
+    maps = run_inputs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    if not isinstance(maps, feature_cache.RoiMaps):
+        return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
+    if detector.backbone.frozen_trunk:
+        trunks = run_inputs.cached_features(
+            feature_cache.TrunkMaps(detector.backbone, photos.photos), config, views, progress
+        )
+        return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, trunks)
+    return batches.ImageBatches(photos, store, config.loader, config.plan.seed, backbone.preprocess.neutral())
+
+
+# ---------------------------------------------------------------- settings of a command
+
+
+def recipe_config(recipe: str, system: str | None) -> recipes.Config:
+    """The recipe with the system applied, before files and --set."""
+    if recipe not in recipes.RECIPES:
+        near = difflib.get_close_matches(recipe, recipes.RECIPES, 1, 0.0)[0]
+        raise errors.UserError(f"--recipe {recipe}: unknown; did you mean {near}? `tag2box recipes` lists all")
+    return recipes.RECIPES[recipe]() if system is None else systems.find_system(system)(recipes.RECIPES[recipe]())
+
+
+def chosen_config(
+    base: recipes.Config,
+    files: list[Path],
+    overrides: list[str],
+    named: dict[str, Path | str | None],
+    classes: str | None,
+) -> recipes.Config:
+    """The recipe changed by files, by --set, and by the options that name data."""
+    loaded = settings.load(recipes.Config, files, overrides, base=base)
+    given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
+    if classes is not None:
+        given["classes"] = datasets.class_names(classes)
+    return replace(loaded, data=replace(loaded.data, **given))  # type: ignore[arg-type]

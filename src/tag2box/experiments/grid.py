@@ -141,7 +141,12 @@ def finish_run(run: GridRun, grid: Path, *, progress: Progress = silent) -> RunR
 
 
 def _measure(config: recipes.Config, folder: Path, data: study_data.StudyData, progress: Progress) -> None:
-    evaluate.measure_run(folder, test=data.test_set(config), train=data.train_set(config), progress=progress)
+    """Evaluate a run beside trivial rows; a run without class maps gets those of a probe of the frozen features."""
+    if config.adaptation.epochs and not isinstance(runs.read_any_config(folder), StudentConfig):
+        test, train = data.test_set(config), data.train_set(config)
+    else:
+        test, train = (data.with_probe(config, split, progress) for split in ("test", "train"))
+    evaluate.measure_run(folder, test=test, train=train, progress=progress)
 
 
 def _finish_run(config: recipes.Config, folder: Path, data: study_data.StudyData, progress: Progress) -> None:

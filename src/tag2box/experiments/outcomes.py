@@ -10,6 +10,7 @@ import torch
 from tag2box import annotations, errors
 from tag2box.metrics.challenges import PSEUDO_IOUS, pseudo_quality
 from tag2box.reporting import records, study_tables
+from tag2box.training.events import Gallery
 
 # ---------------------------------------------------------------- detections
 
@@ -43,7 +44,7 @@ def label_quality(record: records.RunRecord, truth: annotations.Truth) -> tuple[
 
 
 def _quality(
-    gallery: records.Gallery, counts: Sequence[records.PseudoCount], truth: annotations.Truth
+    gallery: Gallery, counts: Sequence[records.PseudoCount], truth: annotations.Truth
 ) -> study_tables.LabelQuality:
     pseudo = {photo.id: photo.detections() for photo in gallery.photos}
     got = pseudo_quality(truth, pseudo)

@@ -12,7 +12,8 @@ from tag2box.metrics.challenges import object_outcomes
 from tag2box.ops.boxes import iou
 from tag2box.reporting import formatting as fmt, study_tables
 from tag2box.reporting.gallery import MOMENTS, evenly_spaced, gallery_photos
-from tag2box.reporting.records import GalleryPhoto, RunRecord
+from tag2box.reporting.records import RunRecord
+from tag2box.training.events import GalleryPhoto
 
 SIDE_BY_SIDE_PHOTOS = 4
 PICTURE_PHOTOS = 4  # per challenge

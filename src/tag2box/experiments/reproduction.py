@@ -45,7 +45,7 @@ def reproduce(  # noqa: PLR0913 - one keyword per option of the command
     Args:
         rows: labels of the rows to run; default: all that can be run.
         seeds: of training, and of scenes; default: those of the experiment.
-        recipe: settings to start from; default: ``scenes`` on scenes, else ``photos``.
+        recipe: settings to start from; default: ``scenes`` on scenes, else ``photos-frozen``.
         overrides: settings of all rows, in the form of ``--set``; changes of a row are applied after them.
         commands: command lines shown on the page.
     """

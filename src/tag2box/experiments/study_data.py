@@ -4,21 +4,30 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+
+import torch
 
 from tag2box import annotations, errors, io, recipes
 from tag2box.cli.data import dataset_title
-from tag2box.cli.evaluate import EvalSet, eval_set, truth_in_order
+from tag2box.cli.evaluate import EvalSet, class_map_rows, eval_set, truth_in_order
 from tag2box.data.scenes import Scenes
 from tag2box.formats import datasets, listing, voc_tags
+from tag2box.metrics.baselines import Baseline
+from tag2box.models.class_maps import ClassMaps
 from tag2box.progress import Progress, silent
 from tag2box.proposals import base, shards
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import INDEX, ProposalStore
+from tag2box.training.adaptation import Adaptation, adapt, build_class_maps
 
 SPLITS = ("train", "test")
 SCENES = "scenes"
 """The value of ``--on`` for generated photos."""
+
+PROBE = Adaptation(part="cells", epochs=16)
+"""How the probe of frozen features learns the tags: the class maps of C-MIDN's segmentation do, too."""
 
 _TRAIN, _TEST = ("trainval", "train"), ("test", "val")  # image lists of a VOC folder, in order of preference
 
@@ -88,6 +97,31 @@ class StudyData:
     def train_set(self, config: recipes.Config) -> EvalSet:
         """The training photos and their truth, for CorLoc after training."""
         return EvalSet(self.tagged.photos, self.train, self.proposals(config, "train"))
+
+    def with_probe(self, config: recipes.Config, split: str, progress: Progress = silent) -> EvalSet:
+        """A split with the rows of a classifier of frozen features that learned the tags.
+
+        They are what the class maps of an adapted run give: its scores in trivial boxes, and the boxes of its maps.
+        """
+        found = self.test_set(config) if split == "test" else self.train_set(config)
+        key = f"{split} {config.backbone}"
+        if key not in self._probe_rows:
+            self._probe_rows[key] = class_map_rows(self._probe(config, progress), found)
+        return replace(found, baselines=self._probe_rows[key])
+
+    @cached_property
+    def _probe_rows(self) -> dict[str, tuple[Baseline, ...]]:
+        return {}
+
+    def _probe(self, config: recipes.Config, progress: Progress) -> ClassMaps:
+        """Class maps of cells of the frozen backbone; what they learned is cached beside the features."""
+        with torch.random.fork_rng([]):  # of initial weights
+            torch.manual_seed(0)
+            backbone = config.backbone.build(pretrained=True)
+            maps = build_class_maps(backbone, len(self.tagged.classes), PROBE)
+        maps = maps.to(config.compute.torch_device())
+        adapt(maps, self.tagged, PROBE, folder=self.home / "maps", seed=0, progress=progress)
+        return maps
 
     def stores_digest(self, config: recipes.Config) -> str:
         """A digest of imported proposals; empty if proposals are computed."""

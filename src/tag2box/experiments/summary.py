@@ -129,10 +129,45 @@ def errors_section(results: StudyResults, prefix: str = "") -> tuple[study_table
         rows = tuple(fmt.TableRow(name, tuple(f.words() for f in own.values())) for name, own in found.items())
         heads = tuple(error_figures.kind_name(kind).replace(" ", "\n") for kind in ERROR_KINDS)
         tables += [fmt.Table(f"Top boxes on {words}", heads, rows)] if rows else []
+        tables += [
+            table for group in _ERROR_GROUPS if (table := _kinds_table(results, split, group, heads)) is not None
+        ]
+        tables += [table for table in [_extent_table(results, split)] if table is not None]
     meanings = " ".join(f"{error_figures.kind_name(k).capitalize()}: {w}" for k, w in error_figures.MEANINGS.items())
     text = f"The best-scored box of every tag of every photo; the first kind that holds counts, in per cent. {meanings}"
     title = f"What the top boxes are, {results.first[1].name}"
     return (study_tables.StudySection(f"{prefix}errors", title, text, tables=tuple(tables)),) if tables else ()
+
+
+_ERROR_GROUPS = {"by_size": "size of the largest object", "by_count": "number of objects", "by_class": "class"}
+
+
+def _kinds_table(results: StudyResults, split: str, group: str, heads: tuple[str, ...]) -> fmt.Table | None:
+    """Kinds of the top boxes of every row by size, count or class; None without any."""
+    own = [result.figures for found in results.results.values() for result in found.values()]
+    tables = [((each.get(split) or {}).get("errors") or {}).get(group) or {} for each in own]
+    rows = []
+    for name in dict.fromkeys(name for table in tables for name in table):
+        for label, found in results.results.items():
+            shares = [StudyColumn(kind, (split, "errors", group, name, kind)).over_seeds(found) for kind in ERROR_KINDS]
+            if any(share.by_seed for share in shares):
+                rows.append(fmt.TableRow(f"{name}: {label}", tuple(share.words() for share in shares)))
+    return (
+        fmt.Table(f"Top boxes on {SPLIT_NAMES[split]}, by {_ERROR_GROUPS[group]}", heads, tuple(rows)) if rows else None
+    )
+
+
+def _extent_table(results: StudyResults, split: str) -> fmt.Table | None:
+    """What proposals allowed in every row, and what their scores prefer; None without any."""
+    columns = [StudyColumn(words, (split, "extents", name)) for name, words in error_figures.EXTENTS.items()]
+    shares = {label: [column.over_seeds(own) for column in columns] for label, own in results.results.items()}
+    rows = tuple(
+        fmt.TableRow(label, tuple(share.words() for share in own))
+        for label, own in shares.items()
+        if any(share.by_seed for share in own)
+    )
+    heads = tuple(column.name for column in columns)
+    return fmt.Table(f"The proposals and their scores, {SPLIT_NAMES[split]}", heads, rows) if rows else None
 
 
 def errors_by_row(results: StudyResults, split: str) -> dict[str, dict[str, study_tables.SeedFigures]]:

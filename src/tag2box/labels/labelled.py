@@ -279,3 +279,11 @@ def _from_objects(objects: Objects, classes: Sequence[str], tags: set[str]) -> t
         LabelBox(_corners(box), classes[label], is_doubtful=doubt, is_tag=classes[label] in tags)
         for box, label, doubt in zip(*columns, strict=True)
     )
+
+
+def with_review(photo: LabelledPhoto, boxes: tuple[LabelBox, ...]) -> LabelledPhoto:
+    """A reviewed photo with its boxes, tagged with their classes, too."""
+    boxed = [box.name for box in boxes if not box.is_doubtful]
+    tags = tuple(dict.fromkeys((*photo.tags, *boxed)))
+    unsure = tuple(name for name in photo.unsure if name not in tags)
+    return replace(photo, tags=tags, unsure=unsure, boxes=boxes, is_reviewed=True)

@@ -7,6 +7,8 @@ from the photos themselves, without any box.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -64,6 +66,12 @@ class PhotoTags:
     present: frozenset[int]
     unsure: frozenset[int] = frozenset()
     counts: Mapping[int, int] | None = None  # objects per class, as far as they were counted
+
+
+def tags_digest(tags: Mapping[str, PhotoTags]) -> str:
+    """SHA-256 of the tags of some photos."""
+    rows = [[name, sorted(own.present), sorted(own.unsure)] for name, own in tags.items()]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

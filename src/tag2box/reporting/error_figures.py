@@ -10,6 +10,7 @@ from tag2box.metrics import baselines
 from tag2box.metrics.error_analysis import ERROR_KINDS, TopBox, error_shares, top_boxes
 from tag2box.ops import iou
 from tag2box.reporting import charts, formatting as fmt, gallery, records, run_figures, sections
+from tag2box.training.events import Gallery
 
 EXAMPLES = 4  # photos per kind
 MEANINGS = {
@@ -36,7 +37,7 @@ class ErrorSection:
     bars: tuple[run_figures.Chart, ...]  # one per split: runs, and trivial boxes
     kinds: tuple[tuple[str, str, str], ...]  # CSS class, name, meaning
     tables: tuple[fmt.Table, ...]
-    training: run_figures.Chart | None  # of the last run
+    training: tuple[run_figures.Chart, ...]  # of the last run, one per recorded stage
     examples: tuple[sections.TileRow, ...]
     run: str  # the last run, of which tables, curves and examples are
 
@@ -273,28 +274,36 @@ def _extent_table(runs: Sequence[run_figures.NamedRun]) -> list[fmt.Table]:
 # ---------------------------------------------------------------- over training
 
 
-def _training(run: run_figures.NamedRun, truth: annotations.Truth | None) -> run_figures.Chart | None:
-    """Kinds of the top pseudo boxes of the recorded training photos over training."""
-    if truth is None or not run.record.galleries:
-        return None
-    shares = [(each.iteration, _gallery_shares(each, truth)) for each in run.record.galleries]
+def _training(run: run_figures.NamedRun, truth: annotations.Truth | None) -> tuple[run_figures.Chart, ...]:
+    """Kinds of the top pseudo boxes of the recorded training photos over training, stage by stage."""
+    galleries = run.record.galleries
+    if truth is None or not galleries:
+        return ()
+    stages = min(each.stages for each in galleries)  # runs of older versions recorded the last one only
+    charts_found = (_stage_chart(galleries, truth, stage, stages) for stage in range(stages))
+    return tuple(chart for chart in charts_found if chart is not None)
+
+
+def _stage_chart(
+    galleries: Sequence[Gallery], truth: annotations.Truth, stage: int, stages: int
+) -> run_figures.Chart | None:
+    shares = [(each.iteration, _gallery_shares(each, truth, each.stages - stages + stage)) for each in galleries]
     lines = []
     for kind in ERROR_KINDS:
         points = tuple((float(at), 100.0 * own[kind]) for at, own in shares if own)
         if points:
             lines.append(charts.Line(kind_name(kind), f"part-{kind}", points))
-    photos = fmt.plural(len(run.record.galleries[0].photos), "recorded training photo")
-    svg = charts.line_chart(lines, label="Kinds of the top pseudo boxes over training")
-    return (
-        run_figures.Chart("Over training", f"top pseudo box of the last stage, {photos}, in per cent", svg)
-        if lines
-        else None
-    )
+    if not lines:
+        return None
+    photos = fmt.plural(len(galleries[0].photos), "recorded training photo")
+    words = f"stage {stage + 1} of {stages}" if stages > 1 else "the last stage"
+    svg = charts.line_chart(lines, label=f"Kinds of the top pseudo boxes over training, {words}")
+    return run_figures.Chart(f"Over training, {words}", f"top pseudo box, {photos}, in per cent", svg)
 
 
-def _gallery_shares(moment: records.Gallery, truth: annotations.Truth) -> dict[str, float]:
-    """Shares of the kinds among the recorded photos at one iteration; empty without pairs."""
-    pseudo = {photo.id: photo.detections() for photo in moment.photos}
+def _gallery_shares(moment: Gallery, truth: annotations.Truth, stage: int) -> dict[str, float]:
+    """Shares of the kinds among the recorded photos at one iteration and stage; empty without pairs."""
+    pseudo = moment.of_stage(stage)
     part = truth.part([photo in pseudo for photo in truth.ids])
     tops = top_boxes(part, pseudo)
     return {kind: sum(top.kind == kind for top in tops) / len(tops) for kind in ERROR_KINDS} if tops else {}

@@ -17,6 +17,7 @@ from torch import Tensor
 from tag2box import annotations, errors, images, io, storage
 from tag2box.metrics.challenges import BoxMatching, match_boxes
 from tag2box.reporting import formatting as fmt, records, run_figures
+from tag2box.training.events import Gallery, GalleryPhoto
 
 THUMBNAIL = 480  # longest side of an embedded photo: sharp as a 320-pixel tile, useful when enlarged
 JPEG_QUALITY = 80
@@ -24,7 +25,6 @@ TEST_PHOTOS = 12  # test photos on which the runs are compared
 OWN_PHOTOS = 24  # photos without ground truth that are shown
 SLIDER_FLOOR = 0.05  # least score of a box on a page with a score slider
 MOST_BOXES = 40  # of a photo, from which a score slider selects
-
 
 # ---------------------------------------------------------------- choosing photos
 
@@ -41,7 +41,7 @@ def evenly_spaced(items: Sequence[_Item], count: int) -> tuple[_Item, ...]:
     return tuple(items[round(k * (len(items) - 1) / (count - 1))] for k in range(count))
 
 
-def gallery_photos(galleries: Iterable[records.Gallery], available: Container[str]) -> tuple[str, ...]:
+def gallery_photos(galleries: Iterable[Gallery], available: Container[str]) -> tuple[str, ...]:
     """The photos to show of some galleries: those available, evenly spaced in order of appearance."""
     ids = dict.fromkeys(photo.id for gallery in galleries for photo in gallery.photos)
     return evenly_spaced([photo for photo in ids if photo in available], PSEUDO_PHOTOS)
@@ -221,7 +221,7 @@ def _missed_boxes(
 
 def pseudo_tile(
     shot: Shot,
-    taught: records.GalleryPhoto,
+    taught: GalleryPhoto,
     truth: Float[Tensor, "G 4"] | None,
     *,
     classes: Sequence[str],
@@ -325,7 +325,7 @@ def _pseudo(
     run: run_figures.NamedRun,
     shot: Shot,
     photo: str,
-    moments: Sequence[records.Gallery],
+    moments: Sequence[Gallery],
     *,
     objects: annotations.Objects | None,
 ) -> ComparisonColumn:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import torch
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from tag2box import annotations, io
 from tag2box.errors import UserError, printable
+from tag2box.labels.quality import SIGNS_FILE, BestBoxes, QualitySigns, quality_signs, read_signs
 from tag2box.metrics.baselines import Verdict
-from tag2box.training.events import TrainingWarning
+from tag2box.training.events import Gallery, TrainingWarning
 
 
 def _numbers_only(value: object) -> object:
@@ -70,39 +70,6 @@ class PseudoCount:
     boxes_per_class: PerStage = ()
     threshold: PerStage = ()
     per_class: FigureMap = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class GalleryPhoto:
-    """Pseudo labels of the last stage on one training photo, in pixels of the photo."""
-
-    id: Text
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-    labels: tuple[int, ...] = ()
-    scores: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not len(self.boxes) == len(self.labels) == len(self.scores):
-            raise ValueError("boxes, labels and scores differ in length")
-
-    def detections(self) -> annotations.Detections:
-        """The pseudo boxes as detections."""
-        boxes = torch.tensor(self.boxes, dtype=torch.float32).reshape(-1, 4)
-        return annotations.Detections(
-            boxes, torch.tensor(self.scores, dtype=torch.float32), torch.tensor(self.labels, dtype=torch.long)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Gallery:
-    """A ``gallery`` event: pseudo labels of a fixed set of training photos at one iteration."""
-
-    iteration: Natural
-    photos: tuple[GalleryPhoto, ...] = ()
-
-    def of(self, photo: str) -> tuple[GalleryPhoto, ...]:
-        """The pseudo labels of one photo; empty if the gallery does not have it."""
-        return tuple(each for each in self.photos if each.id == photo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +206,7 @@ class RunRecord:
     train_top_boxes: Mapping[str, annotations.Detections] | None = None  # the best box of every tag
     own_detections: Mapping[str, annotations.Detections] | None = None  # on photos without ground truth
     warnings: tuple[TrainingWarning, ...] = ()
+    signs: QualitySigns | None = None  # of quality, without true boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +261,16 @@ def read_run(folder: Path, *, test_detections: Mapping[str, annotations.Detectio
         metrics=_read_metrics(metrics) if metrics.exists() else Metrics(),
         test_detections=test_detections,
         warnings=tuple(log.warnings),
+        signs=read_signs(folder / SIGNS_FILE) if (folder / SIGNS_FILE).exists() else None,
     )
+
+
+def run_signs(folder: Path, best: BestBoxes, classes: Sequence[str]) -> QualitySigns:
+    """The signs of a run's quality, from its best boxes in its photos and from its galleries."""
+    galleries = read_run(folder).galleries
+    moments = [each.of_stage(each.stages - 1) for each in galleries]
+    stages = [each.of_stage(number) for each in galleries[-1:] for number in range(each.stages)]
+    return quality_signs(best, classes, moments, stages)
 
 
 def _read_metrics(path: Path) -> Metrics:

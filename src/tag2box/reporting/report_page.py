@@ -85,6 +85,7 @@ class ReportPage:
     results: Results
     baselines: error_figures.BaselineSection
     intervals: tuple[fmt.Table, ...]
+    signs: fmt.Table | None  # of quality, without true boxes
     errors: error_figures.ErrorSection | None
     training: Training
     reach: ReachSection
@@ -121,6 +122,7 @@ def build_report(inputs: ReportInputs) -> ReportPage:
         results=_results(runs),
         baselines=error_figures.baseline_section(runs),
         intervals=interval_figures.interval_tables(runs, inputs),
+        signs=run_figures.signs_table(runs),
         errors=errors_found,
         training=_training(runs, inputs),
         reach=ReachSection(

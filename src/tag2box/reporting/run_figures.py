@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from tag2box.annotations import Truth
+from tag2box.labels.quality import ClassSigns, QualitySigns
 from tag2box.metrics.baselines import Verdict
 from tag2box.reporting import formatting as fmt, records
 from tag2box.reporting.charts import (
@@ -297,6 +298,32 @@ def facts_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
     """What each run took; rows without any value are left out."""
     rows = [fmt.TableRow(name, tuple(fact(run.record) for run in runs)) for name, fact in RUN_FACTS]
     return _runs_table("Training", runs, rows)
+
+
+def signs_table(runs: Sequence[NamedRun]) -> fmt.Table | None:
+    """Signs of quality without true boxes, where `tag2box label` recorded them: by class, and of the run."""
+    known = [(run, run.record.signs) for run in runs if run.record.signs is not None]
+    if not known:
+        return None
+    kinds = ("score", "margin")
+    heads = tuple(f"{run.name}\n{kind}" for run, _ in known for kind in kinds)
+    classes = dict.fromkeys(name for _, signs in known for name in signs.classes)
+    none = ClassSigns(0)
+    rows = [
+        fmt.TableRow(name, tuple(_sign(own, kind) for own in owns for kind in kinds))
+        for name in classes
+        for owns in [[signs.classes.get(name, none) for _, signs in known]]
+    ]
+    rows.append(fmt.TableRow("mean", tuple(_sign(signs, kind) for _, signs in known for kind in kinds)))
+    for field, words in (("stages", "overlap, last two stages"), ("stability", "overlap, last two moments")):
+        cells = tuple(cell for _, signs in known for cell in (fmt.format_number(getattr(signs, field)), ""))
+        rows.append(fmt.TableRow(words, cells))
+    return fmt.Table("Best boxes of the training photos", heads, tuple(rows))
+
+
+def _sign(own: ClassSigns | QualitySigns, kind: str) -> str:
+    value = fmt.format_number(getattr(own, kind))
+    return f"{value} (not recognised)" if kind == "margin" and getattr(own, "is_unrecognised", False) else value
 
 
 def machine_table(runs: Sequence[NamedRun]) -> fmt.Table | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from tag2box.annotations import Detections, Objects, Photo
 from tag2box.data.stats import ObjectStats
 from tag2box.metrics.evaluation import MARK
-from tag2box.reporting import formatting as fmt, records
+from tag2box.reporting import formatting as fmt
+from tag2box.training.events import GalleryPhoto
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class PseudoPanel:
     photo: Photo
     run: str  # empty: not named in the caption
     iteration: int
-    labels: records.GalleryPhoto
+    labels: GalleryPhoto
     objects: Objects
 
 

@@ -14,10 +14,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import BeforeValidator, Field
 
 from tag2box import errors, io
+from tag2box.annotations import Detections
+from tag2box.labels.quality import best_of_classes
 from tag2box.models.rng import StepRng
 from tag2box.training import batches, criterion, grad_cache
 from tag2box.training.step import Step
@@ -105,6 +109,73 @@ class TrainingWarning:
     problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class GalleryStage:
+    """The best pseudo box of each class on one training photo by a refinement stage, in pixels of the photo."""
+
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+
+    def detections(self) -> Detections:
+        """The boxes as detections."""
+        return _to_detections(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryPhoto:
+    """Pseudo labels of the last stage on one training photo, in pixels of the photo."""
+
+    id: Annotated[str, BeforeValidator(str)]
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    earlier: tuple[GalleryStage, ...] = ()  # the stages before the last; none in runs of older versions
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+
+    def detections(self) -> Detections:
+        """The pseudo boxes as detections."""
+        return _to_detections(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Gallery:
+    """A ``gallery`` event: pseudo labels of a fixed set of training photos at one iteration."""
+
+    iteration: Annotated[int, Field(ge=0, le=1 << 53)]
+    photos: tuple[GalleryPhoto, ...] = ()
+
+    def of(self, photo: str) -> tuple[GalleryPhoto, ...]:
+        """The pseudo labels of one photo; empty if the gallery does not have it."""
+        return tuple(each for each in self.photos if each.id == photo)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages that all photos have."""
+        return 1 + min((len(photo.earlier) for photo in self.photos), default=0)
+
+    def of_stage(self, stage: int) -> dict[str, Detections]:
+        """The pseudo boxes of a stage (0 .. stages - 1) by photo; of all but the last, the best of each class."""
+        back = self.stages - 1 - stage
+        return {own.id: (own.earlier[-back] if back else own).detections() for own in self.photos}
+
+
+def _check_lengths(own: GalleryStage | GalleryPhoto) -> None:
+    if not len(own.boxes) == len(own.labels) == len(own.scores):
+        raise ValueError("boxes, labels and scores differ in length")
+
+
+def _to_detections(own: GalleryStage | GalleryPhoto) -> Detections:
+    boxes = torch.tensor(own.boxes, dtype=torch.float32).reshape(-1, 4)
+    scores = torch.tensor(own.scores, dtype=torch.float32)
+    return Detections(boxes, scores, torch.tensor(own.labels, dtype=torch.long))
+
+
 def warn(log: EventLog | NullEventLog, run: Path, iteration: int, problem: str) -> None:
     """Log a sign of a training that does not learn, and show it as one line."""
     log.write("warning", {"iteration": iteration, "problem": problem})
@@ -190,28 +261,34 @@ def has_constant_scores(step: Step, source: batches.BatchSource) -> bool:
 def gallery_event(
     iteration: int, step: Step, source: batches.BatchSource, rng: StepRng, count: int, *, fraction: float = 0.0
 ) -> dict[str, object]:
-    """Pseudo ground truth of the last stage on the same few training photos, in their own pixels."""
+    """Pseudo ground truth on the same few training photos, in their own pixels.
+
+    Of the last stage all boxes, of each earlier one the best box of every class.
+    """
     batch = source.preview_batch(count)
     labeling = grad_cache.preview(step, batch.to(step.device), rng, fraction).labeling
-    pseudo_boxes = labeling.stages[-1].pseudo_boxes.to(torch.device("cpu"))
-    photos = [
-        _photo(photo, span, pseudo_boxes, batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo))
-        for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True)
-    ]
+    stages = [stage.pseudo_boxes.to(torch.device("cpu")) for stage in labeling.stages]
+    photos = []
+    for photo, span in zip(batch.ids, batch.proposals.spans(), strict=True):
+        seen, own = batch.proposals.boxes[span.start : span.stop], source.photo_boxes(photo)
+        *earlier, last = [_shown(stage, span, seen, own) for stage in stages]
+        photos.append({"id": photo, **_row(last), "earlier": [_row(best_of_classes(stage)) for stage in earlier]})
     return {"iteration": iteration, "photos": photos}
 
 
-def _photo(
-    photo: str, span: range, pseudo_boxes: PseudoBoxes, seen: torch.Tensor, own: torch.Tensor
-) -> dict[str, object]:
+def _shown(pseudo_boxes: PseudoBoxes, span: range, seen: torch.Tensor, own: torch.Tensor) -> Detections:
+    """The pseudo boxes of one photo with a finite score, in its own pixels."""
     inside = (pseudo_boxes.rows >= span.start) & (pseudo_boxes.rows < span.stop) & pseudo_boxes.score.isfinite()
     boxes = own[pseudo_boxes.rows[inside] - span.start]
     if pseudo_boxes.boxes is not None and len(boxes):
         sides = own[:, 2:].amax(dim=0) / seen[:, 2:].amax(dim=0)  # the view only scales
         boxes = pseudo_boxes.boxes[inside] * sides.repeat(2)
+    return Detections(boxes, pseudo_boxes.score[inside], pseudo_boxes.cls[inside])
+
+
+def _row(found: Detections) -> dict[str, object]:
     return {
-        "id": photo,
-        "boxes": [[round(v, 1) for v in row] for row in boxes.tolist()],
-        "labels": pseudo_boxes.cls[inside].tolist(),
-        "scores": [round(v, 4) for v in pseudo_boxes.score[inside].tolist()],
+        "boxes": [[round(v, 1) for v in row] for row in found.boxes.tolist()],
+        "labels": found.labels.tolist(),
+        "scores": [round(v, 4) for v in found.scores.tolist()],
     }
