@@ -26,6 +26,7 @@ from tag2box.identity import RunIdentity
 from tag2box.models.backbone import innermost
 from tag2box.models.detector import Detector
 from tag2box.models.drop_block import Regularizer
+from tag2box.parallel.pool import LocalPool, Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base
 from tag2box.proposals.suitability import store_concerns
@@ -44,11 +45,15 @@ def train(
     progress: Progress = silent,
     dist: DistContext = SINGLE_PROCESS,
     announce: Callable[[str], None] | None = None,
+    pool: Pool | None = None,
 ) -> None:
     """Train a detector into a new run folder.
 
     Under torchrun, a run that was started with the same settings is resumed: torchrun restarts the same command.
-    ``announce`` receives a line on what will be done, once photos and proposals are known.
+
+    Args:
+        announce: receives a line on what will be done, once photos and proposals are known.
+        pool: where proposals and cached features are computed, e.g. a ``RayPool``; training itself is here.
 
     Example:
         config = replace(tag2box.RECIPES["photos"](), data=Data(tags=Path("tags.csv"), photos=Path("photos")))
@@ -63,11 +68,11 @@ def train(
                 runs.check_free(out)
             elif dist.is_main:
                 config = runs.read_config(out)
-            parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist)
+            parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist, pool=pool)
         config = _with_length(config, parts[0])
         if announce is not None and dist.is_main:
             announce(training_summary(config, *parts[0]))
-        _fit(config, parts, out=out, progress=progress, dist=dist)
+        _fit(config, parts, out=out, progress=progress, dist=dist, pool=pool)
 
 
 def _with_length(config: recipes.Config, data: TrainingData) -> recipes.Config:
@@ -75,8 +80,10 @@ def _with_length(config: recipes.Config, data: TrainingData) -> recipes.Config:
     return replace(config, plan=config.plan.for_photos(len(data[0]), config.loader.batch_size))
 
 
-def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
-    """Continue a run from its last checkpoint, with the settings it was started with.
+def resume(
+    out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS, pool: Pool | None = None
+) -> None:
+    """Continue a run from its last checkpoint, with the settings it was started with; ``pool`` as of ``train``.
 
     Raises if settings, classes, tags, photos or proposals are not those that the run was started with.
     """
@@ -84,8 +91,8 @@ def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE
     config.compute.torch_device()
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
-            parts = _prepare(config, out, is_new=False, progress=progress, dist=dist)
-        _fit(config, parts, out=out, progress=progress, dist=dist)
+            parts = _prepare(config, out, is_new=False, progress=progress, dist=dist, pool=pool)
+        _fit(config, parts, out=out, progress=progress, dist=dist, pool=pool)
 
 
 def _resumes(config: recipes.Config, out: Path) -> bool:
@@ -101,7 +108,9 @@ def _resumes(config: recipes.Config, out: Path) -> bool:
     return True
 
 
-def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext) -> RunParts:
+def _prepare(
+    config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext, pool: Pool | None
+) -> RunParts:
     """Photos, proposals and network of a run; a new one is started once these are there, so a mistake leaves no run.
 
     Those of a resumed run are compared with what it recorded, tags and photos before proposals are computed.
@@ -121,7 +130,7 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
         recorded.check_classes(photos.classes, config.data.tags)
         recorded.check_boxes(reviewed, config.data.boxes)
         recorded.check_photos(photos, None, config)
-    data = with_proposals(config, photos, progress)
+    data = with_proposals(config, photos, progress, pool)
     if recorded is not None:
         recorded.check_photos(*data, config)
     detector = _detector(config, out, photos.classes)
@@ -166,8 +175,10 @@ def _start(config: recipes.Config, out: Path, data: TrainingData, identity: RunI
 # ---------------------------------------------------------------- training
 
 
-def _fit(config: recipes.Config, parts: RunParts, *, out: Path, progress: Progress, dist: DistContext) -> None:
-    step, source = _step_and_batches(config, *parts, progress=progress, dist=dist)
+def _fit(
+    config: recipes.Config, parts: RunParts, *, out: Path, progress: Progress, dist: DistContext, pool: Pool | None
+) -> None:
+    step, source = _step_and_batches(config, *parts, progress=progress, dist=dist, pool=pool)
     loop.fit(step, source, config.plan, run=out, progress=progress)
 
 
@@ -193,14 +204,17 @@ def _step_and_batches(
     *,
     progress: Progress,
     dist: DistContext,
+    pool: Pool | None = None,
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
     compute, (photos, store) = config.compute, data
     detector = detector.to(compute.torch_device())
+    workers = pool and run_inputs.NetworkPool.of(pool, config, len(photos.classes))
     with dist.main_process_first():  # caches are built once
         _adapt(config, detector, photos, progress)
         folder, maps = runs.required(config.feature_cache), detector.class_maps
+        keep, compute_evidence = config.adaptation.keep_boxes, workers and workers.evidence
         seen = proposal_cache.seen_boxes(
-            photos.photos, store, maps, keep=config.adaptation.keep_boxes, folder=folder, progress=progress
+            photos.photos, store, maps, keep=keep, folder=folder, compute=compute_evidence, progress=progress
         )
         if reviewed is not None:
             seen = proposal_cache.with_reviewed_boxes(
@@ -211,7 +225,8 @@ def _step_and_batches(
         )
         if config.criterion.requirements.segments:
             side_info = replace(side_info, segments=_segments(config, detector, photos, progress))
-        source = replace(_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
+        made = _batches(config, detector, photos, seen.boxes, progress, workers)
+        source = replace(made, dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     criterion = config.criterion.for_classes(photos.classes)
@@ -275,16 +290,17 @@ def _batches(
     photos: annotations.TaggedPhotos,
     store: annotations.BoxSource,
     progress: Progress,
+    workers: run_inputs.NetworkPool | None,
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
     backbone, views = detector.backbone, config.loader.resize.views()
-    maps = run_inputs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    computed = feature_cache.RoiMaps(backbone, photos.photos, store)
+    maps = run_inputs.cached_roi_maps(computed, config, views, progress, workers)
     if not isinstance(maps, feature_cache.RoiMaps):
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
-    if detector.backbone.frozen_trunk:
-        trunks = run_inputs.cached_features(
-            feature_cache.TrunkMaps(detector.backbone, photos.photos), config, views, progress
-        )
+    if backbone.frozen_trunk:
+        trunk_maps = feature_cache.TrunkMaps(backbone, photos.photos)
+        trunks = run_inputs.cached_features(trunk_maps, config, views, progress, workers)
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, trunks)
     return batches.ImageBatches(photos, store, config.loader, config.plan.seed, backbone.preprocess.neutral())
 
@@ -322,10 +338,16 @@ def train_command(
     tags: Annotated[Path | None, typer.Option(help="Older name of DATA.", hidden=True)] = None,
     track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes for proposals and the feature cache; default: one per core, 1.")
+    ] = None,
+    on: options.OnOption = "here",
+    address: options.AddressOption = None,
 ) -> None:
     """Train a detector from photos and image-level tags.
 
-    Runs on all processes that torchrun starts. Resumable: `--resume` continues from the last checkpoint.
+    Runs on all processes that torchrun starts; with --on ray a cluster computes proposals and the feature cache.
+    Resumable: `--resume` continues from the last checkpoint.
 
     Example: `tag2box train tags.csv --photos photos --out runs/mine`. DATA is a CSV of tags, a COCO file, a VOC folder
     or a tree of class folders. Later, with some photos reviewed:
@@ -338,10 +360,11 @@ def train_command(
         )
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format,
              "boxes": boxes}  # fmt: skip
+    pool = options.pool_of(on, address, workers=workers, chunk=1) or (LocalPool(workers) if workers else None)
     with init_distributed() as dist, trackers.tracking(out, track if dist.is_main else ()):
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
-            resume(out, progress=progress, dist=dist)
+            resume(out, progress=progress, dist=dist, pool=pool)
         else:
             settled = _config(_base(recipe, system), config, override, named, classes)
             if warm_start is not None:
@@ -350,7 +373,7 @@ def train_command(
                 settled = run_inputs.match_store_method(settled, proposals)
                 if dist.is_main and not proposals.exists():
                     options.say(new_store_line(proposals))
-            train(settled, out, progress=progress, dist=dist, announce=options.say)
+            train(settled, out, progress=progress, dist=dist, announce=options.say, pool=pool)
         if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")
 

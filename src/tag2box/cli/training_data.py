@@ -12,6 +12,7 @@ from tag2box import annotations, errors, recipes, run_inputs, runs, types
 from tag2box.data.reviewed_boxes import counts_from_boxes, read_reviewed
 from tag2box.formats import datasets, listing
 from tag2box.methods.protocols import Labeler, MilStrategy
+from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import proposal_cache
@@ -54,11 +55,13 @@ def prepare_data(config: recipes.Config, progress: Progress = silent) -> Trainin
     return with_proposals(config, read_training(config), progress)
 
 
-def with_proposals(config: recipes.Config, photos: annotations.TaggedPhotos, progress: Progress) -> TrainingData:
+def with_proposals(
+    config: recipes.Config, photos: annotations.TaggedPhotos, progress: Progress, pool: Pool | None = None
+) -> TrainingData:
     """The photos of a run, without those to be skipped, and their proposals."""
     check_requirements(config, photos)  # before proposals are computed, which may take hours
     folder, skip_bad = runs.required(config.data.proposals), config.data.skip_bad
-    store = run_inputs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad)
+    store = run_inputs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad, pool=pool)
     kept = photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos
     if not any(len(store.boxes(photo.id)) for photo in kept.photos):
         raise errors.UserError(
