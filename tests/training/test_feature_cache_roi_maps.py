@@ -118,7 +118,7 @@ def test_a_cut_file_is_made_again(tmp_path: Path, keep: int) -> None:
     assert path.read_bytes() == whole
 
 
-def test_interrupted_work_leaves_no_cache_file_but_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = RoiMaps.get
 

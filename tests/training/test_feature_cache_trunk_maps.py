@@ -233,7 +233,7 @@ def test_a_file_truncated_while_in_use_is_reported_in_one_line(tmp_path: Path) -
     cached.close()
 
 
-def test_interrupted_work_leaves_no_cache_file_but_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = TrunkMaps.get
 
