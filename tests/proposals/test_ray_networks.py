@@ -48,7 +48,7 @@ def cluster() -> Iterator[None]:
 def test_only_work_that_uses_a_gpu_gets_one(tmp_path: Path, is_gpu_used: bool, expected: set[str]) -> None:
     photos = [paint(tmp_path, f"p{number}", 0, (20, 9)) for number in range(3)]
     work = ray_works.UsesGpu(is_gpu_used=is_gpu_used)
-    found = dict((photo.id, gpus) for photo, gpus in RayPool(chunk=1)(work, photos, lost=ray_works.no_gpus))
+    found = {photo.id: gpus for photo, gpus in RayPool(chunk=1)(work, photos, lost=ray_works.no_gpus)}
     assert len(found) == 3 and set(found.values()) == expected
 
 

@@ -339,7 +339,8 @@ def train_command(
     track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes for proposals and the feature cache; default: one per core, 1.")
+        int | None,
+        typer.Option(min=1, help="Processes for proposals (default: one per core) and feature cache (this)."),
     ] = None,
     on: options.OnOption = "here",
     address: options.AddressOption = None,
