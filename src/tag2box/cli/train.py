@@ -338,10 +338,7 @@ def train_command(
     tags: Annotated[Path | None, typer.Option(help="Older name of DATA.", hidden=True)] = None,
     track: options.TrackOption = [],  # noqa: B006
     override: options.SetOption = [],  # noqa: B006
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes for proposals (default: one per core) and feature cache (this)."),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes for proposals and the feature cache.")] = None,
     on: options.OnOption = "here",
     address: options.AddressOption = None,
 ) -> None:
