@@ -81,7 +81,7 @@ def coco_ratios(figures: Figures) -> Iterator[tuple[str, Figures]]:
 def search_ratios(figures: Figures) -> Iterator[tuple[str, Figures]]:
     """Of selective search: the median over photos, which is steadier than a round."""
     row = figures["fast"]["truth.json"]["times_as_fast"]
-    yield "selective search, generated scenes", {"min": row["least"], "median": row["median"], "max": row["median"]}
+    yield "selective search, 16 generated scenes", {"min": row["least"], "median": row["median"], "max": row["median"]}
 
 
 PARTS = {
