@@ -1,21 +1,27 @@
-"""The figures of ``make bench`` as a Markdown page: machine, targets, and one table per part."""
+"""The figures of ``make bench`` as a Markdown page: machine, targets, and one table per part.
+
+python benchmarks/bench_tables.py     # fills the tables of docs/speed.md from the files in docs/results
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_growth import growth_lines
 from bench_verdicts import Figures, Verdict, verdicts
 from measuring import in_words
 from tag2box.errors import UserError
+from tag2box.io import read_json, write_text
 from tag2box.reporting.formatting import plural
 
 Found = dict[str, Any]  # by part: key, commit, seconds, when, figures
 
-_BEGIN, _END = "<!-- bench: begin -->", "<!-- bench: end -->"
+_WAYS = ("old", "new", "plain_torch")
 _MET = {True: "yes", False: "**no**", None: "–"}  # noqa: RUF001 - a dash means: no target or not measured
 
 
@@ -30,8 +36,8 @@ def page(found: Found, images: Mapping[str, Path], folder: Path, *, is_trial: bo
     for name, (title, table) in PARTS.items():
         if name in figures:
             lines += [f"## {title}", "", *table(figures[name]), ""]
-    if images:
-        lines += ["## Growth", ""]
+    if images or growth_lines(figures):
+        lines += ["## Growth", "", *growth_lines(figures), ""]
     for name, path in images.items():
         words, place = name.removesuffix(".svg").replace("-", " "), Path(os.path.relpath(path, folder)).as_posix()
         lines += [f"![{words}]({place})", ""]
@@ -39,13 +45,57 @@ def page(found: Found, images: Mapping[str, Path], folder: Path, *, is_trial: bo
 
 
 def filled(text: str, found: Found, *, is_trial: bool) -> str:
-    """A page with the table of targets filled in between its two markers."""
-    if _BEGIN not in text:
+    """A page with the tables of targets and of growth filled in between their markers."""
+    figures = {name: part["figures"] for name, part in found.items()}
+    text = filled_between(text, "bench", targets(figures, is_trial=is_trial))
+    return filled_between(text, "growth", growth_lines(figures))
+
+
+def filled_between(text: str, name: str, lines: Sequence[str]) -> str:
+    """A page with lines between two markers, such as ``<!-- bench: begin -->``; unchanged if it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if begin not in text:
         return text
-    if _END not in text:
-        raise UserError(f"docs/speed.md: {_BEGIN} has no {_END} after it; add it at the end of the table")
-    table = "\n".join(targets({name: part["figures"] for name, part in found.items()}, is_trial=is_trial))
-    return re.sub(f"{_BEGIN}.*?{_END}", lambda _: f"{_BEGIN}\n{table}\n{_END}", text, flags=re.DOTALL)
+    if end not in text:
+        raise UserError(f"docs/speed.md: {begin} has no {end} after it; add it at the end of the table")
+    body = "\n".join([begin, *lines, end])
+    return re.sub(f"{begin}.*?{end}", lambda _: body, text, flags=re.DOTALL)
+
+
+def history_lines(found: Figures) -> list[str]:
+    """Kernels of an earlier commit, of today and of plain torch, and the machine."""
+    rows = []
+    for row in found["rows"]:
+        seconds = [f"{row['seconds'][way]['median']:.3g} s" if way in row["seconds"] else "–" for way in _WAYS]  # noqa: RUF001
+        ratio, apart = row["times_as_fast"], max(row["difference"].values(), default=0.0)
+        times = f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+        met = "yes" if ratio["median"] >= row["target"] else "**no**"
+        rows.append((row["name"], *seconds, times, f"{row['target']:g}", met, "none" if not apart else f"{apart:.0e}"))
+    m = found["machine"]
+    words = (
+        f"{plural(found['rounds'], 'round')}, medians, {plural(m['threads'], 'thread')}, {m['cpu']} "
+        f"({m['capability']}), load {m['load']:.1f} before the measurement on {m['cores']} cores:"
+    )
+    head = (
+        "",
+        found["commit"],
+        "today",
+        "plain torch",
+        "times as fast: median (min to max)",
+        "goal",
+        "met",
+        "apart",
+    )
+    return [words, "", *table_of(head, rows)]
+
+
+def fill_speed(docs: Path) -> None:
+    """Fill the tables of docs/speed.md from the files in docs/results."""
+    found = read_json(docs / "results" / "bench.json", "figures of `make bench`")
+    history = read_json(docs / "results" / "kernels-history.json", "figures of kernels_against_history.py")
+    page = (docs / "speed.md").read_text(encoding="utf-8")
+    page = filled(page, found["parts"], is_trial=found["trial"])
+    write_text(docs / "speed.md", filled_between(page, "kernels", history_lines(history)))
 
 
 def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -237,3 +287,9 @@ PARTS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "precision": ("Share of peak performance", precision),
     "memory_growth": ("Long run", memory_growth),
 }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    fill_speed(parser.parse_args().docs)

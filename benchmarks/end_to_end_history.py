@@ -5,8 +5,9 @@
     python benchmarks/end_to_end_history.py DATA --new compute.precision=bf16 --new compute.engine=openvino
 
 The earlier version (600c397) is taken from git history and run from a temporary folder. Its recipe ``photos`` is the
-one that is called ``photos-frozen`` today. Both train on the split ``train`` and detect on ``test``; this version
-evaluates both. Resumable: a seed of a version that is in the file is not run again.
+one that is called ``photos-frozen`` today; ``--recipe-new`` names another one of this version. Both train on the split
+``train`` and detect on ``test``; this version evaluates both. Resumable: a command that is in the file is not run
+again. What the commands write stays in a folder beside the file until a seed of a version is evaluated.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import io
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from tag2box.io import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW = COMMIT, "today"
-RECIPES = {OLD: "photos", NEW: "photos-frozen"}
+OLD_RECIPE, NEW_RECIPE = "photos", "photos-frozen"
 STAGES = ("propose", "train", "detect")
 
 
@@ -68,7 +70,8 @@ def commands(
     chosen = [*args.set, f"plan.seed={seed}", *(args.new if way == NEW else [])]
     flags = [word for setting in chosen for word in ("--set", setting)]
     store, run, data = folder / "proposals", folder / "run", str(args.data)
-    train = [data, "--split", splits["train"], "--proposals", str(store), "--recipe", RECIPES[way], "--out", str(run)]
+    recipe = OLD_RECIPE if way == OLD else args.recipe_new
+    train = [data, "--split", splits["train"], "--proposals", str(store), "--recipe", recipe, "--out", str(run)]
     found = ["--split", splits["test"], "--min-score", "0", "--out", str(folder / "found.json")]
     return {
         "propose": ["propose", data, "--split", splits["train"], "--out", str(store)],
@@ -132,34 +135,66 @@ def main() -> None:
     parser.add_argument("--new", action="append", default=[], metavar="KEY=VALUE", help="a setting of this version")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/end-to-end-history.json"))
+    parser.add_argument("--recipe-new", default=NEW_RECIPE, help="recipe of this version")
     args = parser.parse_args()
     args.data = args.data.absolute()
     settings = {"set": args.set, "new": args.new, "photos": args.photos, "threads": args.threads}
+    settings |= {} if args.recipe_new == NEW_RECIPE else {"recipe_new": args.recipe_new}
     stored = read_json(args.out, "figures") if args.out.exists() else {}
-    runs = stored.get("runs", []) if stored.get("settings") == settings else []
+    found = stored if stored.get("settings") == settings else {"settings": settings, "runs": []}
+    work = args.out.absolute().with_suffix(".work")
+    if found is not stored and work.exists():
+        shutil.rmtree(work)  # of other settings
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        sources = {OLD: earlier_sources(place / "old"), NEW: ROOT / "src"}
-        splits = splits_of(args, place)
+        sources = {OLD: earlier_sources(Path(name) / "old"), NEW: ROOT / "src"}
+        splits = splits_of(args, Path(name))
         for seed in args.seeds:
             for way in (OLD, NEW):
-                if any(run["seed"] == seed and run["way"] == way for run in runs):
-                    continue
-                with tempfile.TemporaryDirectory(dir=place) as own:
-                    jobs = commands(way, args, Path(own), splits, seed)
-                    seconds = {stage: timed(sources[way], words, args.threads) for stage, words in jobs.items()}
-                    runs.append(
-                        {
-                            "way": way,
-                            "seed": seed,
-                            "seconds": seconds,
-                            "map50": evaluated(args, Path(own), splits["test"]),
-                        }
-                    )
-                print(runs[-1], flush=True)
-                found = {"machine": machine(), "commit": COMMIT, "settings": settings, "runs": runs}
-                write_json(args.out, found | {"summary": summary(runs)})
-    print(summary(runs))
+                measure(way, seed, args, found, sources=sources[way], splits=splits, folder=work / f"{way}-{seed}")
+    print(summary(finished(found["runs"])))
+
+
+def finished(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of which all commands are measured, and the result."""
+    return [run for run in runs if run.get("map50") is not None]
+
+
+def measure(
+    way: str,
+    seed: int,
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    *,
+    sources: Path,
+    splits: dict[str, str],
+    folder: Path,
+) -> None:
+    """Run the commands of a version that are not in ``found`` yet, and write the file after each."""
+    run = next((run for run in found["runs"] if (run["way"], run["seed"]) == (way, seed)), None)
+    if run is None:
+        run = {"way": way, "seed": seed, "seconds": {}, "map50": None}
+        found["runs"].append(run)
+    if run["map50"] is not None:
+        return
+    if not folder.exists():
+        run["seconds"] = {}  # what the commands wrote is gone
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def store() -> None:
+        found.update(machine=machine(), commit=COMMIT, summary=summary(finished(found["runs"])))
+        write_json(args.out, found)
+
+    written = {"propose": "proposals", "train": "run", "detect": "*found.json*"}
+    for stage, words in commands(way, args, folder, splits, seed).items():
+        if stage not in run["seconds"]:
+            for left in folder.glob(written[stage]):  # of a command that was killed: its time would be too short
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            run["seconds"][stage] = timed(sources, words, args.threads)
+            store()
+    run["map50"] = evaluated(args, folder, splits["test"])
+    store()
+    shutil.rmtree(folder)
+    print(run, flush=True)
 
 
 if __name__ == "__main__":

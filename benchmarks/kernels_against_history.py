@@ -1,6 +1,6 @@
 """Kernels of today, those of an earlier commit and plain torch, alternating in one process on one thread.
 
-    python benchmarks/kernels_against_history.py --out docs/results/kernels-history.json
+    python benchmarks/kernels_against_history.py --out docs/results/kernels-history.json    # and docs/speed.md
 
 The earlier package is read from git history into a temporary folder and imported under another name. Figures are CPU
 seconds, since they depend less on other work on the machine than wall seconds; results are compared in the same run.
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import criterion
+from bench_tables import fill_speed
 from kernels import class_boxes, photo_boxes
 from measuring import Row, arguments, machine, set_threads, spread_of
 from tag2box.io import write_json
@@ -38,6 +39,7 @@ COMMIT = "600c397"
 OLD = f"tag2box_{COMMIT}"
 OLD_CRITERION = "objective"  # the name that benchmarks/criterion.py had there
 OLD_RULE = Criterion(labeler=Discovery(rule="exclusive"))  # of discovery, the default there
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 MOST_APART = 1e-4
 """Relative difference of results that need not be equal to the bit."""
 
@@ -186,6 +188,8 @@ def main() -> None:
             sys.exit(f"commit {COMMIT} is not in the git history of this checkout: nothing to compare with")
         rows = [run(case, args.repeats) for case in cases(50 if args.small else 1)]
     write_json(args.out, {"machine": machine(), "commit": COMMIT, "rounds": args.repeats, "rows": rows})
+    if args.out.resolve() == DOCS / "results" / "kernels-history.json":
+        fill_speed(DOCS)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from tag2box.annotations import BoxSource, Photo, TaggedPhotos
-from tag2box.cli.train import build_regularizer
+from tag2box.cli.training_data import build_regularizer
 from tag2box.formats.datasets import class_names, read_tagged
 from tag2box.formats.listing import DataSource
 from tag2box.io import write_json

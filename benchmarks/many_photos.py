@@ -32,6 +32,7 @@ import torch
 from PIL import Image
 
 import measuring
+from bench_growth import exponent
 from bench_plots import Panel, side_by_side
 from tag2box.annotations import Detections, Photo
 from tag2box.cli.inputs import find_inputs
@@ -131,12 +132,6 @@ def one_size(part: str, count: int, parent: Path | None) -> dict[str, Any]:
     return row | {"microseconds_per_photo": round(1e6 * cpu / count, 1), "load": round(os.getloadavg()[0], 1)}
 
 
-def exponent(points: list[dict[str, Any]], value: str) -> float:
-    """Slope of the logarithm of a value over that of the number of photos, by least squares."""
-    numbers, values = (np.log([max(point[key], 1e-9) for point in points]) for key in ("photos", value))
-    return round(float(np.polyfit(numbers, values, 1)[0]), 3)
-
-
 def plot(parts: dict[str, list[dict[str, Any]]]) -> str:
     """Time and memory of all parts."""
     panels = []
@@ -169,7 +164,11 @@ def write(rows: dict[str, list[dict[str, Any]]], out: Path, drawing: Path | None
     """Write what is measured so far, with the exponents, and its plot."""
     done = {name: points for name, points in rows.items() if len(points) > 1}
     exponents = {
-        name: {"time": exponent(points, "cpu"), "memory": exponent(points, "peak_mb")} for name, points in done.items()
+        name: {
+            kind: exponent([point["photos"] for point in points], [point[key] for point in points])
+            for kind, key in (("time", "cpu"), ("memory", "peak_mb"))
+        }
+        for name, points in done.items()
     }
     facts = {"cpu": measuring.cpu_name(), "cores": os.cpu_count(), "torch": torch.__version__}
     write_json(out, {"machine": facts, "parts": rows, "exponents": exponents})

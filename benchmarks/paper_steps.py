@@ -35,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
 from measuring import Row, if_it_fits, in_words, machine, set_threads, status_mb
 from tag2box.annotations import Photo, TaggedPhotos
-from tag2box.cli.train import build_regularizer
+from tag2box.cli.training_data import build_regularizer
 from tag2box.images import Resize, view_size
 from tag2box.io import read_json, write_json
 from tag2box.models.backbone import Backbone

@@ -91,7 +91,7 @@ def now() -> str:
 
 
 def publish(found: dict[str, Any], out: Path, images: Path, *, is_trial: bool) -> None:
-    """Write figures, tables and plots; also fill the table of targets in docs/speed.md if it has markers for it."""
+    """Write figures, tables and plots; also fill the tables in docs/speed.md that have markers."""
     write_json(out, {"trial": is_trial, "parts": found})
     drawn = plots({name: part["figures"] for name, part in found.items()})
     for name, svg in drawn.items():

@@ -32,7 +32,7 @@ ENGINES = ("tag2box", "opencv")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="FOLDER or FOLDER=PHOTOS")
-    parser.add_argument("--split", default="train")
+    parser.add_argument("--split", default="train", help="empty: all photos")
     parser.add_argument("--photos", type=int, default=50)
     parser.add_argument("--mode", choices=("fast", "quality"), default="fast")
     parser.add_argument("--out", type=Path)
@@ -45,7 +45,7 @@ def main() -> None:
     best: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     for name in args.data:
         path, _, photos = name.partition("=")
-        row, found = compare(Path(path), args.split, int(photos or args.photos), args.mode)
+        row, found = compare(Path(path), args.split or None, int(photos or args.photos), args.mode)
         for engine in ENGINES:
             best[engine] += found[engine].best
         figures[args.mode][Path(path).name] = row

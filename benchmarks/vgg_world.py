@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from criterion import HEIGHT, WIDTH, proposals_around, some_boxes
-from tag2box.cli.train import build_regularizer
+from tag2box.cli.training_data import build_regularizer
 from tag2box.models.detector import Detector
 from tag2box.models.rng import StepRng
 from tag2box.models.vgg16 import Vgg16, Vgg16Backbone

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tag2box.cli.train import build_regularizer
-from tag2box.cli.training_data import prepare_data
+from tag2box.cli.training_data import build_regularizer, prepare_data
 from tag2box.io import write_json
 from tag2box.models.detector import Detector
 from tag2box.models.rng import StepRng

@@ -41,7 +41,7 @@ FAST = {
 # Of these, guides train, pages are written whole, OpenVINO compiles, and a browser is a process of its own.
 SLOW = {"test_page_in_browser.py", "test_report_page.py", "test_runtime.py"}
 # Those on a local Ray cluster, whose every process imports torch: `make test-cluster` runs them.
-CLUSTER = {"test_ray.py", "test_ray_data.py", "test_row_jobs.py", "test_rows.py"}
+CLUSTER = {"test_ray.py", "test_ray_data.py", "test_ray_networks.py", "test_row_jobs.py", "test_rows.py"}
 
 
 def _is_fast(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,35 +201,114 @@ def test_plots_stand_alone(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "cpu", "code"),
-    [(2.0, "Imaginary CPU", 0), (1.6, "Imaginary CPU", 0), (1.4, "Imaginary CPU", 1), (1.4, "Another CPU", 0)],
+    ("ratio", "cpu", "capability", "code", "verdict"),
+    [
+        (2.0, "Imaginary CPU", "AVX2", 0, "ok"),
+        (1.6, "Imaginary CPU", "AVX2", 0, "ok"),
+        (1.4, "Imaginary CPU", "AVX2", 1, "SLOWER"),
+        (1.1, "Another CPU", "AVX2", 0, "ok"),  # of another processor half is enough
+        (0.9, "Another CPU", "AVX2", 1, "SLOWER"),
+        (0.9, "Another CPU", "AVX512", 0, "SLOWER"),  # of other instructions nothing fails
+    ],
 )
 def test_a_ratio_that_has_fallen_fails_the_check(
-    ratio: float,
-    cpu: str,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    ratio: float, cpu: str, capability: str, code: int, verdict: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """The best of the rounds counts, against three quarters of the committed median, on the same processor."""
     module, now = bench("bench_check"), copied(HISTORY)
     (tmp_path / "kernels-history.json").write_text(json.dumps(HISTORY))
-    now["machine"]["cpu"] = cpu
+    now["machine"] |= {"cpu": cpu, "capability": capability}
     now["rows"][0]["times_as_fast"] = {"min": 1.0, "median": 1.2, "max": ratio}
     now["rows"].append(now["rows"][0] | {"name": "a row that the table does not have"})
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(module, "measured", lambda *_: now)
     assert module.main(["--only", "kernels_against_history"]) == code
     said = capsys.readouterr().out
-    assert said.count("NMS") == 1 and ("SLOWER" in said) == (ratio < 1.5)
+    assert said.count("NMS") == 1 and f"{verdict:>6}  " in said
+    assert ("shown only" in said) == (capability == "AVX512")
+
+
+def test_the_check_takes_the_table_of_the_processor_then_of_its_instructions() -> None:
+    module = bench("bench_check")
+    machines = [("a", "AVX2"), ("b", "AVX512"), ("c", "AVX512")]
+    tables = [(cpu, {"machine": {"cpu": cpu, "capability": has}}) for cpu, has in machines]
+    found = [
+        module.nearest(tables, {"machine": {"cpu": cpu, "capability": has}})
+        for cpu, has in [("c", "AVX512"), ("d", "AVX512"), ("d", "AVX2"), ("a", "NEON")]
+    ]
+    assert [(name, can) for name, _, can in found] == [("c", True), ("b", True), ("a", True), ("a", False)]
+
+
+def test_what_bf16_gains_is_judged_on_the_same_processor_alone() -> None:
+    module = bench("bench_check")
+    rows = [module.Compared(name, 2.0, 0.5, 0.5, kept) for name in ("trunk, bf16", "trunk") for kept in (0.75, 0.5)]
+    assert [module.is_judged(row) for row in rows] == [True, False, True, True]
 
 
 def test_the_check_has_a_committed_table_for_each_part() -> None:
     module = bench("bench_check")
-    for script, name in module.PARTS.items():
-        table = json.loads((module.RESULTS / name).read_text())
-        assert (BENCHMARKS / f"{script}.py").exists() and module.compared(table, table)
+    for script, part in module.PARTS.items():
+        assert (BENCHMARKS / f"{script}.py").exists()
+        for name in part.tables:
+            table = json.loads((module.RESULTS / name).read_text())
+            assert module.compared(part, table, table) and table["machine"]["capability"]
+
+
+# ---------------------------------------------------------------- growth
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_is_that_of_a_power(power: float) -> None:
+    module, sizes = bench("bench_growth"), [1, 10, 100]
+    assert module.exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
+    assert math.isnan(module.exponent([], [])) and math.isnan(module.exponent([5, 5], [1.0, 2.0]))
+
+
+def test_the_fit_of_rows_finds_both_parts() -> None:
+    rows = [100.0, 1000.0, 5000.0]
+    fit = bench("bench_growth").fit_rows(rows, [2.0 * r + 0.004 * r * r for r in rows])
+    assert (fit.linear, fit.quadratic) == pytest.approx((2.0, 0.004)) and fit.equal_at == pytest.approx(500)
+    assert fit.largest_error < 1e-9
+
+
+def curve(against: str, power: float, memory: float = 1.0) -> list[dict[str, Any]]:
+    sizes = [1, 2, 4, 8]
+    return [
+        {"against": against, against: size, "rows": 10 * size, "peak_mb": size**memory,
+         "cpu": {"median": 0.1 * size**power}}
+        for size in sizes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("against", "power", "memory", "verdict"),
+    [
+        ("classes", 1.1, 1.0, "<= 1.2"),
+        ("classes", 1.4, 1.0, "**faster than linear**"),
+        ("images", 1.9, 1.0, "quadratic: pairs of exemplars"),
+        ("images", 1.9, 1.9, "**faster than linear**"),  # memory has no such reason
+    ],
+)
+def test_the_verdict_on_a_curve(against: str, power: float, memory: float, verdict: str) -> None:
+    module = bench("bench_growth")
+    figures = {"criterion": {"curves": curve(against, power, memory)}}
+    (found,) = module.growths(figures)
+    assert found.verdict == verdict and verdict in "\n".join(module.growth_lines(figures))
+    assert list(module.growths({})) == [] == module.growth_lines({"criterion": {}})
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_figures(tmp_path: Path) -> None:
+    """`python benchmarks/bench_tables.py` writes them; docs/speed.md has nothing else between the markers."""
+    docs, tables = BENCHMARKS.parent / "docs", bench("bench_tables")
+    (tmp_path / "results").mkdir()
+    for name in ("bench.json", "kernels-history.json"):
+        (tmp_path / "results" / name).write_bytes((docs / "results" / name).read_bytes())
+    page = (docs / "speed.md").read_text(encoding="utf-8")
+    (tmp_path / "speed.md").write_text(page, encoding="utf-8")
+    tables.fill_speed(tmp_path)
+    assert (tmp_path / "speed.md").read_text(encoding="utf-8") == page
+    assert all(f"<!-- {name}: begin -->" in page for name in ("bench", "growth", "kernels"))
 
 
 # ---------------------------------------------------------------- end_to_end_history.py
@@ -260,4 +340,31 @@ def test_whole_runs_are_compared_and_resumed(tmp_path: Path, monkeypatch: pytest
     found = json.loads(out.read_text())["summary"]
     assert found["seeds"] == [0, 1] and found["times_as_fast_cpu"]["all"]["median"] == 3.0
     assert found["map50_today"] == {"mean": 40.0, "deviation": 0.0, "values": [40.0, 40.0]}
-    assert module.summary([]) == {}
+    assert module.summary([]) == {} and not any(out.with_suffix(".work").iterdir())
+
+
+def test_of_whole_runs_each_command_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it detects: the next call detects again, from an empty place, with what training wrote."""
+    module, calls = bench("end_to_end_history"), []
+
+    def timed(sources: Path, words: list[str], threads: int) -> dict[str, float]:
+        calls.append(words[0])
+        out = Path(words[words.index("--out") + 1])
+        assert not out.exists()
+        out.mkdir() if words[0] != "detect" else out.write_text("[]")
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return {"cpu": 1.0, "wall": 1.0}
+
+    monkeypatch.setattr(module, "timed", timed)
+    monkeypatch.setattr(module, "earlier_sources", lambda folder: folder)
+    monkeypatch.setattr(module, "evaluated", lambda *_: 40.0)
+    monkeypatch.setattr(module, "machine", lambda: dict(MACHINE))
+    out = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--out", str(out), "--seeds", "0", "--recipe-new", "light"])
+    with pytest.raises(KeyboardInterrupt):
+        module.main()
+    assert json.loads(out.read_text())["summary"] == {}
+    module.main()
+    assert calls == ["propose", "train", "detect", "detect", "propose", "train", "detect"]
+    assert json.loads(out.read_text())["settings"]["recipe_new"] == "light"

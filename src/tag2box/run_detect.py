@@ -2,17 +2,24 @@
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tag2box import annotations, errors, run_inputs, runs, settings
 from tag2box.annotations import Detections, Photo
 from tag2box.formats import detection_log
 from tag2box.inference import predict
+from tag2box.inference.fitting import SnapPhotos, TrimPhotos
+from tag2box.labels.quality import with_absent
+from tag2box.labels.rule import LabelRule, PhotoTags, candidates_of_tags
+from tag2box.models.class_maps import ClassMaps
+from tag2box.models.detector import Detector
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
@@ -49,7 +56,7 @@ def detect_photos(
     pool: Pool | None = None,
     dist: DistContext = SINGLE_PROCESS,
     progress: Progress = silent,
-    select: predict.Select | None = None,
+    select: predict.SelectWith | None = None,
     selection: Mapping[str, object] | None = None,
     any_store: bool = False,
 ) -> Mapping[str, Detections]:
@@ -59,7 +66,7 @@ def detect_photos(
         work: folder that keeps proposals and finished photos, from which the next call resumes; the detections are then
             read from it on access, so it must stay as long as they are used.
         skipped: if given, photos that cannot be read are left out, and a line about each is added to it.
-        select: reduces the detections of a photo to those that are wanted.
+        select: reduces the detections of a photo to those that are wanted, in the process that finds them.
         selection: what ``select`` depends on: finished photos of another one are not used.
         any_store: add photos to ``proposals`` whatever photos it has.
     """
@@ -126,18 +133,20 @@ def _detect(
     photos: Sequence[Photo],
     store: annotations.BoxSource,
     on_photo: predict.OnPhoto,
-    select: predict.Select | None,
+    select: predict.SelectWith | None,
     *,
     pool: Pool | None,
     dist: DistContext,
     progress: Progress,
 ) -> None:
-    if isinstance(trained, runs.StudentRun):
-        trained.detect(photos, on_photo, select, pool=pool, dist=dist, progress=progress)
-    elif pool is not None:
+    if pool is not None and isinstance(trained, runs.TrainedRun):
         detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
+        return
+    chosen = None if select is None else select(trained.detector)
+    if isinstance(trained, runs.StudentRun):
+        trained.detect(photos, on_photo, chosen, pool=pool, dist=dist, progress=progress)
     else:
-        trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=select)
+        trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=chosen)
 
 
 def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
@@ -150,16 +159,18 @@ def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
 # ---------------------------------------------------------------- in a pool of processes
 
 
-def detect_task(trained: runs.TrainedRun) -> predict.DetectTask:
-    """The work of other processes: the detector of a run, with as many threads as here."""
+def detect_task(trained: runs.TrainedRun, select: predict.SelectWith | None = None) -> predict.DetectTask:
+    """The work of other processes: the detector of a run, with as many threads as here, on a GPU if they have one."""
     return predict.DetectTask(
         partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
-        {name: value.numpy() for name, value in trained.detector.state_dict().items()},
+        {name: value.cpu().numpy() for name, value in trained.detector.state_dict().items()},
         trained.config.inference,
         trained.config.criterion.rescore,
         trained.config.adaptation.keep_boxes,
         torch.get_num_threads(),
+        is_gpu_used=trained.config.compute.device != "cpu",
         superpixels=trained.config.superpixels,
+        select=select,
     )
 
 
@@ -171,10 +182,10 @@ def detect_in_pool(
     *,
     progress: Progress = silent,
     on_photo: predict.OnPhoto | None = None,
-    select: predict.Select | None = None,
+    select: predict.SelectWith | None = None,
 ) -> dict[str, Detections]:
-    """Detections by photo id, in the order of the photos, computed by a pool; ``run_detector`` has the callbacks."""
-    work = detect_task(trained)
+    """Detections by photo id, in the order of the photos, computed and selected by a pool."""
+    work = detect_task(trained, select)
     tasks = (
         predict.PhotoTask(photo, store.boxes(photo.id).numpy(), store.scores(photo.id).numpy()) for photo in photos
     )
@@ -183,8 +194,6 @@ def detect_in_pool(
     with progress("detecting", len(photos)) as bar, closing(results) as finished:
         for task, result in finished:
             outcome = result.outcome()
-            if isinstance(outcome, Detections):
-                outcome = outcome if select is None else select(task.photo, outcome)
             if on_photo is not None:
                 on_photo(task.photo, outcome)
             elif isinstance(outcome, Detections):
@@ -193,3 +202,33 @@ def detect_in_pool(
                 raise outcome
             bar.advance()
     return {photo.id: found[photo.id] for photo in photos if photo.id in found}
+
+
+# ---------------------------------------------------------------- of tagged photos
+
+Fitter = Callable[[ClassMaps], SnapPhotos | TrimPhotos]
+"""Builds what fits boxes, given class maps; importable by name, for other processes."""
+
+
+def fit_of(fitter: Fitter, detector: nn.Module) -> SnapPhotos | TrimPhotos:
+    """What fits boxes with the class maps of a detector, which must have some."""
+    assert isinstance(detector, Detector) and detector.class_maps is not None
+    return fitter(detector.class_maps)
+
+
+@dataclass(frozen=True)
+class SelectTagged:
+    """Selects the candidates of the tags of photos, fits them if that is set, and adds the best of absent classes."""
+
+    rule: LabelRule
+    tags: Mapping[str, PhotoTags]  # by photo id
+    fitter: Fitter | None = None
+
+    def __call__(self, detector: nn.Module) -> predict.Select:
+        """Selection with the class maps of a detector."""
+        return partial(self._selected, None if self.fitter is None else fit_of(self.fitter, detector))
+
+    def _selected(self, fit: SnapPhotos | TrimPhotos | None, photo: Photo, found: Detections) -> Detections:
+        tags = self.tags[photo.id]
+        candidates = candidates_of_tags(self.rule, found, tags)
+        return with_absent(candidates if fit is None else fit(photo, candidates), found, tags)

@@ -1,19 +1,29 @@
 """Proposals, feature caches, precision and engine of a run, as its settings describe them."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Generic, NoReturn, TypeVar
+
+import numpy as np
+import torch
 
 from tag2box import annotations, errors, extend, images, recipes, runs, settings
-from tag2box.models.backbone import set_runtime
-from tag2box.parallel.pool import Pool
+from tag2box.inference.predict import PhotoTask, lost_photo
+from tag2box.models.backbone import Backbone, set_runtime
+from tag2box.models.class_maps import ClassMaps
+from tag2box.models.detector import Detector
+from tag2box.parallel import set_threads
+from tag2box.parallel.pool import Pool, Result
 from tag2box.progress import Progress
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
 from tag2box.student.student_training import StudentConfig, student_parts
 from tag2box.training import feature_cache
+from tag2box.training.class_evidence import ClassEvidence
 from tag2box.training.dist import SINGLE_PROCESS, DistContext, backbone_parts, choose_precision
 from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
@@ -105,17 +115,35 @@ def match_store_method(config: recipes.Config, folder: Path) -> recipes.Config:
 # ---------------------------------------------------------------- feature cache
 
 
+Network = TypeVar("Network", Backbone, ClassMaps)
+Features = TypeVar("Features", feature_cache.RoiMaps, feature_cache.TrunkMaps)
+
+
 def cached_features(
-    features: feature_cache.Features, config: recipes.Config, views: Sequence[images.View], progress: Progress
-) -> feature_cache.FeatureCache | feature_cache.Features:
-    """Features cached on disk if they are frozen and all views fit ``feature_cache_gb``, else computed per batch."""
-    return feature_cache.cached_if_possible(
-        features, runs.required(config.feature_cache), views=views, max_gb=config.feature_cache_gb, progress=progress
-    )
+    features: Features,
+    config: recipes.Config,
+    views: Sequence[images.View],
+    progress: Progress,
+    workers: "NetworkPool | None" = None,
+) -> feature_cache.FeatureCache | Features:
+    """Features cached on disk if they are frozen and all views fit ``feature_cache_gb``, else computed per batch.
+
+    Args:
+        workers: processes that fill the cache; default: this one.
+    """
+    if not features.is_frozen or features.cache_bytes(views) > config.feature_cache_gb * 1e9:
+        return features
+    cache = feature_cache.FeatureCache(features, runs.required(config.feature_cache))
+    cache.build(views, progress, None if workers is None else partial(workers.features, features))
+    return cache
 
 
 def cached_roi_maps(
-    maps: feature_cache.RoiMaps, config: recipes.Config, views: Sequence[images.View], progress: Progress
+    maps: feature_cache.RoiMaps,
+    config: recipes.Config,
+    views: Sequence[images.View],
+    progress: Progress,
+    workers: "NetworkPool | None" = None,
 ) -> feature_cache.FeatureCache | JoinedMaps | feature_cache.RoiMaps:
     """RoI maps of training photos, cached like ``cached_features``; those of reviewed boxes in files of their own.
 
@@ -123,13 +151,116 @@ def cached_roi_maps(
     """
     store, is_cached = maps.store, maps.is_frozen and maps.cache_bytes(views) <= config.feature_cache_gb * 1e9
     if not isinstance(store, ReviewedSource) or not is_cached:
-        return cached_features(maps, config, views, progress)
+        return cached_features(maps, config, views, progress, workers)
     numbers = [number for number, photo in enumerate(maps.photos) if photo.id in store.reviewed.photos]
     boxed = [maps.photos[number] for number in numbers]
-    own = cached_features(replace(maps, store=store.store), config, views, progress)
-    added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress)
+    own = cached_features(replace(maps, store=store.store), config, views, progress, workers)
+    added = cached_features(replace(maps, photos=boxed, store=store.added), config, views, progress, workers)
     assert isinstance(own, feature_cache.FeatureCache) and isinstance(added, feature_cache.FeatureCache)
     return JoinedMaps(own, added, {number: place for place, number in enumerate(numbers)})
+
+
+@dataclass(frozen=True)
+class NetworkPool:
+    """Processes that compute what a frozen network gives for photos: features, and evidence of class maps."""
+
+    pool: Pool
+    build: Callable[[], Detector]
+    """Importable by name, as are its arguments; the weights are those of the network here."""
+    is_gpu_used: bool = True
+
+    @classmethod
+    def of(cls, pool: Pool, config: recipes.Config, num_classes: int) -> "NetworkPool":
+        """The processes of a pool, which build the detector of some settings."""
+        build = partial(runs.build_detector, config, num_classes, pretrained=False)
+        return cls(pool, build, config.compute.device != "cpu")
+
+    def features(
+        self, features: feature_cache.RoiMaps | feature_cache.TrunkMaps, view: images.View, indices: Sequence[int]
+    ) -> Generator[tuple[int, bytes], None, None]:
+        """The features of some photos, as ``FeatureCache.build`` takes them."""
+        photos, numbers = features.photos, {features.photos[index].id: index for index in indices}
+        store = features.store if isinstance(features, feature_cache.RoiMaps) else runs.NoProposals()
+        task = self._task(_network_backbone, features.backbone, partial(_features, type(features), view))
+        with closing(self._results(task, [photos[index] for index in indices], store)) as results:
+            for name, raw in results:
+                yield numbers[name], raw
+
+    def evidence(
+        self, evidence: ClassEvidence, photos: Sequence[annotations.Photo]
+    ) -> Generator[tuple[str, np.ndarray], None, None]:
+        """The evidence for the proposals of some photos, as ``proposal_cache.build_evidence_cache`` takes it."""
+        return self._results(self._task(_network_class_maps, evidence.class_maps, _evidence), photos, evidence.store)
+
+    def _task(
+        self,
+        part: Callable[[Detector], Network],
+        network: Network,
+        work: Callable[[Network, PhotoTask], Result],
+    ) -> "NetworkTask[Network, Result]":
+        weights = {name: value.cpu().numpy() for name, value in network.state_dict().items()}
+        return NetworkTask(self.build, part, weights, work, torch.get_num_threads(), self.is_gpu_used)
+
+    def _results(
+        self,
+        task: "NetworkTask[Network, Result]",
+        photos: Sequence[annotations.Photo],
+        store: annotations.BoxSource,
+    ) -> Generator[tuple[str, Result], None, None]:
+        items = (PhotoTask(photo, store.boxes(photo.id).numpy(), np.zeros(0, np.float32)) for photo in photos)
+        with closing(self.pool(task, items, lost=_lost, threads=task.threads)) as results:
+            for item, result in results:
+                yield item.photo.id, result
+
+
+@dataclass(frozen=True)
+class NetworkTask(Generic[Network, Result]):
+    """The work of such a process: it builds the network once, from weights sent as arrays."""
+
+    build: Callable[[], Detector]
+    part: Callable[[Detector], Network]
+    weights: Mapping[str, np.ndarray]
+    work: Callable[[Network, PhotoTask], Result]
+    threads: int  # of each process: the last bits of a sum depend on it
+    is_gpu_used: bool  # if the process has one
+
+    def __call__(self, task: PhotoTask) -> Result:
+        """The numbers of a photo."""
+        return self.work(self._network, task)
+
+    @cached_property
+    def _network(self) -> Network:
+        set_threads(self.threads)
+        network = self.part(self.build())
+        network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
+        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
+        return network.requires_grad_(False).to(device)
+
+
+def _network_backbone(detector: Detector) -> Backbone:
+    return detector.backbone
+
+
+def _network_class_maps(detector: Detector) -> ClassMaps:
+    assert detector.class_maps is not None
+    return detector.class_maps
+
+
+def _features(
+    kind: type[feature_cache.RoiMaps | feature_cache.TrunkMaps], view: images.View, network: Backbone, task: PhotoTask
+) -> bytes:
+    photos = (task.photo,)
+    is_roi = kind is feature_cache.RoiMaps
+    features = feature_cache.RoiMaps(network, photos, task) if is_roi else feature_cache.TrunkMaps(network, photos)
+    return feature_cache.stored_bytes(features, 0, view)
+
+
+def _evidence(network: ClassMaps, task: PhotoTask) -> np.ndarray:
+    return ClassEvidence(network, (task.photo,), task)(task.photo.id).numpy()
+
+
+def _lost(task: PhotoTask, number: int) -> NoReturn:
+    raise errors.UserError(lost_photo(task, number).problem)
 
 
 # ---------------------------------------------------------------- precision and engine

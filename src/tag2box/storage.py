@@ -6,6 +6,7 @@
   ``verify_file``;
 - a large file that is read in parts (proposals, features) has a digest per block: ``BlockDigests``. Blocks are verified
   when they are first read, all of them by ``tag2box doctor``;
+- such a file is written part by part, in any order, by ``unfinished_file``, which keeps what a killed process wrote;
 - a small JSON file (the state of a run, an index) includes its own digest: ``write_checked_json``;
 - files of users (photos) are identified by ``FileStamp``: their content is hashed again only if size or time changed.
   Where a mistake would stay unnoticed, as in the names of caches, ``content_digests`` is more careful.
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 import threading
 import time
 import unicodedata
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from tag2box import io
 from tag2box.errors import UserError, printable
@@ -33,6 +35,7 @@ MANIFEST = "manifest.json"
 BLOCK = 1 << 20
 """Bytes of a block of a large file."""
 _DIGEST_KEY = "sha256"
+_PART = struct.Struct("<q32s")  # a row of a journal: number of a part, digest
 _SEEKING = threading.Lock()
 
 
@@ -210,6 +213,59 @@ class BlockDigests:
 
             self.verified.clear()
             self.verify(read, 0, self.size, remedy)
+
+
+@dataclass(slots=True)
+class UnfinishedFile:
+    """A large file whose parts, of known sizes, are written in any order; ``unfinished_file`` opens one."""
+
+    file: BinaryIO
+    journal: BinaryIO
+    starts: Sequence[int]
+    """First byte of each part; the last is the size of the file."""
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """SHA-256 of the parts that are finished."""
+
+    def __post_init__(self) -> None:
+        """Find the parts that are finished: those that have the digests of the journal."""
+        known = self.journal.read()
+        for index, digest in _PART.iter_unpack(known[: len(known) // _PART.size * _PART.size]):
+            if 0 <= index < len(self.starts) - 1:
+                self.file.seek(self.starts[index])
+                part = self.file.read(self.starts[index + 1] - self.starts[index])
+                if hashlib.sha256(part).digest() == digest:
+                    self.digests[index] = digest
+        self.journal.truncate(self.journal.seek(0))
+        self.journal.writelines(_PART.pack(*row) for row in self.digests.items())
+        self.file.truncate(self.starts[-1])
+
+    def add(self, index: int, part: bytes) -> None:
+        """Write a part."""
+        if len(part) != self.starts[index + 1] - self.starts[index]:
+            raise ValueError(f"part {index} has {len(part)} bytes, expected those from {self.starts[index]} on")
+        self.file.seek(self.starts[index])
+        self.file.write(part)
+        self.file.flush()
+        self.digests[index] = hashlib.sha256(part).digest()
+        self.journal.write(_PART.pack(index, self.digests[index]))
+        self.journal.flush()
+
+
+@contextmanager
+def unfinished_file(path: Path, starts: Sequence[int]) -> Iterator[UnfinishedFile]:
+    """Yield the file that will be ``path``, with the parts of earlier attempts; they stay if the block fails.
+
+    The caller has a lock, and writes what is before the first part.
+    """
+    io.make_folder(path.parent)
+    values, journal = (path.with_name(f".{path.name}.{kind}") for kind in ("unfinished", "journal"))
+    values.touch(), journal.touch()
+    with values.open("r+b") as file, journal.open("r+b") as log:
+        yield UnfinishedFile(file, log, starts)
+    io.sync(values)
+    values.replace(path)
+    io.sync(path.parent)
+    journal.unlink()
 
 
 # ---------------------------------------------------------------- files of users

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,12 @@ from tag2box.cli.detect import detect
 from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import train
 from tag2box.errors import UserError
+from tag2box.inference.fitting import Trim, TrimPhotos
 from tag2box.inference.predict import PhotoResult
+from tag2box.labels.rule import LabelRule, PhotoTags
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
-from tag2box.run_detect import detect_in_pool, detect_photos
+from tag2box.run_detect import Fitter, SelectTagged, detect_in_pool, detect_photos, detect_task
 from tag2box.runs import TrainedRun, load_run
 from tiny import tiny_store
 from tiny_world import small_config, small_data, small_network
@@ -94,6 +99,39 @@ def test_a_photo_that_ends_its_process_is_a_line(
 
     with pytest.raises(UserError, match=f"photo0.jpg: the process that worked on it {says}; perhaps out of memory"):
         detect_in_pool(pool, trained, photos, tiny_store(tmp_path, photos))
+
+
+@pytest.mark.parametrize("fitter", [None, partial(TrimPhotos, Trim(on=True), nms_iou=0.4)])
+def test_what_is_selected_and_fitted_in_a_pool_is_what_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitter: Fitter | None
+) -> None:
+    """Selection is part of the work: a process sends the candidates of the tags alone."""
+    small_network(monkeypatch)
+    small_data(tmp_path)
+    train(small_config(tmp_path, "adaptation.epochs=1", "adaptation.side=32"), tmp_path / "run")
+    trained, photos = load_run(tmp_path / "run"), find_photos([tmp_path / "photos"])
+    assert isinstance(trained, TrainedRun)
+    tags = {photo.id: PhotoTags(frozenset({0}), frozenset(), {}) for photo in photos}
+    select = SelectTagged(LabelRule(), tags, fitter)
+    assert pickle.dumps(select)  # it reaches other processes
+    sent: list[object] = []  # proposals, too
+
+    def pool(work, files, *, lost, threads=1) -> Iterator[tuple[object, object]]:
+        for file in files:
+            sent.append(work(file))
+            yield file, sent[-1]
+
+    here = detect_photos(trained, photos, proposals=tmp_path / "here", select=select)
+    there = detect_photos(trained, photos, proposals=tmp_path / "there", select=select, pool=pool)
+    assert sum(map(len, here.values())) > 0 and same(here, there)
+    found = [result.labels for result in sent if isinstance(result, PhotoResult) and result.labels is not None]
+    assert len(found) == 4 and all(label == 0 for labels in found for label in labels)
+
+
+def test_a_gpu_is_asked_for_unless_the_settings_say_cpu(trained: TrainedRun) -> None:
+    assert detect_task(trained).is_gpu_used
+    on_cpu = replace(trained.config, compute=replace(trained.config.compute, device="cpu"))
+    assert not detect_task(replace(trained, config=on_cpu)).is_gpu_used
 
 
 def test_detections_need_no_writable_memory() -> None:

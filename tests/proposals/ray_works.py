@@ -54,3 +54,19 @@ class Unimportable:
 
     def __call__(self, photo: Photo) -> int:
         return 0
+
+
+class UsesGpu:
+    """The GPUs that Ray gives to the process; no driver is needed to be told of them."""
+
+    def __init__(self, *, is_gpu_used: bool) -> None:
+        self.is_gpu_used = is_gpu_used
+
+    def __call__(self, photo: Photo) -> str:
+        import ray
+
+        return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+def no_gpus(photo: Photo, number: int) -> str:
+    return "lost"

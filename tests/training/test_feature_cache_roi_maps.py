@@ -118,7 +118,7 @@ def test_a_cut_file_is_made_again(tmp_path: Path, keep: int) -> None:
     assert path.read_bytes() == whole
 
 
-def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = RoiMaps.get
 
@@ -131,7 +131,8 @@ def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(RoiMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
             FeatureCache(live, tmp_path / "maps").get(0, VIEW)
-    assert [path for path in (tmp_path / "maps").iterdir() if path.name != "photos.digests"] == []
+    (path,) = (tmp_path / "maps").glob("*.unfinished")
+    assert sorted(tmp_path.glob("maps/*f16*")) == [path.with_suffix(".journal"), path]
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW).half().float())
 
 

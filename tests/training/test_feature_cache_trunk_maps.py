@@ -205,7 +205,7 @@ def test_files_of_version_0_1_are_neither_read_nor_called_damaged(tmp_path: Path
     assert not verify_cache_file(tmp_path / "x.f16")
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_the_next_call_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
 
     def full(*_: object) -> None:
@@ -218,8 +218,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
             UserError, match=r"\.f16: cannot be written \(No space left on device\); free some space, or"
         ):
             cached.build([VIEW])
-    assert list((tmp_path / "maps").glob("*")) == []
+    assert [path for path in (tmp_path / "maps").glob("*") if not path.name.startswith(".")] == []
     assert torch.equal(cached.get(0, VIEW), live.get(0, VIEW))
+    assert {path.suffix for path in (tmp_path / "maps").glob("*")} <= {".f16", ".digests"}
 
 
 def test_a_file_truncated_while_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_file_truncated_while_in_use_is_reported_in_one_line(tmp_path: Path) -
     cached.close()
 
 
-def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_work_leaves_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = live_world(tmp_path)
     original = TrunkMaps.get
 
@@ -245,7 +246,8 @@ def test_interrupted_work_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(TrunkMaps, "get", broken)
         with pytest.raises(KeyboardInterrupt):
             FeatureCache(live, tmp_path / "maps").build([VIEW])
-    assert [path for path in (tmp_path / "maps").iterdir() if path.name != "photos.digests"] == []
+    (path,) = (tmp_path / "maps").glob("*.unfinished")
+    assert sorted(tmp_path.glob("maps/*f16*")) == [path.with_suffix(".journal"), path]
     assert torch.equal(FeatureCache(live, tmp_path / "maps").get(0, VIEW), live.get(0, VIEW))
 
 

@@ -184,7 +184,7 @@ def detect_command(
     """
     if row_jobs.are_rows_wanted(photos, out, export):
         how = partial(row_jobs.detect_rows, proposals=proposals, min_score=min_score, trust=trust, overrides=override)
-        compute = partial(how, run, photos, pool=options.pool_of(on, address, chunk=1, gpus=1))
+        compute = partial(how, run, photos, pool=options.pool_of(on, address, chunk=1))
         row_jobs.rows_command(compute, out, {"--split": split, "--draw": draw, "--voc": voc})
         return
     place = Path(out or ("detections" if exports.export_format(export).is_folder else "detections.json"))

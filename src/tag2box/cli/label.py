@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,6 @@ from tag2box.labels.rule import (
     PhotoTags,
     RuleChoice,
     TwoViews,
-    candidates_of_tags,
     choose_relative,
     label_photo,
     tags_digest,
@@ -106,8 +106,8 @@ def label(
     chosen = _settings(trained, rest)
     root, tagged = _read(photos, trained, skipped)
     kept = {} if reviewed is None else _reviewed(reviewed, tagged, root)
-    fit = _fitter(trained, chosen, snap=snap)
-    work = _Work(trained, chosen, root, tagged, kept, fit, proposals=proposals, pool=pool, dist=dist, progress=progress)
+    fitter = _fitter(trained, chosen, snap=snap)
+    work = _Work(trained, chosen, root, tagged, kept, fitter, proposals, pool=pool, dist=dist, progress=progress)
     if trust is not None:
         work = replace(work, trust=read_trust(trust, work.run()))
     with detection_log.unfinished_folder(out, is_main=dist.is_main) as folder:
@@ -127,18 +127,17 @@ def _settings(trained: runs.AnyRun, overrides: Sequence[str]) -> LabelSettings:
     return settings.load(LabelSettings, [], list(overrides), base=base)
 
 
-def _fitter(trained: runs.AnyRun, chosen: LabelSettings, *, snap: bool) -> SnapPhotos | TrimPhotos | None:
+def _fitter(trained: runs.AnyRun, chosen: LabelSettings, *, snap: bool) -> run_detect.Fitter | None:
     """What fits boxes with the class maps of a run; raises if it lacks these, or the weights of MobileSAM."""
     if not (snap or chosen.trim.on):
         return None
-    class_maps = trained.detector.class_maps if isinstance(trained, runs.TrainedRun) else None
-    if class_maps is None:
+    if not isinstance(trained, runs.TrainedRun) or trained.detector.class_maps is None:
         advice = "label with a run of `tag2box train` with adaptation.epochs above 0, such as one of the recipe photos"
         raise errors.UserError(f"{'--snap' if snap else 'trim.on'}: {trained.folder} has no class maps; {advice}")
     if not snap:
-        return TrimPhotos(chosen.trim, class_maps, chosen.rule.nms_iou, chosen.rule.doubtful)
+        return partial(TrimPhotos, chosen.trim, nms_iou=chosen.rule.nms_iou, least_share=chosen.rule.doubtful)
     sam_boxes.mobile_sam_network()
-    return SnapPhotos(chosen.snap, class_maps, chosen.rule.nms_iou)
+    return partial(SnapPhotos, chosen.snap, nms_iou=chosen.rule.nms_iou)
 
 
 def _read(
@@ -177,12 +176,17 @@ class _Work:
     root: Path
     photos: TaggedPhotos
     reviewed: Mapping[str, tuple[LabelBox, ...]]  # boxes of photos that are not labelled again, by id
-    fit: SnapPhotos | TrimPhotos | None
+    fitter: run_detect.Fitter | None
     proposals: Path | None
     pool: Pool | None
     dist: DistContext
     progress: Progress
     trust: Trust | None = None
+
+    @property
+    def fit(self) -> SnapPhotos | TrimPhotos | None:
+        """What fits boxes with the class maps of the run."""
+        return None if self.fitter is None else run_detect.fit_of(self.fitter, self.trained.detector)
 
     def open_photos(self) -> list[Photo]:
         """The photos that are to be labelled: those that are not reviewed."""
@@ -208,11 +212,7 @@ class _Work:
     ) -> Mapping[str, Detections]:
         """The candidates of the tags of some photos at every score, and the best box of each absent class."""
         tags, rule, fit = self.tags(), self.settings.rule, self.fit
-
-        def select(photo: Photo, found: Detections) -> Detections:
-            candidates = candidates_of_tags(rule, found, tags[photo.id])
-            return quality.with_absent(candidates if fit is None else fit(photo, candidates), found, tags[photo.id])
-
+        wanted = {photo.id: tags[photo.id] for photo in photos}
         fitted = {} if fit is None else fit.identity()
         predict = replace(inference.predict, score_threshold=0.0, max_detections=_MOST_DETECTIONS)
         return run_detect.detect_photos(
@@ -225,7 +225,7 @@ class _Work:
             pool=self.pool,
             dist=self.dist,
             progress=self.progress,
-            select=select,
+            select=run_detect.SelectTagged(rule, wanted, self.fitter),
             selection={
                 "tags": tags_digest(tags),
                 "others": [rule.other_classes, rule.other_min_score],

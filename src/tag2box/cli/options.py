@@ -109,7 +109,7 @@ AddressOption = Annotated[
 ]
 
 
-def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: int, gpus: float = 0) -> Pool | None:
+def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: int) -> Pool | None:
     """The Ray cluster that --on and --address name, for tasks of ``chunk`` photos; None is this machine."""
     if on == "here":
         if address is not None:
@@ -118,7 +118,7 @@ def pool_of(on: str, address: str | None, *, workers: int | None = None, chunk: 
     from tag2box.parallel.ray_data import RayPool, check_ray  # Ray is optional
 
     check_ray(address)
-    return RayPool(address, workers, chunk, gpus)
+    return RayPool(address, workers, chunk)
 
 
 # ---------------------------------------------------------------- scores

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -51,12 +51,17 @@ class ProposeRow:
 class DetectRow:
     """The detections of a photo: its proposals are those of a store, or searched here; a student needs none."""
 
-    find: Callable[[PhotoTask], Detections]
+    find: "FindByProposals | FindByStudent"
     classes: tuple[str, ...]
     method: ProposalMethod | None = None
     store: ProposalStore | None = None
     trust: Trust | None = None
     min_score: float | None = None
+
+    @property
+    def is_gpu_used(self) -> bool:
+        """Whether it runs on a GPU, if the process has one."""
+        return self.find.is_gpu_used
 
     def __call__(self, photo: addresses.FetchedPhoto) -> dict[str, object]:
         """Columns of a row."""
@@ -91,6 +96,11 @@ class FindByProposals:
 
     task: DetectTask
 
+    @property
+    def is_gpu_used(self) -> bool:
+        """Whether it runs on a GPU, if the process has one."""
+        return self.task.is_gpu_used
+
     def __call__(self, photo: PhotoTask) -> Detections:
         """All detections of a photo."""
         found = self.task(photo).outcome()
@@ -105,6 +115,7 @@ class FindByStudent:
 
     run: runs.StudentRun
     threads: int
+    is_gpu_used: bool = False  # if the process has one
 
     def __call__(self, photo: PhotoTask) -> Detections:
         """All detections of a photo."""
@@ -113,7 +124,9 @@ class FindByStudent:
     @cached_property
     def _student(self) -> StudentDetector:
         set_threads(self.threads)
-        return StudentDetector(self.run.detector, self.run.classes, self.run.config.inference)
+        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
+        config = self.run.config
+        return StudentDetector(self.run.detector.to(device), self.run.classes, config.inference, config.precision)
 
 
 def _nothing() -> tuple[Any, Any]:
@@ -183,10 +196,11 @@ def detect_rows(
     threads, store = torch.get_num_threads(), None if proposals is None else ProposalStore.open(proposals.absolute())
     known = None if trust is None else label_trust.read_trust(trust, identity)
     if isinstance(trained, runs.StudentRun):
-        work = DetectRow(FindByStudent(trained, threads), trained.classes, trust=known, min_score=min_score)
+        trained.detector.cpu()  # as other processes receive it
+        by_student = FindByStudent(trained, threads, trained.config.device != "cpu")
+        work = DetectRow(by_student, trained.classes, trust=known, min_score=min_score)
     else:
-        task = replace(run_detect.detect_task(trained), is_gpu_used=pool is not None)
-        find, method = FindByProposals(task), trained.config.proposals
+        find, method = FindByProposals(run_detect.detect_task(trained)), trained.config.proposals
         work = DetectRow(find, trained.classes, method, store, known, min_score)
     if work.store is None and work.method is not None:
         work.method.ready()

@@ -3,10 +3,10 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from tag2box import annotations, errors, io, recipes, run_inputs, runs
@@ -16,6 +16,7 @@ from tag2box.cli.merge import agreement_table
 from tag2box.cli.training_data import (
     TrainingData,
     adapt_backbone,
+    build_regularizer,
     chosen_config,
     load_side_info,
     new_store_line,
@@ -32,7 +33,7 @@ from tag2box.labels.agreement import class_agreement
 from tag2box.labels.label_set import LabelSet, is_label_set
 from tag2box.labels.quality import RunChoice, choose_run, labelled_scores
 from tag2box.models.detector import Detector
-from tag2box.models.drop_block import Regularizer
+from tag2box.parallel.pool import LocalPool, Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import base
 from tag2box.proposals.suitability import store_concerns
@@ -50,11 +51,15 @@ def train(
     progress: Progress = silent,
     dist: DistContext = SINGLE_PROCESS,
     announce: Callable[[str], None] | None = None,
+    pool: Pool | None = None,
 ) -> None:
     """Train a detector into a new run folder.
 
     Under torchrun, a run that was started with the same settings is resumed: torchrun restarts the same command.
-    ``announce`` receives a line on what will be done, once photos and proposals are known.
+
+    Args:
+        announce: receives a line on what will be done, once photos and proposals are known.
+        pool: where proposals and cached features are computed, e.g. a ``RayPool``; training itself is here.
 
     Example:
         config = replace(tag2box.RECIPES["photos"](), data=Data(tags=Path("tags.csv"), photos=Path("photos")))
@@ -69,11 +74,11 @@ def train(
                 runs.check_free(out)
             elif dist.is_main:
                 config = runs.read_config(out)
-            parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist)
+            parts = _prepare(config, out, is_new=is_new, progress=progress, dist=dist, pool=pool)
         config = _with_length(config, parts[0])
         if announce is not None and dist.is_main:
             announce(training_summary(config, *parts[0]))
-        _fit(config, parts, out=out, progress=progress, dist=dist)
+        _fit(config, parts, out=out, progress=progress, dist=dist, pool=pool)
 
 
 def _with_length(config: recipes.Config, data: TrainingData) -> recipes.Config:
@@ -81,8 +86,10 @@ def _with_length(config: recipes.Config, data: TrainingData) -> recipes.Config:
     return replace(config, plan=config.plan.for_photos(len(data[0]), config.loader.batch_size))
 
 
-def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS) -> None:
-    """Continue a run from its last checkpoint, with the settings it was started with.
+def resume(
+    out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE_PROCESS, pool: Pool | None = None
+) -> None:
+    """Continue a run from its last checkpoint, with the settings it was started with; ``pool`` as of ``train``.
 
     Raises if settings, classes, tags, photos or proposals are not those that the run was started with.
     """
@@ -90,8 +97,8 @@ def resume(out: Path, *, progress: Progress = silent, dist: DistContext = SINGLE
     config.compute.torch_device()
     with runs.claimed(out, is_main=dist.is_main):
         with dist.main_process_first():
-            parts = _prepare(config, out, is_new=False, progress=progress, dist=dist)
-        _fit(config, parts, out=out, progress=progress, dist=dist)
+            parts = _prepare(config, out, is_new=False, progress=progress, dist=dist, pool=pool)
+        _fit(config, parts, out=out, progress=progress, dist=dist, pool=pool)
 
 
 def _resumes(config: recipes.Config, out: Path) -> bool:
@@ -125,6 +132,7 @@ def train_seeds(
     progress: Progress = silent,
     dist: DistContext = SINGLE_PROCESS,
     announce: Callable[[str], None] | None = None,
+    pool: Pool | None = None,
 ) -> RunChoice:
     """Train a run for each seed, label its photos with it, and compare the runs by a sign that needs no true box.
 
@@ -146,9 +154,9 @@ def train_seeds(
         with trackers.tracking(run, track if dist.is_main else ()):
             is_begun, is_labelled = dist.all_gather_object((_has_same_run(settled, run), is_label_set(labels)))[0]
             if not is_begun:
-                train(own, run, progress=progress, dist=dist, announce=announce)
+                train(own, run, progress=progress, dist=dist, announce=announce, pool=pool)
             elif not is_labelled:
-                resume(run, progress=progress, dist=dist)
+                resume(run, progress=progress, dist=dist, pool=pool)
         if not is_labelled:
             skipped: list[str] | None = [] if data.skip_bad else None
             label(run, data.source(), labels, proposals=data.proposals, skipped=skipped, progress=progress, dist=dist)
@@ -174,7 +182,9 @@ def _show_seeds(choice: RunChoice, seeds: Sequence[int], out: Path) -> None:
     options.say(f"next: tag2box review {best}" if choice.is_sure else f"next: {merged}")
 
 
-def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext) -> RunParts:
+def _prepare(
+    config: recipes.Config, out: Path, *, is_new: bool, progress: Progress, dist: DistContext, pool: Pool | None
+) -> RunParts:
     """Photos, proposals and network of a run; a new one is started once these are there, so a mistake leaves no run.
 
     Those of a resumed run are compared with what it recorded, tags and photos before proposals are computed.
@@ -194,7 +204,7 @@ def _prepare(config: recipes.Config, out: Path, *, is_new: bool, progress: Progr
         recorded.check_classes(photos.classes, config.data.tags)
         recorded.check_boxes(reviewed, config.data.boxes)
         recorded.check_photos(photos, None, config)
-    data = with_proposals(config, photos, progress)
+    data = with_proposals(config, photos, progress, pool)
     if recorded is not None:
         recorded.check_photos(*data, config)
     detector = _detector(config, out, photos.classes)
@@ -239,8 +249,10 @@ def _start(config: recipes.Config, out: Path, data: TrainingData, identity: RunI
 # ---------------------------------------------------------------- training
 
 
-def _fit(config: recipes.Config, parts: RunParts, *, out: Path, progress: Progress, dist: DistContext) -> None:
-    step, source = _step_and_batches(config, *parts, progress=progress, dist=dist)
+def _fit(
+    config: recipes.Config, parts: RunParts, *, out: Path, progress: Progress, dist: DistContext, pool: Pool | None
+) -> None:
+    step, source = _step_and_batches(config, *parts, progress=progress, dist=dist, pool=pool)
     loop.fit(step, source, config.plan, run=out, progress=progress)
 
 
@@ -266,14 +278,17 @@ def _step_and_batches(
     *,
     progress: Progress,
     dist: DistContext,
+    pool: Pool | None = None,
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
     compute, (photos, store) = config.compute, data
     detector = detector.to(compute.torch_device())
+    workers = pool and run_inputs.NetworkPool.of(pool, config, len(photos.classes))
     with dist.main_process_first():  # caches are built once
         adapt_backbone(config, detector, photos, progress)
         folder, maps = runs.required(config.feature_cache), detector.class_maps
+        keep, compute_evidence = config.adaptation.keep_boxes, workers and workers.evidence
         seen = proposal_cache.seen_boxes(
-            photos.photos, store, maps, keep=config.adaptation.keep_boxes, folder=folder, progress=progress
+            photos.photos, store, maps, keep=keep, folder=folder, compute=compute_evidence, progress=progress
         )
         if reviewed is not None:
             seen = proposal_cache.with_reviewed_boxes(
@@ -284,17 +299,12 @@ def _step_and_batches(
         )
         if config.criterion.requirements.segments:
             side_info = replace(side_info, segments=segment_photos(config, detector, photos, progress))
-        source = replace(open_batches(config, detector, photos, seen.boxes, progress), dist=dist, side_info=side_info)
+        made = open_batches(config, detector, photos, seen.boxes, progress, workers)
+        source = replace(made, dist=dist, side_info=side_info)
     memory = compute.memory_for(has_cached_maps=isinstance(source, batches.FeatureBatches) and source.has_roi_maps)
     regularizer = build_regularizer(config, detector)
     criterion = config.criterion.for_classes(photos.classes)
     return Step(detector, criterion, regularizer, config.augment, memory, compute.runtime().precision, dist), source
-
-
-def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer:
-    """The regularizer of RoI maps, on the device of the detector if it is a network."""
-    built = config.drop_block.build(detector.backbone.channels, config.plan.seed)
-    return built.to(detector.backbone.device) if isinstance(built, torch.nn.Module) else built
 
 
 def _detector(config: recipes.Config, out: Path, classes: Sequence[str]) -> Detector:
@@ -345,10 +355,14 @@ def train_command(
     seeds: Annotated[
         str | None, typer.Option(help="Several runs, OUT/seed-N, compared by a sign that needs no boxes: 0,1,2.")
     ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes for proposals and the feature cache.")] = None,
+    on: options.OnOption = "here",
+    address: options.AddressOption = None,
 ) -> None:
     """Train a detector from photos and image-level tags.
 
-    Runs on all processes that torchrun starts. Resumable: `--resume` continues from the last checkpoint.
+    Runs on all processes that torchrun starts; with --on ray a cluster computes proposals and the feature cache.
+    Resumable: `--resume` continues from the last checkpoint.
 
     Example: `tag2box train tags.csv --photos photos --out runs/mine`. DATA is a CSV of tags, a COCO file, a VOC folder
     or a tree of class folders. Later, with some photos reviewed:
@@ -361,10 +375,11 @@ def train_command(
         )
     named = {"tags": data or tags, "photos": photos, "split": split, "proposals": proposals, "format": data_format,
              "boxes": boxes}  # fmt: skip
+    pool = options.pool_of(on, address, workers=workers, chunk=1) or (LocalPool(workers) if workers else None)
     with init_distributed() as dist, trackers.tracking(out, track if dist.is_main and not seeds else ()):
         progress = TerminalProgress() if dist.is_main else silent
         if is_resumed:
-            resume(out, progress=progress, dist=dist)
+            resume(out, progress=progress, dist=dist, pool=pool)
         else:
             settled = chosen_config(recipe_config(recipe, system), config, override, named, classes)
             if warm_start is not None:
@@ -374,11 +389,11 @@ def train_command(
                 if dist.is_main and not proposals.exists():
                     options.say(new_store_line(proposals))
             if seeds:
-                numbers, say = options.seed_list(seeds), options.say
-                choice = train_seeds(settled, numbers, out, track=track, progress=progress, dist=dist, announce=say)
+                numbers, made = options.seed_list(seeds), partial(train_seeds, settled, announce=options.say, pool=pool)
+                choice = made(numbers, out, track=track, progress=progress, dist=dist)
                 if dist.is_main:
                     _show_seeds(choice, numbers, out)
                 return
-            train(settled, out, progress=progress, dist=dist, announce=options.say)
+            train(settled, out, progress=progress, dist=dist, announce=options.say, pool=pool)
         if dist.is_main:
             typer.echo(f"trained: {out}; try `tag2box detect {out} PHOTO --draw drawn`")

@@ -15,6 +15,8 @@ from tag2box.formats import datasets, listing
 from tag2box.methods.protocols import Labeler, MilStrategy
 from tag2box.models.backbone import innermost
 from tag2box.models.detector import Detector
+from tag2box.models.drop_block import Regularizer
+from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.proposals.store import ProposalStore
 from tag2box.training import adaptation, batches, feature_cache, proposal_cache
@@ -57,11 +59,13 @@ def prepare_data(config: recipes.Config, progress: Progress = silent) -> Trainin
     return with_proposals(config, read_training(config), progress)
 
 
-def with_proposals(config: recipes.Config, photos: annotations.TaggedPhotos, progress: Progress) -> TrainingData:
+def with_proposals(
+    config: recipes.Config, photos: annotations.TaggedPhotos, progress: Progress, pool: Pool | None = None
+) -> TrainingData:
     """The photos of a run, without those to be skipped, and their proposals."""
     check_requirements(config, photos)  # before proposals are computed, which may take hours
     folder, skip_bad = runs.required(config.data.proposals), config.data.skip_bad
-    store = run_inputs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad)
+    store = run_inputs.proposals_of(photos.photos, config, folder, progress, skip_bad=skip_bad, pool=pool)
     kept = photos.part([photo.id not in store.failed for photo in photos.photos]) if skip_bad else photos
     if not any(len(store.boxes(photo.id)) for photo in kept.photos):
         raise errors.UserError(
@@ -263,22 +267,29 @@ def segment_photos(
     return adaptation.build_segments(backbone, photos, config.segmentation, folder=folder, seed=seed, progress=progress)
 
 
+def build_regularizer(config: recipes.Config, detector: Detector) -> Regularizer:
+    """The regularizer of RoI maps, on the device of the detector if it is a network."""
+    built = config.drop_block.build(detector.backbone.channels, config.plan.seed)
+    return built.to(detector.backbone.device) if isinstance(built, torch.nn.Module) else built
+
+
 def open_batches(
     config: recipes.Config,
     detector: Detector,
     photos: annotations.TaggedPhotos,
     store: annotations.BoxSource,
     progress: Progress,
+    workers: run_inputs.NetworkPool | None,
 ) -> batches.FeatureBatches | batches.ImageBatches:
     """Batches of RoI maps if they are frozen and fit the cache, of trunk maps if these are frozen, else of images."""
     backbone, views = detector.backbone, config.loader.resize.views()
-    maps = run_inputs.cached_roi_maps(feature_cache.RoiMaps(backbone, photos.photos, store), config, views, progress)
+    computed = feature_cache.RoiMaps(backbone, photos.photos, store)
+    maps = run_inputs.cached_roi_maps(computed, config, views, progress, workers)
     if not isinstance(maps, feature_cache.RoiMaps):
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, maps)
-    if detector.backbone.frozen_trunk:
-        trunks = run_inputs.cached_features(
-            feature_cache.TrunkMaps(detector.backbone, photos.photos), config, views, progress
-        )
+    if backbone.frozen_trunk:
+        trunk_maps = feature_cache.TrunkMaps(backbone, photos.photos)
+        trunks = run_inputs.cached_features(trunk_maps, config, views, progress, workers)
         return batches.FeatureBatches(photos, store, config.loader, config.plan.seed, trunks)
     return batches.ImageBatches(photos, store, config.loader, config.plan.seed, backbone.preprocess.neutral())
 

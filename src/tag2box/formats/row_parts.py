@@ -178,6 +178,11 @@ class RowTask:
     about: Mapping[str, Any]
     work: RowWork
 
+    @property
+    def is_gpu_used(self) -> bool:
+        """Whether the work runs on a GPU, if the process has one."""
+        return bool(getattr(self.work, "is_gpu_used", False))
+
     def __call__(self, group: UnitGroup) -> GroupResult:
         """Compute the units of a group."""
         rows = bad = 0

@@ -34,6 +34,8 @@ OnPhoto = Callable[[Photo, Detections | errors.UserError], None]
 """Receives the detections of a photo, or the error if it cannot be read."""
 Select = Callable[[Photo, Detections], Detections]
 """Reduces the detections of a photo to those that are wanted."""
+SelectWith = Callable[[torch.nn.Module], Select]
+"""Given the detector, which may have networks that selection needs; importable by name, for other processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,9 +354,10 @@ class DetectTask:
     threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
     is_gpu_used: bool = False  # if the process has one
     superpixels: Superpixels = SUPERPIXELS
+    select: SelectWith | None = None
 
     def __call__(self, task: PhotoTask) -> PhotoResult:
-        """All detections of a photo."""
+        """The detections of a photo: all, or those that are selected."""
         detector, photos = self._detector, (task.photo,)
         try:
             boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
@@ -368,9 +371,14 @@ class DetectTask:
                 superpixels=self.superpixels,
                 rescore=self.rescore,
             )[task.photo.id]
+            found = found if self._selected is None else self._selected(task.photo, found)
         except errors.UserError as error:
             return PhotoResult(problem=f"{error}")
         return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
+
+    @cached_property
+    def _selected(self) -> Select | None:
+        return None if self.select is None else self.select(self._detector)
 
     @cached_property
     def _detector(self) -> Detector:

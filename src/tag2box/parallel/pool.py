@@ -37,7 +37,8 @@ class Pool(Protocol):
         """Yield every item with its result, in the order of completion.
 
         Args:
-            work: importable by name, because it is pickled for other processes; it must handle its own errors.
+            work: importable by name, because it is pickled for other processes; it must handle its own errors. One with
+                a true attribute ``is_gpu_used`` gets a GPU, on clusters that have any.
             lost: result for an item whose process died, given the signal that ended the process (0 if unknown).
             threads: CPU threads that the work on one item uses.
         """

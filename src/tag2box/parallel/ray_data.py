@@ -178,8 +178,8 @@ class RayPool:
     """Maximum number of actors; None is one per processor."""
     chunk: int = 4
     """Items per task, that is, the work lost with a worker."""
-    gpus: float = 0
-    """GPUs of each actor, on clusters that have any."""
+    gpus: float = 1
+    """GPUs of each actor whose work uses one, on clusters that have any."""
 
     def __call__(
         self,
@@ -195,7 +195,8 @@ class RayPool:
         if not window:
             return
         with ray_cluster(self.address, self.workers) as ray:
-            job = _Job(ray, [ray.put(work)], _task_context(threads), self)
+            gpus = self.gpus if getattr(work, "is_gpu_used", False) and ray.cluster_resources().get("GPU") else 0
+            job = _Job(ray, [ray.put(work)], _task_context(threads), self, gpus)
             while window:
                 yield from job.results(window, lost)
                 window = list(islice(remaining, _WINDOW * self.chunk))
@@ -229,6 +230,7 @@ class _Job:
     work: list[Any]  # an object reference inside a list: fetched by each actor, not sent to it
     context: _TaskContext
     pool: RayPool
+    gpus: float  # of an actor
 
     def results(
         self, items: Sequence[Item], lost: Callable[[Item, int], Result]
@@ -264,7 +266,7 @@ class _Job:
                     min_size=1, max_size=max(1, most), max_tasks_in_flight_per_actor=in_flight
                 ),
                 num_cpus=cpus,
-                num_gpus=self.pool.gpus if self.ray.cluster_resources().get("GPU") else None,
+                num_gpus=self.gpus or None,
                 max_restarts=-1,
                 max_task_retries=RETRIES,
             )

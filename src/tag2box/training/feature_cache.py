@@ -7,12 +7,13 @@ the same: they are rounded to the precision of the cache (fp16 by default) in bo
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, chain, groupby, repeat
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from tag2box.images import DecodedImage, View, boxes_in_view, load_image, load_v
 from tag2box.models.backbone import Backbone
 from tag2box.models.runtime import STORED_TYPES
 from tag2box.ops.losses import at_least_single
-from tag2box.progress import Bar, Progress, silent
+from tag2box.progress import Progress, silent
 from tag2box.types import Proposals
 
 CACHE_SUFFIXES = {".f16": torch.float16, ".bf16": torch.bfloat16, ".f32": torch.float32}
@@ -114,6 +115,11 @@ class RoiMaps:
         """RoI maps are stored as they are."""
         return stored
 
+    def shapes(self, view: View) -> list[tuple[int, ...]]:
+        """The shapes of what the cache stores of each photo."""
+        own = (self.backbone.channels, self.backbone.map_size, self.backbone.map_size)
+        return [(len(self.store.boxes(photo.id)), *own) for photo in self.photos]
+
     def cache_bytes(self, views: Sequence[View]) -> int:
         """Size of the cache files of some views."""
         boxes = sum(len(self.store.boxes(photo.id)) for photo in self.photos)
@@ -154,24 +160,38 @@ class TrunkMaps:
         """The inverse of ``encode``."""
         return stored[0].permute(2, 0, 1)
 
+    def shapes(self, view: View) -> list[tuple[int, ...]]:
+        """The shapes of what the cache stores of each photo, found with strips of zeros, one per length of a side."""
+        stride, sizes = self.backbone.stride, [view_size(view, (photo.height, photo.width)) for photo in self.photos]
+        rows = {height: self._strip(height, stride)[1] for height in {height for height, _ in sizes}}
+        columns = {width: self._strip(stride, width)[2] for width in {width for _, width in sizes}}
+        channels = self._strip(stride, stride)[0]
+        return [(1, rows[height], columns[width], channels) for height, width in sizes]
+
     def cache_bytes(self, views: Sequence[View]) -> int:
         """An upper bound of the size of the cache files of some views."""
         stride = self.backbone.stride
-        with torch.no_grad():
-            pixels = torch.zeros(1, 3, stride, stride, device=self.backbone.device)
-            channels = self.backbone.trunk(pixels).shape[1]
         sizes = [view_size(view, (photo.height, photo.width)) for photo in self.photos for view in views]
         cells = sum(-(-height // stride) * -(-width // stride) for height, width in sizes)
-        return STORED_TYPES[self.backbone.runtime.stored].itemsize * channels * cells
+        return STORED_TYPES[self.backbone.runtime.stored].itemsize * self._strip(stride, stride)[0] * cells
+
+    def _strip(self, height: int, width: int) -> torch.Size:
+        """The shape of the trunk's map of an image of zeros."""
+        with torch.no_grad():
+            return self.backbone.trunk(torch.zeros(1, 3, height, width, device=self.backbone.device)).shape[1:]
+
+
+Compute = Callable[[View, Sequence[int]], Generator[tuple[int, bytes], None, None]]
+"""Gives ``stored_bytes`` of some photos, named by their numbers, in any order: in this process, or in a pool."""
 
 
 class FeatureCache:
     """Features on disk: one file per view with all photos, in the precision of ``Runtime.stored``.
 
     A file is named by a digest of everything its features depend on, so a stale file is never read. It is written
-    beside its place and renamed; of several processes one builds it while the others wait. It is read with plain reads
-    at an offset, so resident memory does not grow with the cache. A file that is cut short is built again; one that is
-    damaged is refused: the header when it is opened, the features of a photo when they are first read.
+    beside its place, photo by photo, and renamed; of several processes one builds it while the others wait. It is read
+    with plain reads at an offset, so resident memory does not grow with the cache. A file that is cut short is built
+    again; one that is damaged is refused: the header when it is opened, the features of a photo when first read.
 
     Layout, little-endian: a magic number, the number of photos, four sizes per photo (all int64), the SHA-256 of each
     photo's features, the SHA-256 of all this, then the values.
@@ -204,11 +224,11 @@ class FeatureCache:
         """Read one view after another; the photo itself is not opened."""
         return (self.get(index, view) for view in views)
 
-    def build(self, views: Sequence[View], progress: Progress = silent) -> None:
-        """Build the missing files of some views, and open all of them."""
+    def build(self, views: Sequence[View], progress: Progress = silent, compute: Compute | None = None) -> None:
+        """Build the missing files of some views, from where a killed build ended, and open all of them."""
         for view in views:
             if view not in self._files:
-                self._files[view] = self._open_or_build(view, progress)
+                self._files[view] = self._open_or_build(view, progress, compute or self._compute)
 
     def close(self) -> None:
         """Close the files."""
@@ -220,7 +240,7 @@ class FeatureCache:
         name = hashlib.sha256(f"{_MAGIC:x} {self._key} {view}".encode()).hexdigest()[:24]
         return self._folder / f"{name}{self._suffix}"
 
-    def _open_or_build(self, view: View, progress: Progress) -> _CacheFile:
+    def _open_or_build(self, view: View, progress: Progress, compute: Compute) -> _CacheFile:
         path, count = self._path(view), len(self.features.photos)
         existing = _open_cache_file(path, count)
         if existing is not None:
@@ -232,32 +252,36 @@ class FeatureCache:
             storage.writing(path, remedy),
             io.wait_for_lock(path.with_suffix(".lock"), lambda: progress(waiting, 1)),
         ):
-            built = _open_cache_file(path, count) or self._build(path, view, title, progress)
+            built = _open_cache_file(path, count) or self._build(path, view, title, progress, compute)
         if built is None:
             raise errors.UserError(f"{path}: changed while it was written; is another program writing here? try again")
         return built
 
-    def _build(self, path: Path, view: View, title: str, progress: Progress) -> _CacheFile | None:
+    def _build(self, path: Path, view: View, title: str, progress: Progress, compute: Compute) -> _CacheFile | None:
         io.sweep(path.parent)
-        count = len(self.features.photos)
-        with io.replacing(path) as temporary, temporary.open("wb") as file, progress(title, count) as bar:
-            self._write(file, view, bar)
+        count, shapes = len(self.features.photos), self.features.shapes(view)
+        sizes = (self._dtype.itemsize * math.prod(shape) for shape in shapes)
+        with storage.unfinished_file(path, list(accumulate(sizes, initial=_header_bytes(count)))) as made:
+            left = [index for index in range(count) if index not in made.digests]
+            with progress(title, count, count - len(left)) as bar, closing(compute(view, left)) as computed:
+                for index, raw in computed:
+                    made.add(index, raw)
+                    bar.advance()
+            header = np.array([_MAGIC, count, *chain(*shapes)], _INT).tobytes()
+            header += b"".join(made.digests[index] for index in range(count))
+            made.file.seek(0)
+            made.file.write(header + _SHA(header).digest())
         return _open_cache_file(path, count)
 
-    def _write(self, file: BinaryIO, view: View, bar: Bar) -> None:
-        count = len(self.features.photos)
-        shapes, digests = np.zeros((count, _DIMS), _INT), bytearray()  # bytes would be copied whole for every photo
-        file.seek(_header_bytes(count))
-        for index in range(count):
-            values = self.features.encode(self.features.get(index, view)).to(self._dtype).contiguous().cpu()
-            shapes[index] = values.shape
-            raw = values.view(_BITS[values.itemsize]).numpy().astype(f"<i{values.itemsize}", copy=False).tobytes()
-            digests += _SHA(raw).digest()
-            file.write(raw)
-            bar.advance()
-        header = np.array([_MAGIC, count], _INT).tobytes() + shapes.tobytes() + bytes(digests)
-        file.seek(0)
-        file.write(header + _SHA(header).digest())
+    def _compute(self, view: View, indices: Sequence[int]) -> Generator[tuple[int, bytes], None, None]:
+        return ((index, stored_bytes(self.features, index, view)) for index in indices)
+
+
+def stored_bytes(features: RoiMaps | TrunkMaps, index: int, view: View) -> bytes:
+    """The features of a photo as a cache file has them."""
+    dtype = STORED_TYPES[features.backbone.runtime.stored]
+    values = features.encode(features.get(index, view)).to(dtype).contiguous().cpu()
+    return values.view(_BITS[values.itemsize]).numpy().astype(f"<i{values.itemsize}", copy=False).tobytes()
 
 
 @dataclass(frozen=True)
@@ -374,17 +398,3 @@ def trunk_batch(device: torch.device) -> int:
 
 def _channels_last(trunk: Float[Tensor, "c h w"]) -> Float[Tensor, "h w c"]:
     return trunk.permute(1, 2, 0).contiguous()
-
-
-Features = TypeVar("Features", RoiMaps, TrunkMaps)
-
-
-def cached_if_possible(
-    features: Features, folder: Path, *, views: Sequence[View], max_gb: float, progress: Progress = silent
-) -> FeatureCache | Features:
-    """The features, cached in ``folder`` if they are frozen and all views fit ``max_gb``, else computed per call."""
-    if not features.is_frozen or features.cache_bytes(views) > max_gb * 1e9:
-        return features
-    cache = FeatureCache(features, folder)
-    cache.build(views, progress)
-    return cache

@@ -7,7 +7,7 @@ segmentations (used by C-MIDN).
 import hashlib
 import math
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +66,7 @@ class ProposalCache:
 def build_cache(
     path: Path,
     rows: Mapping[str, int],
-    results: Callable[[], Generator[tuple[str, Float32[np.ndarray, "P ..."]], None, None]],
+    results: Callable[[Set[str]], Generator[tuple[str, Float32[np.ndarray, "P ..."]], None, None]],
     *,
     title: str,
     width: tuple[int, ...] = (),
@@ -74,32 +74,31 @@ def build_cache(
 ) -> ProposalCache:
     """The cache at ``path``, built if it is missing or cut short.
 
-    It is renamed into place when it is complete. A JSON file beside it has the digests of its blocks.
+    It is renamed into place when it is complete. A JSON file beside it has the digests of its blocks. What a killed
+    build has finished is not computed again.
 
     Args:
         path: named by a digest of everything that the numbers depend on, so a stale file is never read.
         rows: number of proposals of each photo, by id.
-        results: starts the work, and gives the numbers of each photo in any order.
+        results: starts the work, and gives the numbers of each photo in any order, of the ids that it receives.
         title: of the progress bar.
     """
     spans = dict(zip(rows, pairwise(accumulate(rows.values(), initial=0)), strict=True))
     if not _is_complete(path):
         io.sweep(path.parent)
-        with (
-            storage.writing(path),
-            closing(results()) as computed,
-            io.replacing(path) as temporary,
-            temporary.open("w+b") as file,
-            progress(title, len(spans)) as bar,
-        ):
-            start = file.write(npy_header((_total(spans), *width)))
-            for photo_id, values in computed:
-                file.seek(start + _BYTES * math.prod(width) * spans[photo_id][0])
-                file.write(values.astype("<f4").tobytes())
-                bar.advance()
-            file.flush()
-            digests = storage.BlockDigests.of_file(temporary, BLOCK).to_json()
+        header, row, names = npy_header((_total(spans), *width)), _BYTES * math.prod(width), list(spans)
+        starts = list(accumulate((row * rows[name] for name in names), initial=len(header)))
+        numbers = {name: index for index, name in enumerate(names)}
+        with storage.writing(path), storage.unfinished_file(path, starts) as made:
+            left = {name for name in names if numbers[name] not in made.digests}
+            with closing(results(left)) as computed, progress(title, len(names), len(names) - len(left)) as bar:
+                for photo_id, values in computed:
+                    made.add(numbers[photo_id], values.astype("<f4").tobytes())
+                    bar.advance()
+            made.file.seek(0)
+            made.file.write(header)
         with storage.writing(path):
+            digests = storage.BlockDigests.of_file(path, BLOCK).to_json()
             storage.write_checked_json(path.with_suffix(".json"), {"format": 1, _DIGESTS: digests})
     return ProposalCache.open(path, spans, width)
 
@@ -217,16 +216,29 @@ def label_runs(labels: Int[np.ndarray, "h w"]) -> Float32[np.ndarray, "runs 2"]:
 # ---------------------------------------------------------------- class evidence
 
 
-def build_evidence_cache(evidence: ClassEvidence, folder: Path, *, progress: Progress = silent) -> ProposalCache:
+ComputeEvidence = Callable[
+    [ClassEvidence, Sequence[Photo]], Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]
+]
+"""Gives the evidence for the proposals of some photos, in any order: in this process, or in a pool."""
+
+
+def build_evidence_cache(
+    evidence: ClassEvidence, folder: Path, *, compute: ComputeEvidence | None = None, progress: Progress = silent
+) -> ProposalCache:
     """The evidence of class maps for the proposals of some photos, per class."""
     photos, store = evidence.photos, evidence.store
 
-    def results() -> Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]:
-        for photo in photos:
-            yield photo.id, evidence(photo.id).numpy()
+    def results(left: Set[str]) -> Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]:
+        return (compute or _compute_evidence)(evidence, [photo for photo in photos if photo.id in left])
 
     path, width = _evidence_place(evidence, folder), (evidence.class_maps.num_classes,)
     return build_cache(path, _row_counts(photos, store), results, title="class maps", width=width, progress=progress)
+
+
+def _compute_evidence(
+    evidence: ClassEvidence, photos: Sequence[Photo]
+) -> Generator[tuple[str, Float32[np.ndarray, "P C"]], None, None]:
+    return ((photo.id, evidence(photo.id).numpy()) for photo in photos)
 
 
 def has_evidence(evidence: ClassEvidence, folder: Path) -> bool:
@@ -256,12 +268,15 @@ def seen_boxes(
     *,
     keep: int | None,
     folder: Path,
+    compute: ComputeEvidence | None = None,
     progress: Progress = silent,
 ) -> SeenBoxes:
     """All proposals, or the ``keep`` of each photo with most evidence."""
     if class_maps is None:
         return SeenBoxes(store)
-    evidence = build_evidence_cache(ClassEvidence(class_maps, photos, store), folder, progress=progress)
+    evidence = build_evidence_cache(
+        ClassEvidence(class_maps, photos, store), folder, compute=compute, progress=progress
+    )
     if keep is None:
         return SeenBoxes(store, evidence)
     kept = PreselectedBoxes(store, photos, evidence, keep)
@@ -301,8 +316,9 @@ def build_superpixel_cache(
 ) -> ProposalCache:
     """Straddling scores of proposals, computed on all cores: 1 for a box that consists of whole superpixels."""
 
-    def results() -> Generator[tuple[str, Float32[np.ndarray, " P"]], None, None]:
-        with closing(_all_scores(photos, store, superpixels, workers)) as scored:
+    def results(left: Set[str]) -> Generator[tuple[str, Float32[np.ndarray, " P"]], None, None]:
+        wanted = [photo for photo in photos if photo.id in left]
+        with closing(_all_scores(wanted, store, superpixels, workers)) as scored:
             for job, found in scored:
                 if found.values is None:
                     raise errors.UserError(found.problem)

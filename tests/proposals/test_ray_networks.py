@@ -1,0 +1,65 @@
+"""Networks on a Ray cluster with a simulated GPU: Ray counts one on the second node, where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray_works
+from corners import paint
+
+from tag2box.images import View
+from tag2box.parallel.ray_data import RayPool
+from tag2box.run_inputs import NetworkPool
+from tag2box.training.feature_cache import FeatureCache, RoiMaps
+from tiny import tiny_detector, tiny_photos, tiny_store
+
+ray = pytest.importorskip("ray")
+STORE = 100 * 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Two nodes of one processor each; the second one says that it has a GPU."""
+    from ray.cluster_utils import Cluster
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    nodes = Cluster()
+    try:
+        nodes.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
+        nodes.add_node(num_cpus=1, num_gpus=1, object_store_memory=STORE, include_dashboard=False)
+        nodes.wait_for_nodes(timeout=120)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        patch.undo()
+
+
+@pytest.mark.parametrize(("is_gpu_used", "expected"), [(True, {"0"}), (False, {""})])
+def test_only_work_that_uses_a_gpu_gets_one(tmp_path: Path, is_gpu_used: bool, expected: set[str]) -> None:
+    photos = [paint(tmp_path, f"p{number}", 0, (20, 9)) for number in range(3)]
+    work = ray_works.UsesGpu(is_gpu_used=is_gpu_used)
+    found = {photo.id: gpus for photo, gpus in RayPool(chunk=1)(work, photos, lost=ray_works.no_gpus)}
+    assert len(found) == 3 and set(found.values()) == expected
+
+
+def test_a_feature_cache_filled_there_is_equal_to_the_byte(tmp_path: Path) -> None:
+    photos = tiny_photos(tmp_path, 4).photos
+    live = RoiMaps(tiny_detector(3).backbone, photos, tiny_store(tmp_path, photos, counts=(4, 0, 1, 6)))
+    workers = NetworkPool(RayPool(chunk=1), partial(tiny_detector, 3, seed=9))
+    for name, compute in (("here", None), ("there", partial(workers.features, live))):
+        cache = FeatureCache(live, tmp_path / name)
+        cache.build([View(32, long_max=64)], compute=compute)
+        cache.close()
+    here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.f16")} for name in
+                   ("here", "there"))  # fmt: skip
+    assert len(here) == 1 and here == there
