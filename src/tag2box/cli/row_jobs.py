@@ -23,7 +23,6 @@ from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import build
 from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.store import INDEX, ProposalStore
-from tag2box.student.network import StudentDetector
 
 ROW_FORMAT = "parquet"
 """The ``--format`` of rows."""
@@ -108,12 +107,12 @@ class FindByStudent:
 
     def __call__(self, photo: PhotoTask) -> Detections:
         """All detections of a photo."""
-        return self._student.predict([photo.photo])[0]
+        return self._ready.predict([photo.photo])[0]
 
     @cached_property
-    def _student(self) -> StudentDetector:
+    def _ready(self) -> runs.StudentRun:
         set_threads(self.threads)
-        return StudentDetector(self.run.detector, self.run.classes, self.run.config.inference)
+        return self.run
 
 
 def _nothing() -> tuple[Any, Any]:
