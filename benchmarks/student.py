@@ -8,9 +8,12 @@
 
 Rows, each on the one before unless it says otherwise: one box per tag; all labels of the rule, doubtful boxes being
 background; weights by score; ignore regions; per-class thresholds and open tags; two rounds of half the iterations; and
-true boxes, the ceiling. All have the same number of iterations. A row and seed is a run folder and a JSON file in
-``--work``: what is interrupted resumes, what is there is not computed again. Without ``--test-split``, every fourth
-training photo is held out and tested on: for decisions that must not see test photos.
+true boxes, the ceiling. Further rows, named by ``--rows``, are the default with one change each: fainter boxes as
+ignore regions, if the label set has them (``tag2box label --set rule.doubtful=0.05 --set rule.floor=0.01``), thresholds
+per photo on all boxes of a tag (WeakSAM's), a tenth of the labels of a batch dropped by their loss, pasted boxes, no
+mosaics, and a second round of full length. Only the last has more iterations. A row and seed is a run folder and a JSON
+file in ``--work``: what is interrupted resumes, what is there is not computed again. Without ``--test-split``, every
+fourth training photo is held out and tested on: for decisions that must not see test photos.
 """
 
 from __future__ import annotations
@@ -30,18 +33,22 @@ from tag2box.formats.export import read_labelled
 from tag2box.formats.listing import DataSource, refuse
 from tag2box.io import write_json
 from tag2box.labels.label_set import LabelSet, is_label_set
-from tag2box.labels.labelled import LabelledPhoto, from_truth
+from tag2box.labels.labelled import LabelBox, LabelledPhoto, from_truth
+from tag2box.labels.rule import LabelRule
 from tag2box.metrics.evaluation import evaluate_with_baselines
 from tag2box.metrics.voc_ap import corloc
 from tag2box.progress import TerminalProgress
+from tag2box.student.student_data import Noise
 from tag2box.student.student_training import StudentConfig
-from tag2box.student.targets import Noise, Rounds
+from tag2box.student.targets import Rounds
 from tag2box.training.events import read_events
 
 METRICS = ("voc07", "voc12", "corloc", "coco", "challenges")
 HELD_OUT = 4
 """Of so many training photos, one is tested on."""
-TRUSTING = Noise(weights="none", threshold=0.0, ignore=False, open_tags=False)
+DEFAULT = Noise(doubtful=LabelRule().doubtful)
+"""The default; of a label set that has fainter boxes, only those are doubtful that the default label rule keeps."""
+TRUSTING = replace(DEFAULT, weights="none", threshold=0.0, ignore=False, open_tags=False)
 WEIGHTED = replace(TRUSTING, weights="class")
 IGNORING = replace(WEIGHTED, ignore=True)
 
@@ -53,6 +60,12 @@ class Row:
     noise: Noise
     labels: Callable[[Data], LabelSet] = lambda data: data.labels
     rounds: int = 1
+    shared: bool = True  # whether the rounds share the iterations of one
+    overrides: tuple[str, ...] = ()
+
+    def iterations(self, whole: int) -> int:
+        """The iterations of a round."""
+        return max(1, whole // self.rounds) if self.shared else whole
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,11 @@ class Data:
         photos = tuple(_best_of_each_tag(photo) for photo in self.labels.content.photos)
         return replace(self.labels, content=replace(self.labels.content, photos=photos))
 
+    def all_boxes(self) -> LabelSet:
+        """All boxes of tags as labels, for a threshold of the student's."""
+        photos = tuple(replace(photo, boxes=_without_doubt(photo)) for photo in self.labels.content.photos)
+        return replace(self.labels, content=replace(self.labels.content, photos=photos))
+
     def true_boxes(self) -> LabelSet:
         """The true boxes of the same photos; difficult ones are ignore regions."""
         content = self.labels.content
@@ -104,14 +122,26 @@ def _best_of_each_tag(photo: LabelledPhoto) -> LabelledPhoto:
     return replace(photo, boxes=tuple(best.values()))
 
 
-ROWS = {
+def _without_doubt(photo: LabelledPhoto) -> tuple[LabelBox, ...]:
+    return tuple(replace(box, is_doubtful=box.is_doubtful and box.why != "doubtful") for box in photo.boxes)
+
+
+LADDER = {
     "one box per tag": Row(TRUSTING, Data.best_boxes),
     "label rule": Row(TRUSTING),
     "weights": Row(WEIGHTED),
     "ignore regions": Row(IGNORING),
-    "thresholds, open tags": Row(Noise()),
-    "second round": Row(Noise(), rounds=2),
-    "true boxes": Row(Noise(), Data.true_boxes),
+    "thresholds, open tags": Row(DEFAULT),
+    "second round": Row(DEFAULT, rounds=2),
+    "true boxes": Row(DEFAULT, Data.true_boxes),
+}
+ROWS = LADDER | {
+    "faint boxes ignored": Row(Noise()),
+    "thresholds per photo": Row(replace(DEFAULT, threshold_of="photo"), Data.all_boxes),
+    "worst dropped": Row(replace(DEFAULT, drop=0.1)),
+    "pasted boxes": Row(DEFAULT, overrides=("augmentation.copy_paste=0.5",)),
+    "no mosaics": Row(DEFAULT, overrides=("augmentation.mosaic=0",)),
+    "two full rounds": Row(DEFAULT, rounds=2, shared=False),
 }
 
 
@@ -122,7 +152,7 @@ def main() -> None:
     parser.add_argument("--split", default="train")
     parser.add_argument("--test-split")
     parser.add_argument("--classes", type=Path, help="file of class names, if LABELS is no label set")
-    parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated, of: " + ", ".join(ROWS))
+    parser.add_argument("--rows", default=",".join(LADDER), help="comma-separated, of: " + ", ".join(ROWS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--iterations", type=int, default=StudentConfig().plan.iterations)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=c")
@@ -174,7 +204,7 @@ def _cell(
     labels = folder / "labels"
     if not is_label_set(labels):
         row.labels(data).write(labels)
-    how = [*overrides, f"plan.seed={seed}", f"plan.iterations={max(1, iterations // row.rounds)}"]
+    how = [*row.overrides, *overrides, f"plan.seed={seed}", f"plan.iterations={row.iterations(iterations)}"]
     config = StudentConfig(noise=row.noise, rounds=Rounds(count=row.rounds, agreement=1.0))
     if runs.has_run(folder / "run"):
         resume_student(folder / "run", progress=TerminalProgress())

@@ -15,8 +15,11 @@ import torch
 
 import tag2box
 from tag2box import hub, runs
+from tag2box.cli.student import train_student
 from tag2box.cli.train import train
 from tag2box.errors import UserError
+from tag2box.student.student_training import StudentConfig
+from tiny_student import SMALL, tiny_labels
 from tiny_world import call, small_config, small_data, small_network
 
 
@@ -152,6 +155,25 @@ def test_a_model_goes_to_the_hub_and_comes_back(run: Path, tmp_path: Path, serve
     monkeypatch.setattr(hub, "download", lambda name: folder)
     model = tag2box.load("owner/name")
     assert model.classes == runs.load_run(run).classes
+
+
+def test_a_student_is_pushed_without_its_labels_and_paths(tmp_path: Path, alone: None) -> None:
+    train_student(tiny_labels(tmp_path), tmp_path / "student", overrides=(*SMALL, "plan.iterations=1"))
+    hub.push_to_hub(tmp_path / "student", "owner/name", out=tmp_path / "upload")
+    for path in (tmp_path / "upload").rglob("*"):
+        assert path.is_dir() or not {word for word in (b"photo0", str(tmp_path).encode()) if word in path.read_bytes()}
+    card = (tmp_path / "upload" / "README.md").read_text()
+    assert "A student of tag2box" in card and "Trained on a label set of 4 photos" in card
+    photos = sorted((tmp_path / "photos").iterdir())
+    one, two = (tag2box.load(tmp_path / name)(photos, min_score=0) for name in ("student", "upload"))
+    for a, b in zip(one, two, strict=True):
+        assert len(a) and torch.equal(a.detections.boxes, b.detections.boxes)
+        assert torch.equal(a.detections.scores, b.detections.scores)
+
+
+def test_the_card_of_a_student_says_what_its_labels_used() -> None:
+    lines = hub._data_lines({"train_photos": 4, "uses": "masks of a model"}, StudentConfig())
+    assert any("masks of a model" in line for line in lines)
 
 
 def test_settings_that_name_code_of_others_are_refused(run: Path, tmp_path: Path, server: FakeHub) -> None:

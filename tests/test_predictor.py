@@ -19,11 +19,13 @@ import tag2box
 from tag2box import predictor, runs
 from tag2box.annotations import Detections, Photo
 from tag2box.cli.detect import detect
+from tag2box.cli.student import train_student
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.images import View, load_view, read_photo
 from tag2box.predictor import Prediction, Predictor, to_pixels
 from tiny import tiny_photos
+from tiny_student import SMALL, tiny_labels
 from tiny_world import small_config, small_data, small_network
 
 
@@ -90,6 +92,16 @@ def test_every_kind_of_image_gives_the_same_boxes(kind, model, photos):
     assert same(found.detections, model(photos[0], min_score=0).detections)
     (in_batch,) = model((image,), min_score=0)
     assert same(in_batch.detections, found.detections)
+
+
+def test_a_student_gives_the_boxes_of_the_command(tmp_path):
+    train_student(tiny_labels(tmp_path), tmp_path / "run", overrides=(*SMALL, "plan.iterations=1"))
+    photos = sorted((tmp_path / "photos").iterdir())
+    student, found = tag2box.load(tmp_path / "run"), detect(tmp_path / "run", photos, min_score=0)
+    for path, one in zip(photos, student(photos, min_score=0), strict=True):
+        assert len(one) > 0 and same(one.detections, found[path.stem])
+        assert same(student(pixels(path), min_score=0).detections, found[path.stem])
+    assert student([]) == [] and student.classes == runs.open_run(tmp_path / "run").classes
 
 
 def test_no_images_give_no_predictions(model):

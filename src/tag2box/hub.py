@@ -166,12 +166,14 @@ def _has_events(run: Path) -> bool:
 
 def _data_lines(start: Mapping[str, Any], config: identity.AnyConfig) -> list[str]:
     count = start.get("train_photos", "an unknown number of")
+    uses = start.get("uses")
     if isinstance(config, StudentConfig):
-        return [f"Trained on a label set of {count} photos, whose boxes were put there by another run or reviewed."]
+        made = [f"These boxes come from a method that was itself trained on: {uses}."] if uses else []
+        head = f"Trained on a label set of {count} photos, whose boxes were put there by another run or reviewed."
+        return [head, *made]
     taught = "Tags say which classes a photo shows; no box was used."
     if start.get("boxed_photos"):
         taught = f"Beside the tags, {start['boxes']} reviewed boxes of {start['boxed_photos']} photos were used."
-    uses = start.get("uses")
     more = [f"The proposals come from a method that was itself trained on: {uses}."] if uses else []
     return [
         f"Trained on {count} photos with image-level tags. {taught}",

@@ -21,10 +21,10 @@ from tag2box.progress import Progress
 from tag2box.proposals import base, build
 from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.proposals.store import ProposalStore
-from tag2box.student.student_training import StudentConfig, student_parts
+from tag2box.student.student_training import StudentConfig, build_student
 from tag2box.training import feature_cache
 from tag2box.training.class_evidence import ClassEvidence
-from tag2box.training.dist import SINGLE_PROCESS, DistContext, backbone_parts, choose_precision
+from tag2box.training.dist import SINGLE_PROCESS, DistContext, Parts, backbone_parts, choose_precision
 from tag2box.training.reviewed import JoinedMaps, ReviewedSource
 
 _IMPORTED = "imported"  # the kind of stores written by `tag2box proposals import`
@@ -293,7 +293,22 @@ def settled_student(config: StudentConfig, dist: DistContext = SINGLE_PROCESS) -
     if config.precision != "auto":
         return config
     name = f"student {config.backbone} {config.network}"
-    choice = choose_precision(name, partial(student_parts, config)) if dist.is_main else None
+    choice = choose_precision(name, partial(_student_parts, config)) if dist.is_main else None
     chosen = dist.all_gather_object(choice)[0]
     assert chosen is not None
     return replace(config, precision=chosen.precision)
+
+
+def _student_parts(config: StudentConfig) -> Parts:
+    """Detection and a training step of the network, whose time is measured."""
+    network = build_student(config, 20, pretrained=False)
+    pixels = torch.rand(1, 3, 320, 320) * 255
+
+    def detect() -> None:
+        with torch.no_grad():
+            network(pixels)
+
+    def train() -> None:
+        torch.stack([level.float().square().mean() for level in network(pixels)]).sum().backward()
+
+    return {"detection": detect, "training": train}

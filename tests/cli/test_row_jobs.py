@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -16,15 +17,19 @@ import torch
 
 from pages import ROOT, blocks, load
 from storage_server import s3_server
+from tag2box import runs
 from tag2box.cli import row_jobs
 from tag2box.cli.detect import detect
 from tag2box.cli.inputs import find_photos
+from tag2box.cli.student import train_student
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.formats import rows
 from tag2box.images import read_photo
+from tag2box.inference.predict import PhotoTask
 from tag2box.proposals.build import build_proposals
 from tag2box.proposals.selective_search import SelectiveSearch
+from tiny_student import SMALL, tiny_labels
 from tiny_world import call, small_config, small_data, small_network
 
 pytest.importorskip("pyarrow")
@@ -75,6 +80,24 @@ def test_rows_have_the_boxes_and_scores_of_detect(world: Path) -> None:
     exec(shown, scope)
     assert scope["best"] == [max(row["scores"], default=0.0) for row in read_by_part(world / "rows")]
     assert scope["unreadable"] == []
+
+
+def test_rows_of_a_student_have_the_boxes_of_detect_in_its_precision(tmp_path: Path) -> None:
+    train_student(tiny_labels(tmp_path), tmp_path / "run", overrides=(*SMALL, "plan.iterations=1"))
+    wanted = detect(tmp_path / "run", [tmp_path / "photos"], min_score=0)
+    row_jobs.detect_rows(tmp_path / "run", [str(tmp_path / "photos")], str(tmp_path / "rows"), min_score=0)
+    assert sum(map(len, wanted.values())) > 0
+    for name, row in found(tmp_path / "rows").items():
+        own = rows.detections_of(row)
+        assert torch.equal(own.boxes, wanted[name].boxes) and torch.equal(own.scores, wanted[name].scores)
+    single = runs.open_run(tmp_path / "run")
+    assert isinstance(single, runs.StudentRun)
+    half = replace(single, config=replace(single.config, precision="bf16"))
+    photos = find_photos([tmp_path / "photos"])
+    task = PhotoTask(photos[0], *(each.numpy() for each in row_jobs._nothing()))
+    (low,), (high,) = half.predict(photos[:1]), single.predict(photos[:1])
+    assert torch.equal(row_jobs.FindByStudent(half, 1)(task).scores, low.scores)
+    assert not torch.equal(low.scores, high.scores)
 
 
 def test_proposals_of_a_store_are_used_by_content(world: Path) -> None:

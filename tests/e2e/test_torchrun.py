@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tag2box.cli.student import train_student
+from tag2box.training.events import read_events
+from tiny_student import SMALL, tiny_labels
 from tiny_world import World, environment, process, same, story, weights
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tag2box")
@@ -136,3 +139,25 @@ def test_two_processes_detect_what_one_detects(world: World, tmp_path: Path) -> 
     assert alone.code == 0, alone.err
     assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
     assert len(list((tmp_path / "drawn").glob("*.jpg"))) == 4
+
+
+def losses(run: Path) -> list[float]:
+    return [event["losses"]["total"] for event in read_events(run) if event["event"] == "step"]  # type: ignore[index, misc]
+
+
+def test_two_processes_train_the_student_that_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # of the tiny backbone
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    labels = tiny_labels(tmp_path)
+    how = (*SMALL, "plan.iterations=4", "plan.batch_size=3", "noise.drop=0.3", "augmentation.copy_paste=0.5")
+    train_student(labels, tmp_path / "one", overrides=how)
+    words = ["student", f"{labels}", "--out", f"{tmp_path / 'two'}", *(word for key in how for word in ("--set", key))]
+    code, said = ended(started(words, tmp_path))
+    assert code == 0, said
+    assert said.count("trained:") == 1
+    alone = losses(tmp_path / "one")
+    assert len(alone) == 4 and losses(tmp_path / "two") == pytest.approx(alone, rel=1e-3)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)

@@ -11,8 +11,18 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from tag2box.annotations import Photo
-from tag2box.student.student_data import Augmentation, StudentBatches, TrainingPicture, coloured, cut_to, moved, scaled
-from tag2box.student.targets import PhotoLabels
+from tag2box.student.student_data import (
+    Augmentation,
+    PhotoLabels,
+    StudentBatches,
+    TrainingPicture,
+    coloured,
+    covered,
+    cut_to,
+    moved,
+    pasted,
+    scaled,
+)
 
 GREY, RED = (90, 90, 90), (250, 10, 10)
 BOX = (30, 20, 60, 50)
@@ -22,6 +32,7 @@ def labels(*boxes: tuple[float, float, float, float]) -> PhotoLabels:
     count = len(boxes)
     return PhotoLabels(
         torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4), torch.arange(count), torch.ones(count),
+        torch.zeros(count, dtype=torch.bool),
         torch.zeros(0, 4), torch.zeros(0, dtype=torch.long),
     )  # fmt: skip
 
@@ -77,6 +88,79 @@ def test_the_end_of_each_round_has_no_mosaics(photo: Photo) -> None:
     counts = {iteration: [len(picture.labels) for picture in source.batch(iteration)] for iteration in (0, 25, 50, 99)}
     assert counts[25] == counts[99] == [1] * 4
     assert min(counts[0] + counts[50]) >= 3
+
+
+# ---------------------------------------------------------------- pasted boxes
+
+
+@pytest.mark.parametrize("mosaic", [0.0, 1.0])
+def test_pasted_boxes_have_their_pixels_and_their_label(photo: Photo, mosaic: float) -> None:
+    plain, source = (batches(photo, mosaic=mosaic, copy_paste=share, least_visible=0.0) for share in (0.0, 1.0))
+    grown = 0
+    for iteration in range(8):
+        for before, picture in zip(plain.batch(iteration), source.batch(iteration), strict=True):
+            grown += len(picture.labels) > len(before.labels)
+            changed = (picture.pixels != before.pixels).any(dim=0)
+            shown = torch.zeros_like(changed)
+            for x1, y1, x2, y2 in picture.labels.boxes.tolist():
+                shown[int(y1) : -int(-y2 // 1), int(x1) : -int(-x2 // 1)] = True
+            assert not (changed & ~shown).any()  # the other pixels are those without it
+    assert grown > 16
+    pairs = zip(source.batch(7)[1:3], source.batch(7, range(1, 3)), strict=True)
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in pairs)
+
+
+def test_at_the_end_and_without_a_certain_label_nothing_is_pasted(photo: Photo) -> None:
+    plain, source = (batches(photo, mosaic=0.0, plain_end=0.5, copy_paste=share) for share in (0.0, 1.0))
+    weak = replace(source, labels=[replace(labels(BOX), weights=torch.tensor([0.5]))] * 5)
+    for made, iteration in ((source, 25), (weak, 0)):
+        for a, b in zip(plain.batch(iteration), made.batch(iteration), strict=True):
+            assert torch.equal(a.pixels, b.pixels)
+
+
+def picture(value: float, own: PhotoLabels) -> TrainingPicture:
+    return TrainingPicture(torch.full((3, 32, 32), value), own)
+
+
+def test_a_pasted_class_is_there_and_regions_of_both_photos_stay() -> None:
+    whole = torch.tensor([[0.0, 0.0, 32.0, 32.0]])
+    below = replace(labels((0, 0, 32, 32)), regions=whole, region_labels=torch.tensor([7]))
+    other = labels((8.4, 8.0, 24.0, 23.5), (20.0, 8.0, 40.0, 30.0))
+    above = replace(other, labels=torch.tensor([5, 6]), weights=torch.tensor([1.0, 0.3]), regions=whole,
+                    region_labels=torch.tensor([9]))  # fmt: skip
+    found = pasted(picture(0.0, below), picture(9.0, above), 0.5, np.random.default_rng(0))
+    assert found.labels.labels.tolist() == [0, 5]  # the weak label beside it is cut to a small rest
+    assert found.labels.boxes[1].tolist() == pytest.approx([8.4, 8.0, 24.0, 23.5])
+    assert found.labels.region_labels.tolist() == [7, 9, 6]
+    assert found.labels.regions.tolist() == [[0, 0, 32, 32], [8, 8, 24, 24], [20, 8, 24, 24]]
+    inside = torch.zeros(32, 32, dtype=torch.bool)
+    inside[8:24, 8:24] = True
+    assert ((found.pixels == 9) == inside).all() and ((found.pixels == 0) == ~inside).all()
+    for source in (labels(), replace(labels(BOX), weights=torch.tensor([0.5]))):
+        assert pasted(picture(0.0, below), picture(9.0, source), 0.5, np.random.default_rng(0)).labels is below
+
+
+def slow_covered(own: PhotoLabels, cover: tuple[float, ...], least: float) -> list[str]:
+    """What becomes of each label, counted in squares of one pixel."""
+    fates = []
+    for x1, y1, x2, y2 in own.boxes.int().tolist():
+        cells = [(x, y) for x in range(x1, x2) for y in range(y1, y2)]
+        seen = [(x, y) for x, y in cells if not (cover[0] <= x < cover[2] and cover[1] <= y < cover[3])]
+        share = len(seen) / len(cells)
+        fates.append("gone" if share == 0 else "label" if share >= least else "region")
+    return fates
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 9)] * 2, *[st.integers(1, 9)] * 2), max_size=4),
+    st.tuples(*[st.integers(0, 9)] * 2, *[st.integers(1, 9)] * 2),
+)
+def test_labels_behind_a_box_are_those_found_square_by_square(rows: list, cover: tuple[int, ...]) -> None:
+    own = labels(*((x, y, x + w, y + h) for x, y, w, h in rows))
+    front = (cover[0], cover[1], cover[0] + cover[2], cover[1] + cover[3])
+    found, fates = covered(own, torch.tensor(front, dtype=torch.float32), 0.31), slow_covered(own, front, 0.31)
+    assert found.labels.tolist() == [row for row, fate in enumerate(fates) if fate == "label"]
+    assert found.region_labels.tolist() == [row for row, fate in enumerate(fates) if fate == "region"]
 
 
 # ---------------------------------------------------------------- boxes

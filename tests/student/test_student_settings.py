@@ -26,7 +26,9 @@ BASE = (*SMALL, "plan.iterations=3", "augmentation.mosaic=0.5")
 CHANGES = {
     "name": "other", "network.width": "16", "network.depth": "2", "network.frozen_stages": "1",
     "noise.weights": "none", "noise.min_weight": "0.9", "noise.threshold": "0", "noise.ignore": "false",
-    "noise.open_tags": "false", "noise.enlarge": "3", "augmentation.sides": "[96]", "augmentation.zoom": "[0.5, 0.6]",
+    "noise.open_tags": "false", "noise.enlarge": "3", "noise.threshold_of": "photo", "noise.drop": "0.9",
+    "noise.doubtful": "1", "augmentation.copy_paste": "1",
+    "augmentation.sides": "[96]", "augmentation.zoom": "[0.5, 0.6]",
     "augmentation.stretch": "2", "augmentation.flip": "0", "augmentation.colour": "0.6", "augmentation.mosaic": "0",
     "augmentation.plain_end": "1", "augmentation.least_visible": "1", "rounds.count": "2", "rounds.agreement": "0",
     "rounds.rule.floor": "0", "plan.iterations": "4", "plan.batch_size": "3", "plan.seed": "1", "plan.lr": "0.01",
@@ -47,7 +49,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = LabelSet.open(tiny_labels(folder, 9))
     photos = list(made.content.photos)
     weak = replace(photos[1].boxes[0], score=0.3)
-    photos[1] = replace(photos[1], boxes=(weak, replace(weak, box=(20.0, 4.0, 40.0, 20.0), is_doubtful=True)))
+    photos[1] = replace(
+        photos[1], boxes=(weak, replace(weak, box=(20.0, 4.0, 40.0, 20.0), score=0.2, is_doubtful=True))
+    )
     photos[2] = replace(photos[2], boxes=(replace(photos[2].boxes[0], score=0.01),))
     photos[4] = replace(photos[4], boxes=())
     replace(made, content=replace(made.content, photos=tuple(photos))).write(folder / "mixed")

@@ -10,17 +10,16 @@ import torch
 from hypothesis import given, strategies as st
 
 from tag2box.labels.labelled import LabelBox, LabelledPhoto
+from tag2box.student.student_data import Noise, PhotoLabels, label_weight, least_scores, prepare_labels, top_scores
 from tag2box.student.targets import (
-    Noise,
-    PhotoLabels,
     assign_cells,
+    drop_limit,
     giou,
     inside,
-    label_weight,
-    prepare_labels,
+    label_losses,
     quality_focal,
     student_loss,
-    top_scores,
+    without_worst,
 )
 
 CLASSES = ("cat", "dog", "hen")
@@ -40,6 +39,7 @@ def made(boxes: list[list[float]], labels: list[int], weights: list[float] | Non
         torch.tensor(boxes).reshape(-1, 4),
         torch.tensor(labels, dtype=torch.long),
         torch.tensor(weights or [1.0] * len(labels)),
+        torch.zeros(len(labels), dtype=torch.bool),
         torch.zeros(0, 4),
         torch.zeros(0, dtype=torch.long),
     )
@@ -70,6 +70,16 @@ def made(boxes: list[list[float]], labels: list[int], weights: list[float] | Non
         ),
         ((scored("cat", 0.8), scored("cat", 0.3, is_doubtful=True), scored("dog", 0.5)), Noise(ignore=False), [0, 1],
          [1.0, 1.0], []),
+        # further below the best one of its photo than doubtful boxes may be: background
+        ((scored("cat", 0.8), scored("cat", 0.3, is_doubtful=True), scored("cat", 0.4, is_doubtful=True),
+          scored("dog", 0.5)), Noise(doubtful=0.5), [0, 1], [1.0, 1.0], [("cat", BOX)]),
+        ((scored("cat", None), scored("cat", None, is_doubtful=True), scored("dog", 0.5)), Noise(doubtful=1), [0, 1],
+         [1.0, 1.0], [("cat", BOX)]),
+        # below the range of the scores of its photo: a region; the best one is a label
+        ((scored("cat", 0.1), scored("cat", 0.02), scored("dog", 0.5)), Noise(threshold_of="photo"), [0, 1],
+         [0.2, 1.0], [("cat", BOX)]),
+        ((scored("cat", 0.1), scored("cat", 0.09), scored("dog", 0.5)), Noise(threshold_of="photo"), [0, 0, 1],
+         [0.2, 0.2, 1.0], []),
     ],
 )  # fmt: skip
 def test_doubtful_boxes_become_regions_and_scores_weights(
@@ -109,6 +119,35 @@ def test_a_weight_is_between_its_least_and_one_and_grows_with_the_score(score: f
     noise = Noise(weights="class", min_weight=0.2)
     low, high = (label_weight(scored("cat", s), noise, {"cat": top}) for s in (score / 2, score))
     assert 0.2 <= low <= high <= 1
+
+
+def slow_least(boxes: list[LabelBox], noise: Noise, top: dict[str, float]) -> dict[str, float]:
+    """The least score of each class, box by box."""
+    found: dict[str, float] = {}
+    for box in boxes:
+        if box.score is None:
+            continue
+        low = high = box.score
+        for other in boxes:
+            if other.name == box.name and other.score is not None:
+                low, high = min(low, other.score), max(high, other.score)
+        found[box.name] = noise.threshold * (top[box.name] if noise.threshold_of == "class" else high - low)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(CLASSES), st.none() | st.floats(0, 1)), max_size=6),
+    st.floats(0, 1),
+    st.sampled_from(["class", "photo"]),
+)
+def test_the_least_score_of_a_label_is_the_one_found_with_loops(rows: list, threshold: float, kind: str) -> None:
+    boxes, top = [scored(name, score) for name, score in rows], {"cat": 0.8, "dog": 0.5, "hen": 1.0}
+    noise = Noise(threshold=threshold, threshold_of=kind)  # type: ignore[arg-type]
+    found = least_scores(boxes, noise, top)
+    assert found == slow_least(boxes, noise, top)
+    if kind == "photo":
+        best = {box.name: max(o.score or 0 for o in boxes if o.name == box.name) for box in boxes}
+        assert all(least <= best[name] for name, least in found.items())
 
 
 # ---------------------------------------------------------------- assignment
@@ -261,3 +300,93 @@ def test_the_gradients_of_ranks_add_up_to_those_of_the_whole_batch() -> None:
         return torch.cat([leaf.grad for leaf in found if leaf.grad is not None], dim=2)
 
     assert torch.allclose(gradients([slice(0, 3)]), gradients([slice(0, 1), slice(1, 3)]), atol=1e-6)
+
+
+# ---------------------------------------------------------------- labels that are dropped
+
+
+def outputs(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits and boxes of the cells of some photos."""
+    generator = torch.Generator().manual_seed(count)
+    reach = torch.rand(count, 16, 4, generator=generator) * 16 + 2
+    boxes = torch.cat([CELLS[:, :2] - reach[..., :2], CELLS[:, :2] + reach[..., 2:]], dim=2)
+    return torch.randn(count, 16, 3, generator=generator), boxes, CELLS
+
+
+@pytest.mark.parametrize("boxes", [[], [[1.0, 1.0, 30.0, 30.0]], [[0.0, 0.0, 8.0, 8.0], [9.0, 9.0, 31.0, 31.0]]])
+def test_the_loss_of_a_label_is_that_of_the_cell_that_says_it_best(boxes: list[list[float]]) -> None:
+    logits, reached, _ = outputs(1)
+    own = made(boxes, list(range(len(boxes))))
+    wanted = []
+    for number, box in enumerate(boxes):
+        least = math.inf
+        for cell in range(len(CELLS)):
+            p = 1 / (1 + math.exp(-logits[0, cell, number].item()))
+            if overlap := slow_iou(reached[0, cell].tolist(), box):
+                least = min(least, -math.log(p) - math.log(overlap))
+        wanted.append(least)
+    assert label_losses(logits[0].sigmoid(), reached[0], own).tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("losses", "share", "limit"),
+    [([], 0.5, math.inf), ([2.0], 0.9, 2.0), ([2.0, 1.0], 0.5, 1.0), ([1.0, 1.0, 1.0], 0.5, 1.0),
+     ([4.0, 1.0, 3.0, 2.0], 0.25, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.0, 4.0)],
+)  # fmt: skip
+def test_the_limit_leaves_the_share_of_largest_losses_above_it(losses: list[float], share: float, limit: float) -> None:
+    assert drop_limit(losses, share) == limit
+
+
+def slow_dropped(labels: list[PhotoLabels], found: tuple[torch.Tensor, ...], share: float) -> list[list[bool]]:
+    """Which labels are dropped, one after another: the one with the largest loss that is left."""
+    losses = {
+        (photo, row): value
+        for photo, own in enumerate(labels)
+        for row, value in enumerate(label_losses(found[0][photo].sigmoid(), found[1][photo], own).tolist())
+        if not own.certain[row]
+    }
+    gone = sorted(losses, key=lambda place: -losses[place])[: int(share * len(losses))]
+    return [[(photo, row) in gone for row in range(len(own))] for photo, own in enumerate(labels)]
+
+
+def batch_of_labels() -> list[PhotoLabels]:
+    """No label; three; a certain one, which nothing says, and one more."""
+    third = made([[31.0, 31.0, 31.5, 31.5], [1.0, 1.0, 30.0, 30.0]], [0, 1])
+    three = made([[1.0, 1.0, 30.0, 30.0], [9.0, 9.0, 31.0, 31.0], [0.0, 0.0, 4.0, 4.0]], [0, 1, 2], [0.5, 1.0, 0.3])
+    return [made([], []), three, replace(third, certain=torch.tensor([True, False]))]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.25, 0.5, 0.8, 0.99])
+def test_labels_with_the_largest_losses_of_a_batch_become_regions(share: float) -> None:
+    labels, found = batch_of_labels(), outputs(3)
+    left = without_worst(labels, found, share)
+    for own, after, gone in zip(labels, left, slow_dropped(labels, found, share), strict=True):
+        rows = torch.tensor(gone, dtype=torch.bool)
+        assert torch.equal(after.boxes, own.boxes[~rows]) and torch.equal(after.weights, own.weights[~rows])
+        assert torch.equal(after.regions, own.boxes[rows]) and torch.equal(after.region_labels, own.labels[rows])
+    assert left[2].certain.any()  # a reviewed box is never dropped
+    assert without_worst([], None, share) == []
+
+
+def test_ranks_drop_what_one_process_drops() -> None:
+    labels, found = batch_of_labels(), outputs(3)
+    whole = without_worst(labels, found, 0.5)
+    told: dict[int, list[float]] = {}
+
+    class Rank:
+        """One of two ranks; the second time it knows what the other one has."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def all_gather_object(self, value: list[float]) -> list[list[float]]:
+            told[self.number] = value
+            return [told.get(0, []), told.get(1, [])]
+
+    for _ in range(2):
+        parts = [
+            without_worst(labels[rows], (found[0][rows], found[1][rows], found[2]), 0.5, Rank(number))  # type: ignore[arg-type]
+            for number, rows in enumerate((slice(0, 2), slice(2, 3)))
+        ]
+    for one, other in zip(whole, [*parts[0], *parts[1]], strict=True):
+        assert torch.equal(one.boxes, other.boxes) and torch.equal(one.regions, other.regions)

@@ -40,6 +40,7 @@ def scenes_student() -> StudentConfig:
     """A student for the generated scenes, in pictures of about their size and for a few minutes on two cores.
 
     Nothing here was chosen on the demo's test split.
+    Its learning rate is the one that stalled on photos, not on scenes (docs/student.md).
     """
     return StudentConfig(
         name="student of OD-WSCL",

@@ -23,7 +23,6 @@ from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import build
 from tag2box.proposals.base import ProposalMethod
 from tag2box.proposals.store import INDEX, ProposalStore
-from tag2box.student.network import StudentDetector
 
 ROW_FORMAT = "parquet"
 """The ``--format`` of rows."""
@@ -119,14 +118,13 @@ class FindByStudent:
 
     def __call__(self, photo: PhotoTask) -> Detections:
         """All detections of a photo."""
-        return self._student.predict([photo.photo])[0]
+        return self._ready.predict([photo.photo])[0]
 
     @cached_property
-    def _student(self) -> StudentDetector:
+    def _ready(self) -> runs.StudentRun:
         set_threads(self.threads)
-        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
-        config = self.run.config
-        return StudentDetector(self.run.detector.to(device), self.run.classes, config.inference, config.precision)
+        self.run.detector.to(torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu"))
+        return self.run
 
 
 def _nothing() -> tuple[Any, Any]:

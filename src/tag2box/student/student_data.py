@@ -1,32 +1,210 @@
-"""Batches of a student: photos with their labels, resized, cropped, flipped, coloured and put together (mosaic).
+"""What a student sees: labels with weights and regions without a loss, and batches of pictures with them.
 
-A batch is a function of its iteration's number: each photo of it has a random stream of its own, so that a resumed run
-and several ranks see the same pictures.
+Labels of a teacher are noisy, so each has a weight, and where the teacher is in doubt a class is neither right nor
+wrong. Classes that are not tags are certain: they are background everywhere.
+
+Photos are resized, cropped, flipped, coloured and put together (mosaics, pasted boxes). A batch is a function of its
+iteration's number: each photo has random streams of its own, so that resumed runs and several ranks see the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from tag2box import images
 from tag2box.annotations import Photo
+from tag2box.labels.labelled import LabelBox, LabelledPhoto
 from tag2box.ops.boxes import areas
-from tag2box.student.targets import PhotoLabels
 from tag2box.training.batches import epoch_order
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _MULTIPLE = 32  # sides of pictures are multiples of the coarsest stride
+_PASTED_WEIGHT = 0.8  # least weight of a label that is pasted
 _SQUARE_ROOMS = ((0, 0), (0, 1), (1, 0), (1, 1))
+_TOP_SCORES = 0.9  # quantile of the best scores of a class that counts as certain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Treatment of labels as noisy ones; reviewed boxes and those of other tools, which have no score, are certain."""
+
+    weights: Literal["none", "score", "class"] = "class"
+    """Loss weight of a label: 1, its score, or its score relative to the best ones of its class in the label set."""
+    min_weight: _Share = 0.2
+    """Smallest weight of a label."""
+    threshold: _Share = 0.3
+    """Labels with less than this share of a reference score become ignore regions; 0: none."""
+    threshold_of: Literal["class", "photo"] = "class"
+    """The reference: the best scores of the class in the label set, or the range of its scores in the photo (WeakSAM).
+
+    That range is the largest minus the smallest score of the boxes of a tag: no more than its best score.
+    """
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the labels of a batch, those with the largest loss, that are ignore regions; 0: none.
+
+    In the first third of a round nothing is dropped. Boxes without a score never are.
+    """
+    doubtful: _Share = 0.0
+    """Doubtful boxes with less than this share of the best score of their tag in the photo are background; 0: none."""
+    ignore: bool = True
+    """No loss for the class of a doubtful box inside it; false: doubtful boxes are background."""
+    open_tags: bool = True
+    """A tag without a certain label: no loss for its class inside its doubtful boxes, enlarged, or anywhere."""
+    enlarge: Annotated[float, Field(ge=1, le=10)] = 1.5
+    """Factor by which the sides of such boxes are enlarged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoLabels:
+    """Labels of one photo, or of a part of it, and regions in which one class has no loss."""
+
+    boxes: Float[Tensor, "G 4"]
+    labels: Int[Tensor, " G"]
+    weights: Float[Tensor, " G"]
+    certain: Bool[Tensor, " G"]  # no detector gave them a score: reviewed ones, or those of another tool
+    regions: Float[Tensor, "I 4"]
+    region_labels: Int[Tensor, " I"]
+
+    @classmethod
+    def joined(cls, parts: Sequence[PhotoLabels]) -> PhotoLabels:
+        """The labels of several photos in one picture."""
+        return cls(*(torch.cat(column) for column in zip(*(part.columns() for part in parts), strict=True)))
+
+    def to(self, device: torch.device) -> PhotoLabels:
+        """The same on a device."""
+        return PhotoLabels(*(column.to(device) for column in self.columns()))
+
+    def columns(self) -> tuple[Tensor, ...]:
+        """The tensors in the order of the fields."""
+        return self.boxes, self.labels, self.weights, self.certain, self.regions, self.region_labels
+
+    def picked(self, rows: Bool[Tensor, " G"]) -> PhotoLabels:
+        """Some of the labels, and all regions."""
+        own = (self.boxes[rows], self.labels[rows], self.weights[rows], self.certain[rows])
+        return PhotoLabels(*own, self.regions, self.region_labels)
+
+    def with_regions(self, rows: Bool[Tensor, " G"]) -> PhotoLabels:
+        """The boxes of some labels as further regions."""
+        regions = torch.cat([self.regions, self.boxes[rows]])
+        return replace(self, regions=regions, region_labels=torch.cat([self.region_labels, self.labels[rows]]))
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+# ---------------------------------------------------------------- from a label set to weights and regions
+
+
+def top_scores(photos: Sequence[LabelledPhoto], classes: Sequence[str]) -> dict[str, float]:
+    """Per class, a high quantile of the scores of the best labels of its tags; 1 without scores."""
+    best: dict[str, list[float]] = {name: [] for name in classes}
+    for photo in photos:
+        for name, scores in class_scores(photo.labels).items():
+            best[name].append(max(scores))
+    return {name: _quantile(scores) for name, scores in best.items()}
+
+
+def _quantile(scores: Sequence[float]) -> float:
+    ranked = sorted(scores)
+    return max(ranked[int(_TOP_SCORES * (len(ranked) - 1))], 1e-6) if ranked else 1.0
+
+
+def label_weight(box: LabelBox, noise: Noise, top: Mapping[str, float]) -> float:
+    """The loss weight of a label; 1 if no detector gave it a score.
+
+    >>> label_weight(LabelBox((0, 0, 1, 1), "cat", 0.2), Noise(weights="class"), {"cat": 0.4})
+    0.5
+    """
+    if box.score is None or noise.weights == "none":
+        return 1.0
+    share = box.score / top[box.name] if noise.weights == "class" else box.score
+    return min(1.0, max(noise.min_weight, share))
+
+
+def least_scores(boxes: Sequence[LabelBox], noise: Noise, top: Mapping[str, float]) -> dict[str, float]:
+    """Per class with a score in a photo, the least score of a label.
+
+    ``class``: threshold * top score of the class. ``photo``: threshold * (max - min) of the scores of its boxes in the
+    photo (adaptive thresholds of WeakSAM, Zhu et al., ACM MM 2024).
+
+    >>> boxes = [LabelBox((0, 0, 1, 1), "cat", score) for score in (0.9, 0.5)]
+    >>> least_scores(boxes, Noise(threshold=0.5, threshold_of="photo"), {"cat": 1.0})
+    {'cat': 0.2}
+    """
+    scores = class_scores(boxes)
+    if noise.threshold_of == "class":
+        return {name: noise.threshold * top[name] for name in scores}
+    return {name: noise.threshold * (max(own) - min(own)) for name, own in scores.items()}
+
+
+def class_scores(boxes: Sequence[LabelBox]) -> dict[str, list[float]]:
+    """The scores of the boxes of each class that has any."""
+    found: dict[str, list[float]] = {}
+    for box in boxes:
+        if box.score is not None:
+            found.setdefault(box.name, []).append(box.score)
+    return found
+
+
+def is_learned(box: LabelBox, least: Mapping[str, float]) -> bool:
+    """Whether a box is a label to learn from: not doubtful, and not below the least score of its class."""
+    return not box.is_doubtful and (box.score is None or box.score >= least[box.name])
+
+
+def prepare_labels(photo: LabelledPhoto, classes: Sequence[str], noise: Noise, top: Mapping[str, float]) -> PhotoLabels:
+    """Labels with weights, and regions without a loss, of one photo.
+
+    * Boxes that are neither doubtful nor below the threshold are labels.
+    * Other boxes are regions, with ``noise.ignore``; doubtful ones below ``noise.doubtful`` are not.
+    * A tag without a label has enlarged regions, or, without any box, the whole photo, with
+      ``noise.open_tags``. So has an unsure tag: the whole photo.
+    * The labels of a reviewed photo are complete: whatever its tags, a class is background where it has no box.
+    """
+    whole = (0.0, 0.0, float(photo.width), float(photo.height))
+    least, scores = least_scores(photo.boxes, noise, top), class_scores(photo.boxes)
+    faint = {name: noise.doubtful * max(own) for name, own in scores.items()}
+    sure = [box for box in photo.boxes if is_learned(box, least)]
+    rest = [box for box in photo.boxes if not (is_learned(box, least) or _is_faint(box, faint))]
+    settled, unsure = {box.name for box in sure}, () if photo.is_reviewed else photo.unsure
+    has_open_tags = noise.open_tags and not photo.is_reviewed
+    is_open = {tag for tag in photo.tags if tag not in settled} if has_open_tags else set()
+    regions = [(box.name, _enlarged(box.box, noise.enlarge) if box.name in is_open else box.box) for box in rest]
+    regions = regions if noise.ignore else [own for own in regions if own[0] in is_open]
+    seen = {box.name for box in rest}
+    regions += [(name, whole) for name in (*unsure, *(tag for tag in photo.tags if tag in is_open - seen))]
+    index = {name: number for number, name in enumerate(classes)}
+    return PhotoLabels(
+        torch.tensor([box.box for box in sure], dtype=torch.float32).reshape(-1, 4),
+        torch.tensor([index[box.name] for box in sure], dtype=torch.long),
+        torch.tensor([label_weight(box, noise, top) for box in sure], dtype=torch.float32),
+        torch.tensor([box.score is None for box in sure], dtype=torch.bool),
+        torch.tensor([box for _, box in regions], dtype=torch.float32).reshape(-1, 4),
+        torch.tensor([index[name] for name, _ in regions], dtype=torch.long),
+    )
+
+
+def _is_faint(box: LabelBox, limits: Mapping[str, float]) -> bool:
+    return box.is_doubtful and box.score is not None and box.score < limits[box.name]
+
+
+def _enlarged(box: Sequence[float], factor: float) -> tuple[float, float, float, float]:
+    x1, y1, x2, y2 = box
+    across, down = (x2 - x1) * (factor - 1) / 2, (y2 - y1) * (factor - 1) / 2
+    return x1 - across, y1 - down, x2 + across, y2 + down
+
+
+# ---------------------------------------------------------------- pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +227,10 @@ class Augmentation:
     """Largest change of brightness, contrast and saturation, as a share."""
     mosaic: _Share = 0.3
     """Probability that a picture shows four photos instead of one."""
+    copy_paste: _Share = 0.0
+    """Probability that a box of high weight of another photo is pasted into a picture."""
     plain_end: _Share = 0.15
-    """Last share of the iterations, without mosaics: the student ends on pictures like those it will see."""
+    """Last share of the iterations, without mosaic and pasting: the student ends on pictures like those it will see."""
     least_visible: _Share = 0.3
     """A label of which less than this share is left after a cut becomes an ignore region."""
 
@@ -87,16 +267,28 @@ class StudentBatches:
         """The pictures of an iteration, or those of one rank."""
         order, how = self.order(iteration), self.augmentation
         side = how.sides[int(np.random.default_rng([self.seed, iteration]).integers(len(how.sides)))]
-        is_plain = iteration % self.iterations >= (1 - how.plain_end) * self.iterations
+        if iteration % self.iterations >= (1 - how.plain_end) * self.iterations:
+            how = replace(how, mosaic=0.0, copy_paste=0.0)
         return [
-            self._picture(order[place], side, 0.0 if is_plain else how.mosaic, [self.seed, iteration, place])
+            self._picture(order[place], side, how, [self.seed, iteration, place])
             for place in (range(len(order)) if part is None else part)
         ]
 
-    def _picture(self, index: int, side: int, mosaic: float, seed: Sequence[int]) -> TrainingPicture:
-        rng = np.random.default_rng([*seed, 1])
-        if rng.random() >= mosaic:
-            return coloured(self._placed(index, (side, side), rng), self.augmentation.colour, rng)
+    @cached_property
+    def _pasted_photos(self) -> list[int]:
+        """The photos with a label of high weight."""
+        return [index for index, own in enumerate(self.labels) if bool((own.weights >= _PASTED_WEIGHT).any())]
+
+    def _picture(self, index: int, side: int, how: Augmentation, seed: Sequence[int]) -> TrainingPicture:
+        rng, pasting = np.random.default_rng([*seed, 1]), np.random.default_rng([*seed, 2])
+        is_mosaic = rng.random() < how.mosaic
+        picture = self._mosaic(index, side, rng) if is_mosaic else self._placed(index, (side, side), rng)
+        if pasting.random() < how.copy_paste and self._pasted_photos:
+            other = self._pasted_photos[int(pasting.integers(len(self._pasted_photos)))]
+            picture = pasted(picture, self._placed(other, (side, side), pasting), how.least_visible, pasting)
+        return coloured(picture, how.colour, rng)
+
+    def _mosaic(self, index: int, side: int, rng: np.random.Generator) -> TrainingPicture:
         others = rng.integers(len(self.photos), size=3).tolist()
         cut = [round(side * share / _MULTIPLE) * _MULTIPLE for share in rng.uniform(0.35, 0.65, size=2)]
         rows, columns = ((cut[0], side - cut[0]), (cut[1], side - cut[1]))
@@ -106,7 +298,7 @@ class StudentBatches:
             top, left = down * cut[0], across * cut[1]
             canvas[:, top : top + rows[down], left : left + columns[across]] = part.pixels
             parts.append(moved(part.labels, left, top))
-        return coloured(TrainingPicture(canvas, PhotoLabels.joined(parts)), self.augmentation.colour, rng)
+        return TrainingPicture(canvas, PhotoLabels.joined(parts))
 
     def _placed(self, index: int, room: tuple[int, int], rng: np.random.Generator) -> TrainingPicture:
         """A photo at a random scale, aspect ratio, place and orientation in a room of a height and width."""
@@ -163,13 +355,36 @@ def cut_to(labels: PhotoLabels, room: tuple[int, int], least_visible: float) -> 
     shares = areas(boxes) / areas(labels.boxes).clamp(min=1e-9)
     kept, rest = shares >= max(least_visible, 1e-6), (shares > 0) & (shares < least_visible)
     there = areas(regions) > 0
-    return PhotoLabels(
-        boxes[kept],
-        labels.labels[kept],
-        labels.weights[kept],
-        torch.cat([regions[there], boxes[rest]]),
-        torch.cat([labels.region_labels[there], labels.labels[rest]]),
-    )
+    cut = replace(labels, boxes=boxes, regions=regions[there], region_labels=labels.region_labels[there])
+    return cut.with_regions(rest).picked(kept)
+
+
+def pasted(
+    picture: TrainingPicture, source: TrainingPicture, least_visible: float, rng: np.random.Generator
+) -> TrainingPicture:
+    """A picture with one of the source's boxes of high weight, if it has any, pasted in at the same place.
+
+    Labels and regions of the source come along, cut to that box: its class is there, whatever the picture's tags, and
+    around it background as before. A label of which the box leaves too little becomes a region, or, with nothing left,
+    is dropped; regions stay.
+    """
+    rows = (source.labels.weights >= _PASTED_WEIGHT).nonzero().flatten().tolist()
+    if not rows:
+        return picture
+    box = source.labels.boxes[rows[int(rng.integers(len(rows)))]]
+    left, top, right, bottom = (int(x) for x in (*box[:2].floor().tolist(), *box[2:].ceil().tolist()))
+    pixels = picture.pixels.clone()
+    pixels[:, top:bottom, left:right] = source.pixels[:, top:bottom, left:right]
+    shown = cut_to(moved(source.labels, -left, -top), (bottom - top, right - left), least_visible)
+    parts = [covered(picture.labels, box, least_visible), moved(shown, left, top)]
+    return TrainingPicture(pixels, PhotoLabels.joined(parts))
+
+
+def covered(labels: PhotoLabels, cover: Float[Tensor, " 4"], least_visible: float) -> PhotoLabels:
+    """The labels that a box in front of them leaves visible; too small rests are regions."""
+    first, last = torch.maximum(labels.boxes[:, :2], cover[:2]), torch.minimum(labels.boxes[:, 2:], cover[2:])
+    left = 1 - areas(torch.cat([first, last], dim=1)) / areas(labels.boxes).clamp(min=1e-9)
+    return labels.with_regions((left > 1e-6) & (left < least_visible)).picked(left >= max(least_visible, 1e-6))
 
 
 def coloured(picture: TrainingPicture, most: float, rng: np.random.Generator) -> TrainingPicture:

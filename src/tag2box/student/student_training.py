@@ -29,19 +29,25 @@ from tag2box.models.backbone import BackboneSettings
 from tag2box.models.runtime import autocast
 from tag2box.progress import Progress, silent
 from tag2box.student.network import AnchorFree, StudentDetector, StudentModule, StudentSettings, decode_levels
-from tag2box.student.student_data import Augmentation, StudentBatches, TrainingPicture
-from tag2box.student.targets import (
+from tag2box.student.student_data import (
+    Augmentation,
     Noise,
+    StudentBatches,
+    TrainingPicture,
+    prepare_labels,
+    top_scores,
+)
+from tag2box.student.targets import (
+    DROP_AFTER,
     Rounds,
     StudentLoss,
-    prepare_labels,
     relabelled,
     round_agreement,
     student_loss,
-    top_scores,
+    without_worst,
 )
 from tag2box.training import batches, checkpoint, events, loop, optim
-from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext, Parts
+from tag2box.training.dist import SINGLE_PROCESS, Compute, DistContext
 
 TRAINED = "training.safetensors"
 """The network that is trained, in a checkpoint; ``checkpoint.MODEL`` is its moving average."""
@@ -288,7 +294,8 @@ class _Training:
     def _step(self, state: StudentState, pictures: Sequence[TrainingPicture], local: int) -> dict[str, float]:
         """One iteration of a round: losses, gradients of all ranks, optimizer, moving average."""
         plan = self.config.plan
-        loss = batch_loss(self.config, state.network, pictures)
+        drop = self.config.noise.drop if local >= DROP_AFTER * plan.iterations else 0.0
+        loss = batch_loss(self.config, state.network, pictures, drop=drop, dist=self.dist)
         sums = (
             torch.tensor([0.0, 0.0, 0.0])
             if loss is None
@@ -352,32 +359,29 @@ class _Training:
         self.log.write("end", {"iteration": self.done, "seconds": seconds, "peak_memory_mb": loop.peak_memory_mb()})
 
 
-def batch_loss(config: StudentConfig, network: nn.Module, pictures: Sequence[TrainingPicture]) -> StudentLoss | None:
-    """The losses of some pictures; None without any, on a rank beyond the batch size."""
-    if not pictures:
-        return None
+def batch_loss(
+    config: StudentConfig,
+    network: nn.Module,
+    pictures: Sequence[TrainingPicture],
+    *,
+    drop: float = 0.0,
+    dist: DistContext = SINGLE_PROCESS,
+) -> StudentLoss | None:
+    """The losses of some pictures; None without any, on a rank beyond the batch size.
+
+    Args:
+        drop: share of the labels of all ranks that become regions: those with the largest loss.
+    """
     assert isinstance(network, StudentModule)
-    device = network.backbone.device
-    with autocast(device, config.precision):
-        levels = network.forward(torch.stack([picture.pixels for picture in pictures]).to(device))
-    logits, boxes, cells = decode_levels(levels, network.strides)
+    device, outputs = network.backbone.device, None
     labels = [picture.labels.to(device) for picture in pictures]
-    return student_loss(logits, boxes, cells, labels, top=config.plan.top)
-
-
-def student_parts(config: StudentConfig) -> Parts:
-    """Detection and a training step of the network, whose time is measured."""
-    network = build_student(config, 20, pretrained=False)
-    pixels = torch.rand(1, 3, 320, 320) * 255
-
-    def detect() -> None:
-        with torch.no_grad():
-            network(pixels)
-
-    def train() -> None:
-        torch.stack([level.float().square().mean() for level in network(pixels)]).sum().backward()
-
-    return {"detection": detect, "training": train}
+    if pictures:
+        with autocast(device, config.precision):
+            levels = network.forward(torch.stack([picture.pixels for picture in pictures]).to(device))
+        outputs = decode_levels(levels, network.strides)
+    if drop:
+        labels = without_worst(labels, outputs, drop, dist)
+    return None if outputs is None else student_loss(*outputs, labels, top=config.plan.top)
 
 
 def _batches(config: StudentConfig, content: LabelledPhotos, network: nn.Module) -> StudentBatches:

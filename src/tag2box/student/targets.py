@@ -1,7 +1,6 @@
-"""What a student learns from: labels with weights and regions without a loss; assignment of cells; losses.
+"""What the cells of a student should say: assignment, losses, labels that are dropped; and labels of further rounds.
 
-Pure functions. Labels of a teacher are noisy, so each has a weight, and where the teacher is in doubt a class is
-neither right nor wrong. Classes that are not tags are certain: they are background everywhere.
+Functions of tensors and labels; only what is dropped depends on other ranks.
 
 Further rounds: the student labels its own training photos, and its labels are mixed with those before. A tag says that
 an object is there, so that the student's detections go through the label rule, as a teacher's do. Of both labellings of
@@ -12,9 +11,10 @@ No true box is used: ``round_agreement`` says whether another round would change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,134 +26,8 @@ from tag2box.annotations import Detections
 from tag2box.labels.labelled import LabelBox, LabelledPhoto, LabelledPhotos
 from tag2box.labels.rule import LabelRule, PhotoTags, label_photo, matches, near_boxes
 from tag2box.ops.boxes import areas, iou, row_iou
-
-_Share = Annotated[float, Field(ge=0, le=1)]
-_TOP_SCORES = 0.9  # quantile of the best scores of a class that counts as certain
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Treatment of labels as noisy ones; reviewed boxes and those of other tools, which have no score, are certain."""
-
-    weights: Literal["none", "score", "class"] = "class"
-    """Loss weight of a label: 1, its score, or its score relative to the best ones of its class in the label set."""
-    min_weight: _Share = 0.2
-    """Smallest weight of a label."""
-    threshold: _Share = 0.3
-    """Labels with less than this share of the best scores of their class become ignore regions; 0: none."""
-    ignore: bool = True
-    """No loss for the class of a doubtful box inside it; false: doubtful boxes are background."""
-    open_tags: bool = True
-    """A tag without a certain label: no loss for its class inside its doubtful boxes, enlarged, or anywhere."""
-    enlarge: Annotated[float, Field(ge=1, le=10)] = 1.5
-    """Factor by which the sides of such boxes are enlarged."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhotoLabels:
-    """Labels of one photo, or of a part of it, and regions in which one class has no loss."""
-
-    boxes: Float[Tensor, "G 4"]
-    labels: Int[Tensor, " G"]
-    weights: Float[Tensor, " G"]
-    regions: Float[Tensor, "I 4"]
-    region_labels: Int[Tensor, " I"]
-
-    @classmethod
-    def joined(cls, parts: Sequence[PhotoLabels]) -> PhotoLabels:
-        """The labels of several photos in one picture."""
-        return cls(
-            torch.cat([part.boxes for part in parts]),
-            torch.cat([part.labels for part in parts]),
-            torch.cat([part.weights for part in parts]),
-            torch.cat([part.regions for part in parts]),
-            torch.cat([part.region_labels for part in parts]),
-        )
-
-    def to(self, device: torch.device) -> PhotoLabels:
-        """The same on a device."""
-        columns = (self.boxes, self.labels, self.weights, self.regions, self.region_labels)
-        return PhotoLabels(*(column.to(device) for column in columns))
-
-    def __len__(self) -> int:
-        return len(self.boxes)
-
-
-# ---------------------------------------------------------------- from a label set to weights and regions
-
-
-def top_scores(photos: Sequence[LabelledPhoto], classes: Sequence[str]) -> dict[str, float]:
-    """Per class, a high quantile of the scores of the best labels of its tags: what a certain label has.
-
-    1 for a class without scores.
-    """
-    best: dict[str, list[float]] = {name: [] for name in classes}
-    for photo in photos:
-        own: dict[str, float] = {}
-        for box in photo.labels:
-            if box.score is not None:
-                own[box.name] = max(own.get(box.name, 0.0), box.score)
-        for name, score in own.items():
-            best[name].append(score)
-    return {name: _quantile(scores) for name, scores in best.items()}
-
-
-def _quantile(scores: Sequence[float]) -> float:
-    ranked = sorted(scores)
-    return max(ranked[int(_TOP_SCORES * (len(ranked) - 1))], 1e-6) if ranked else 1.0
-
-
-def label_weight(box: LabelBox, noise: Noise, top: Mapping[str, float]) -> float:
-    """The loss weight of a label; 1 if no detector gave it a score.
-
-    >>> label_weight(LabelBox((0, 0, 1, 1), "cat", 0.2), Noise(weights="class"), {"cat": 0.4})
-    0.5
-    """
-    if box.score is None or noise.weights == "none":
-        return 1.0
-    share = box.score / top[box.name] if noise.weights == "class" else box.score
-    return min(1.0, max(noise.min_weight, share))
-
-
-def is_certain(box: LabelBox, noise: Noise, top: Mapping[str, float]) -> bool:
-    """Whether a box is a label to learn from: not doubtful, and not far below the best scores of its class."""
-    return not box.is_doubtful and (box.score is None or box.score >= noise.threshold * top[box.name])
-
-
-def prepare_labels(photo: LabelledPhoto, classes: Sequence[str], noise: Noise, top: Mapping[str, float]) -> PhotoLabels:
-    """Labels with weights, and regions without a loss, of one photo.
-
-    * Certain boxes are labels.
-    * Other boxes are regions, with ``noise.ignore``.
-    * A tag without a certain label has enlarged regions, or, without any box, the whole photo, with
-      ``noise.open_tags``. So has an unsure tag: the whole photo.
-    * The labels of a reviewed photo are complete: whatever its tags, a class is background where it has no box.
-    """
-    whole = (0.0, 0.0, float(photo.width), float(photo.height))
-    sure = [box for box in photo.boxes if is_certain(box, noise, top)]
-    rest = [box for box in photo.boxes if not is_certain(box, noise, top)]
-    settled, unsure = {box.name for box in sure}, () if photo.is_reviewed else photo.unsure
-    has_open_tags = noise.open_tags and not photo.is_reviewed
-    is_open = {tag for tag in photo.tags if tag not in settled} if has_open_tags else set()
-    regions = [(box.name, _enlarged(box.box, noise.enlarge) if box.name in is_open else box.box) for box in rest]
-    regions = regions if noise.ignore else [own for own in regions if own[0] in is_open]
-    seen = {box.name for box in rest}
-    regions += [(name, whole) for name in (*unsure, *(tag for tag in photo.tags if tag in is_open - seen))]
-    index = {name: number for number, name in enumerate(classes)}
-    return PhotoLabels(
-        torch.tensor([box.box for box in sure], dtype=torch.float32).reshape(-1, 4),
-        torch.tensor([index[box.name] for box in sure], dtype=torch.long),
-        torch.tensor([label_weight(box, noise, top) for box in sure], dtype=torch.float32),
-        torch.tensor([box for _, box in regions], dtype=torch.float32).reshape(-1, 4),
-        torch.tensor([index[name] for name, _ in regions], dtype=torch.long),
-    )
-
-
-def _enlarged(box: Sequence[float], factor: float) -> tuple[float, float, float, float]:
-    x1, y1, x2, y2 = box
-    across, down = (x2 - x1) * (factor - 1) / 2, (y2 - y1) * (factor - 1) / 2
-    return x1 - across, y1 - down, x2 + across, y2 + down
-
+from tag2box.student.student_data import PhotoLabels, top_scores
+from tag2box.training.dist import SINGLE_PROCESS, DistContext
 
 # ---------------------------------------------------------------- assignment
 
@@ -300,6 +174,54 @@ def student_loss(
     wanted = torch.cat([own.boxes[one.owners[one.owners >= 0]] for one, own in zip(found, labels, strict=True)])
     overlap = giou(boxes[owned], wanted)
     return StudentLoss(classes, (fit[owned] * (1 - overlap)).sum(), fit.sum())
+
+
+# ---------------------------------------------------------------- labels that are dropped
+
+DROP_AFTER = 1 / 3
+"""First share of a round in which no label is dropped: losses do not say yet which labels are wrong."""
+
+
+def label_losses(probs: Float[Tensor, "A C"], boxes: Float[Tensor, "A 4"], labels: PhotoLabels) -> Float[Tensor, " G"]:
+    """The loss of each label in the cell that says it best: -log p - log IoU, p being the probability of its class.
+
+    Cross-entropy plus IoU loss (UnitBox, Yu et al., ACM MM 2016). The loss that is trained on does not tell noise: its
+    targets are small where a label fits badly.
+    """
+    best = (probs[:, labels.labels] * iou(boxes, labels.boxes)).amax(dim=0)
+    return -best.clamp(min=1e-9).log()
+
+
+def drop_limit(losses: Sequence[float], share: float) -> float:
+    """The largest loss that stays if a share of them, rounded down, is dropped; equal losses all stay.
+
+    >>> drop_limit([0.5, 3.0, 1.0], 0.4)
+    1.0
+    """
+    ranked = sorted(losses)
+    return ranked[len(ranked) - int(share * len(ranked)) - 1] if ranked else math.inf
+
+
+@torch.no_grad()
+def without_worst(
+    labels: Sequence[PhotoLabels],
+    outputs: tuple[Float[Tensor, "N A C"], Float[Tensor, "N A 4"], Float[Tensor, "A 3"]] | None,
+    share: float,
+    dist: DistContext = SINGLE_PROCESS,
+) -> list[PhotoLabels]:
+    """The labels of a batch, a share of them being regions: those with the largest loss over all ranks.
+
+    Boxes without a score are neither counted nor dropped.
+
+    Args:
+        outputs: logits, boxes and cells of the photos; None on a rank without any.
+    """
+    pairs = [] if outputs is None else zip(outputs[0].sigmoid(), outputs[1], labels, strict=True)
+    losses = [label_losses(probs, boxes, own) for probs, boxes, own in pairs]
+    scored = [value for own, loss in zip(labels, losses, strict=True) for value in loss[~own.certain].tolist()]
+    limit = drop_limit([value for part in dist.all_gather_object(scored) for value in part], share)
+    dropped = [(loss > limit) & ~own.certain for own, loss in zip(labels, losses, strict=True)]
+    return [own.with_regions(rows).picked(~rows) for own, rows in zip(labels, dropped, strict=True)]
 
 
 # ---------------------------------------------------------------- further rounds
