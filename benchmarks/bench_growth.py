@@ -46,8 +46,8 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """b of the least-squares fit log value = a + b log size; NaN for less than two sizes."""
     if len(set(sizes)) < 2:
         return float("nan")
-    logs = (np.log(np.maximum(np.asarray(each, float), _SMALLEST)) for each in (sizes, values))
-    return round(float(np.polyfit(*logs, 1)[0]), 3)
+    x, y = (np.log(np.maximum(np.asarray(each, float), _SMALLEST)) for each in (sizes, values))
+    return round(float(np.polyfit(x, y, 1)[0]), 3)
 
 
 def growths(figures: dict[str, Figures]) -> Iterator[Growth]:

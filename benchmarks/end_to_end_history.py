@@ -141,7 +141,7 @@ def main() -> None:
     settings = {"set": args.set, "new": args.new, "photos": args.photos, "threads": args.threads}
     settings |= {} if args.recipe_new == NEW_RECIPE else {"recipe_new": args.recipe_new}
     stored = read_json(args.out, "figures") if args.out.exists() else {}
-    found = stored if stored.get("settings") == settings else {"settings": settings, "runs": []}
+    found: dict[str, Any] = stored if stored.get("settings") == settings else {"settings": settings, "runs": []}
     work = args.out.absolute().with_suffix(".work")
     if found is not stored and work.exists():
         shutil.rmtree(work)  # of other settings

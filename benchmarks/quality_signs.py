@@ -75,7 +75,7 @@ def signs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
             "corloc": run.corloc,
             "score": quality.mean_score(run.best.scores),
             "margin": run.margin,
-            "agreement": quality.agreement(run.best.boxes, [other.best.boxes for other in runs if other is not run]),
+            "agreement": quality.seed_overlap(run.best.boxes, [other.best.boxes for other in runs if other is not run]),
             "stages": run.recorded.stages,
             "stability": run.recorded.stability,
         }

@@ -343,7 +343,7 @@ def _eight_bits(grey: np.ndarray, mode: str) -> UInt8[np.ndarray, "H W"]:
     elif mode != "F" and brightest > 255:
         black, white = np.percentile(grey, (0.1, 99.9)) if brightest < 1 << 14 else (0.0, 0.0)  # of a scan of few bits
         low, scale = (black, 255 / (white - black)) if black < white else (0.0, 1 / 257)
-    return np.nan_to_num((grey - np.float32(low)) * np.float32(scale)).round().clip(0, 255).astype(np.uint8)
+    return np.asarray(np.nan_to_num((grey - np.float32(low)) * np.float32(scale)).round().clip(0, 255).astype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -259,7 +259,8 @@ def unfinished_file(path: Path, starts: Sequence[int]) -> Iterator[UnfinishedFil
     """
     io.make_folder(path.parent)
     values, journal = (path.with_name(f".{path.name}.{kind}") for kind in ("unfinished", "journal"))
-    values.touch(), journal.touch()
+    for each in (values, journal):
+        each.touch()
     with values.open("r+b") as file, journal.open("r+b") as log:
         yield UnfinishedFile(file, log, starts)
     io.sync(values)

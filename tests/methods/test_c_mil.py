@@ -95,7 +95,7 @@ def loop_scores(scores: StageScores, meta: BatchMeta, fraction: float, ours: CMi
             for c in range(own.shape[1]):
                 score = over_classes[c] * det[g][c].exp() / sum(d[c].exp() for d in det)
                 if ours.subset_score == "mean":
-                    score = sum(own[r, c] for r in rows) / len(rows)
+                    score = torch.stack([own[r, c] for r in rows]).mean()
                 top = max(rows, key=lambda r, c=c: (own[r, c].item(), -r))
                 for r in rows if ours.share == "all" else [top]:
                     part = len(rows) if ours.share == "all" else 1

@@ -265,8 +265,8 @@ def loop_nested(labels: PseudoLabels, proposals: Proposals, num_classes: int, in
     cls, scores = labels.pseudo_boxes.cls.tolist(), labels.pseudo_boxes.score.tolist()
     left: list[int] = []
     for k in sorted(range(len(boxes)), key=lambda k: -scores[k]):
-        rivals = [j for j in left if (image_of[j], cls[j]) == (image_of[k], cls[k])]
-        if all(loop_inside(boxes[k], boxes[j]) <= inside for j in rivals):
+        others = [j for j in left if (image_of[j], cls[j]) == (image_of[k], cls[k])]
+        if all(loop_inside(boxes[k], boxes[j]) <= inside for j in others):
             left.append(k)
     left.sort()
     found = []

@@ -97,7 +97,7 @@ def test_a_process_that_dies_is_a_line(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- resumed
 
 
-def stopping(live: Features, after: int, stop: Callable[[], None]) -> feature_cache.Compute:
+def stopping(live: Features, after: int, stop: Callable[[], None]) -> feature_cache.MakeFeatures:
     def compute(view: View, indices: Sequence[int]) -> Generator[tuple[int, bytes], None, None]:
         for index in indices[:after]:
             yield index, feature_cache.stored_bytes(live, index, view)

@@ -260,7 +260,7 @@ class _Work:
 
     def signs(self, found: Mapping[str, Detections]) -> quality.QualitySigns:
         """Signs of quality: of the photos that were labelled, and of what the run recorded in training."""
-        best = quality.best_boxes(found, self.tags(), self.trained.classes)
+        best = quality.boxes_of_tags(found, self.tags(), self.trained.classes)
         return run_signs(self.trained.folder, best, self.trained.classes)
 
     def write_signs(self, out: Path, signs: quality.QualitySigns) -> None:

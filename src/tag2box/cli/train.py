@@ -282,11 +282,11 @@ def _step_and_batches(
 ) -> tuple[Step, batches.FeatureBatches | batches.ImageBatches]:
     compute, (photos, store) = config.compute, data
     detector = detector.to(compute.torch_device())
-    workers = pool and run_inputs.NetworkPool.of(pool, config, len(photos.classes))
+    workers = None if pool is None else run_inputs.NetworkPool.of(pool, config, len(photos.classes))
     with dist.main_process_first():  # caches are built once
         adapt_backbone(config, detector, photos, progress)
         folder, maps = runs.required(config.feature_cache), detector.class_maps
-        keep, compute_evidence = config.adaptation.keep_boxes, workers and workers.evidence
+        keep, compute_evidence = config.adaptation.keep_boxes, None if workers is None else workers.evidence
         seen = proposal_cache.seen_boxes(
             photos.photos, store, maps, keep=keep, folder=folder, compute=compute_evidence, progress=progress
         )

@@ -35,14 +35,14 @@ SURE = 2.0
 """Standard errors from which a difference counts."""
 Tag = tuple[str, str]
 """A photo and a class."""
-Corners = Sequence[float]
+BoxCorners = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class BestBoxes:
     """The best boxes of a run: corners and scores of the tags, and scores of the classes that are certainly absent."""
 
-    boxes: Mapping[Tag, Corners]
+    boxes: Mapping[Tag, BoxCorners]
     scores: Mapping[Tag, float]
     absent: Mapping[Tag, float]
 
@@ -58,9 +58,9 @@ def best_of_classes(found: Detections) -> Detections:
     return found[order[torch.tensor([labels.index(label) for label in sorted(set(labels))], dtype=torch.long)]]
 
 
-def best_boxes(found: Mapping[str, Detections], tags: Mapping[str, PhotoTags], classes: Sequence[str]) -> BestBoxes:
+def boxes_of_tags(found: Mapping[str, Detections], tags: Mapping[str, PhotoTags], classes: Sequence[str]) -> BestBoxes:
     """The best boxes of a run in some photos; unsure tags are neither present nor absent."""
-    boxes: dict[Tag, Corners] = {}
+    boxes: dict[Tag, BoxCorners] = {}
     scores: dict[Tag, float] = {}
     absent: dict[Tag, float] = {}
     for photo, detections in found.items():
@@ -115,16 +115,16 @@ def mean_score(scores: Mapping[Tag, float]) -> float | None:
     return _mean(fmean(own) for own in by_class(scores).values())
 
 
-def mean_overlap(one: Mapping[Tag, Corners], two: Mapping[Tag, Corners]) -> float | None:
+def mean_overlap(one: Mapping[Tag, BoxCorners], two: Mapping[Tag, BoxCorners]) -> float | None:
     """Mean IoU of the best boxes of the tags that both have; None if they share none.
 
     >>> mean_overlap({("a", "cat"): (0, 0, 4, 4)}, {("a", "cat"): (0, 0, 4, 2)})
     0.5
     """
-    return agreement(one, [two])
+    return seed_overlap(one, [two])
 
 
-def agreement(own: Mapping[Tag, Corners], others: Sequence[Mapping[Tag, Corners]]) -> float | None:
+def seed_overlap(own: Mapping[Tag, BoxCorners], others: Sequence[Mapping[Tag, BoxCorners]]) -> float | None:
     """Mean IoU of the best boxes of a run with those of the others, over runs and the tags that both have."""
     pairs = [(own[tag], other[tag]) for other in others for tag in own if tag in other]
     corners = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2, 4)
@@ -132,7 +132,7 @@ def agreement(own: Mapping[Tag, Corners], others: Sequence[Mapping[Tag, Corners]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ScoreLead:
     """A difference of two means, and its standard error."""
 
     mean: float
@@ -144,18 +144,18 @@ class Difference:
         return self.mean > 0 and self.mean >= SURE * self.error
 
 
-def unpaired_difference(one: Sequence[float], two: Sequence[float]) -> Difference | None:
+def unpaired_difference(one: Sequence[float], two: Sequence[float]) -> ScoreLead | None:
     """mean(one) - mean(two), with the error sqrt(var(one) / n + var(two) / m); None without numbers of both.
 
     >>> unpaired_difference([1.0, 3.0], [0.5, 0.5])
-    Difference(mean=1.5, error=1.0)
+    ScoreLead(mean=1.5, error=1.0)
     """
     if not (one and two):
         return None
-    return Difference(fmean(one) - fmean(two), math.sqrt(_squared_error(one) + _squared_error(two)))
+    return ScoreLead(fmean(one) - fmean(two), math.sqrt(_squared_error(one) + _squared_error(two)))
 
 
-def paired_difference(one: Mapping[Tag, float], two: Mapping[Tag, float]) -> Difference | None:
+def paired_difference(one: Mapping[Tag, float], two: Mapping[Tag, float]) -> ScoreLead | None:
     """The difference of two runs' mean scores over the tags that both have, with its error over photos.
 
     With d_i(c) the difference of the scores of a tag, n_c their number and C that of classes,
@@ -168,7 +168,7 @@ def paired_difference(one: Mapping[Tag, float], two: Mapping[Tag, float]) -> Dif
     if not classes:
         return None
     squares = sum(_squared_error(own) for own in classes.values())
-    return Difference(fmean(fmean(own) for own in classes.values()), math.sqrt(squares) / len(classes))
+    return ScoreLead(fmean(fmean(own) for own in classes.values()), math.sqrt(squares) / len(classes))
 
 
 def _squared_error(numbers: Sequence[float]) -> float:
@@ -200,7 +200,7 @@ class ClassSigns:
     def is_unrecognised(self) -> bool:
         """Whether the class is not told from the others: its margin is no ``SURE`` standard errors above 0."""
         known = self.margin is not None and self.error is not None
-        return known and not Difference(self.margin or 0.0, self.error or 0.0).is_sure
+        return known and not ScoreLead(self.margin or 0.0, self.error or 0.0).is_sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,8 @@ def quality_signs(
         own = present.get(name, [])
         margin = unpaired_difference(own, absent.get(name, []))
         score = fmean(own) if own else None
-        found[name] = ClassSigns(len(own), score, margin and margin.mean, margin and margin.error)
+        known = (None, None) if margin is None else (margin.mean, margin.error)
+        found[name] = ClassSigns(len(own), score, *known)
     return QualitySigns(found, _last_overlap(stages), _last_overlap(moments))
 
 
@@ -280,7 +281,7 @@ def _last_overlap(series: Sequence[Mapping[str, Detections]]) -> float | None:
     return mean_overlap(*corners)
 
 
-def _labelled_corners(found: Detections) -> list[tuple[int, Corners]]:
+def _labelled_corners(found: Detections) -> list[tuple[int, BoxCorners]]:
     return list(zip(found.labels.tolist(), found.boxes.tolist(), strict=True))
 
 
@@ -302,7 +303,7 @@ class RunChoice:
     """The run with the highest mean score, and whether it is above the next one."""
 
     scores: Mapping[str, float]  # of all runs, highest first
-    lead: Difference | None  # over the next one; None if there is one run only
+    lead: ScoreLead | None  # over the next one; None if there is one run only
 
     @property
     def best(self) -> str:

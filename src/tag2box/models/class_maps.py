@@ -304,7 +304,7 @@ def relative_factors(prior: Prior, meta: BatchMeta) -> Float[Tensor, "R C"]:
     return torch.cat([factors[:0], *parts])
 
 
-def scaled(probs: tuple[Tensor, ...], factors: Float[Tensor, "R C"], teachers: slice) -> tuple[Tensor, ...]:
+def with_prior(probs: tuple[Tensor, ...], factors: Float[Tensor, "R C"], teachers: slice) -> tuple[Tensor, ...]:
     """Scores of all teachers, those of some of them multiplied by factors."""
     chosen = range(len(probs))[teachers]
     return tuple(p * factors if k in chosen else p for k, p in enumerate(probs))
@@ -315,7 +315,7 @@ def with_factors(augment_rois: AugmentRois, factors: Float[Tensor, "R C"], teach
 
     def augment(rows: Int[Tensor, " m"]) -> AugmentedRois:
         made = augment_rois(rows)
-        return replace(made, probs=scaled(made.probs, factors[rows], teachers))
+        return replace(made, probs=with_prior(made.probs, factors[rows], teachers))
 
     return augment
 

@@ -310,7 +310,7 @@ class Criterion:
         if meta.views_per_image > 1:
             probs = tuple(mean_over_views(p, meta) for p in probs)
         if factors is not None:
-            probs = class_maps.scaled(probs, factors, self._factored)
+            probs = class_maps.with_prior(probs, factors, self._factored)
         return LabelerInput(
             meta.proposals,
             meta.tags,

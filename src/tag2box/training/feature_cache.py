@@ -181,7 +181,7 @@ class TrunkMaps:
             return self.backbone.trunk(torch.zeros(1, 3, height, width, device=self.backbone.device)).shape[1:]
 
 
-Compute = Callable[[View, Sequence[int]], Generator[tuple[int, bytes], None, None]]
+MakeFeatures = Callable[[View, Sequence[int]], Generator[tuple[int, bytes], None, None]]
 """Gives ``stored_bytes`` of some photos, named by their numbers, in any order: in this process, or in a pool."""
 
 
@@ -224,7 +224,7 @@ class FeatureCache:
         """Read one view after another; the photo itself is not opened."""
         return (self.get(index, view) for view in views)
 
-    def build(self, views: Sequence[View], progress: Progress = silent, compute: Compute | None = None) -> None:
+    def build(self, views: Sequence[View], progress: Progress = silent, compute: MakeFeatures | None = None) -> None:
         """Build the missing files of some views, from where a killed build ended, and open all of them."""
         for view in views:
             if view not in self._files:
@@ -240,7 +240,7 @@ class FeatureCache:
         name = hashlib.sha256(f"{_MAGIC:x} {self._key} {view}".encode()).hexdigest()[:24]
         return self._folder / f"{name}{self._suffix}"
 
-    def _open_or_build(self, view: View, progress: Progress, compute: Compute) -> _CacheFile:
+    def _open_or_build(self, view: View, progress: Progress, compute: MakeFeatures) -> _CacheFile:
         path, count = self._path(view), len(self.features.photos)
         existing = _open_cache_file(path, count)
         if existing is not None:
@@ -257,13 +257,13 @@ class FeatureCache:
             raise errors.UserError(f"{path}: changed while it was written; is another program writing here? try again")
         return built
 
-    def _build(self, path: Path, view: View, title: str, progress: Progress, compute: Compute) -> _CacheFile | None:
+    def _build(self, path: Path, view: View, title: str, progress: Progress, make: MakeFeatures) -> _CacheFile | None:
         io.sweep(path.parent)
         count, shapes = len(self.features.photos), self.features.shapes(view)
         sizes = (self._dtype.itemsize * math.prod(shape) for shape in shapes)
         with storage.unfinished_file(path, list(accumulate(sizes, initial=_header_bytes(count)))) as made:
             left = [index for index in range(count) if index not in made.digests]
-            with progress(title, count, count - len(left)) as bar, closing(compute(view, left)) as computed:
+            with progress(title, count, count - len(left)) as bar, closing(make(view, left)) as computed:
                 for index, raw in computed:
                     made.add(index, raw)
                     bar.advance()

@@ -47,7 +47,7 @@ def test_best_of_classes(rows: list[tuple[int, float]], expected: list[tuple[int
 def test_best_boxes_are_those_of_tags_and_of_classes_that_are_certainly_absent() -> None:
     found = {"a": detections((0, 0.5), (1, 0.25), (2, 0.125), (0, 0.75)), "b": Detections.empty()}
     tags = {"a": PhotoTags(frozenset({0}), frozenset({1})), "b": PhotoTags(frozenset({0}))}
-    best = quality.best_boxes(found, tags, CLASSES)
+    best = quality.boxes_of_tags(found, tags, CLASSES)
     assert best.scores == {("a", "cat"): 0.75} and best.boxes == {("a", "cat"): [0, 0, 4, 1]}
     assert best.absent == {("a", "fox"): 0.125}
 
@@ -71,7 +71,7 @@ def test_candidates_gain_one_box_of_each_absent_class() -> None:
     ],
 )
 def test_agreement_is_the_mean_overlap_of_the_best_boxes(own, others, expected) -> None:
-    assert quality.agreement(own, others) == (None if expected is None else pytest.approx(expected))
+    assert quality.seed_overlap(own, others) == (None if expected is None else pytest.approx(expected))
 
 
 @given(box_sets(low=1), box_sets(low=1))
@@ -145,7 +145,7 @@ def run_signs() -> quality.QualitySigns:
     photos = "abcdefgh"
     found = {p: detections((0, 0.75 if p in "abcd" else 0.125), (1, 0.25 if p in "aceg" else 0.375)) for p in photos}
     tags = {p: PhotoTags(frozenset({0} if p in "abcd" else {1})) for p in photos}
-    best = quality.best_boxes(found, tags, CLASSES)
+    best = quality.boxes_of_tags(found, tags, CLASSES)
     moments = [{"a": detections((0, 0.5))}, {"a": detections((1, 0.1), (0, 0.5))}]
     return quality.quality_signs(best, CLASSES, moments, moments[:1])
 
