@@ -128,7 +128,7 @@ def test_scores_and_loss_of_the_region_classifier_match_the_loop(sizes: tuple[in
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
         own = compute_maps(detector.backbone if detector.region.is_shared else detector.region.backbone, batch)
         logits = detector.region.logits(detector.region.maps(batch, compute_maps(detector.backbone, batch)))
-    expected = scores_with_loops(detector, own, sizes)
+        expected = scores_with_loops(detector, own, sizes)
     found = Wsddn()(StageScores(*logits, (), ()), BatchMeta(batch.proposals, batch.tags), MOMENTS[moment])
     assert found.scores.tolist() == [pytest.approx(row) for row in expected]
     loss, first = 0.0, 0
