@@ -142,13 +142,13 @@ def test_a_pasted_class_is_there_and_regions_of_both_photos_stay() -> None:
 
 def slow_covered(own: PhotoLabels, cover: tuple[float, ...], least: float) -> list[str]:
     """What becomes of each label, counted in squares of one pixel."""
-    fates = []
+    outcomes = []
     for x1, y1, x2, y2 in own.boxes.int().tolist():
         cells = [(x, y) for x in range(x1, x2) for y in range(y1, y2)]
         seen = [(x, y) for x, y in cells if not (cover[0] <= x < cover[2] and cover[1] <= y < cover[3])]
         share = len(seen) / len(cells)
-        fates.append("gone" if share == 0 else "label" if share >= least else "region")
-    return fates
+        outcomes.append("gone" if share == 0 else "label" if share >= least else "region")
+    return outcomes
 
 
 @given(
@@ -158,9 +158,9 @@ def slow_covered(own: PhotoLabels, cover: tuple[float, ...], least: float) -> li
 def test_labels_behind_a_box_are_those_found_square_by_square(rows: list, cover: tuple[int, ...]) -> None:
     own = labels(*((x, y, x + w, y + h) for x, y, w, h in rows))
     front = (cover[0], cover[1], cover[0] + cover[2], cover[1] + cover[3])
-    found, fates = covered(own, torch.tensor(front, dtype=torch.float32), 0.31), slow_covered(own, front, 0.31)
-    assert found.labels.tolist() == [row for row, fate in enumerate(fates) if fate == "label"]
-    assert found.region_labels.tolist() == [row for row, fate in enumerate(fates) if fate == "region"]
+    found, outcomes = covered(own, torch.tensor(front, dtype=torch.float32), 0.31), slow_covered(own, front, 0.31)
+    assert found.labels.tolist() == [row for row, fate in enumerate(outcomes) if fate == "label"]
+    assert found.region_labels.tolist() == [row for row, fate in enumerate(outcomes) if fate == "region"]
 
 
 # ---------------------------------------------------------------- boxes
