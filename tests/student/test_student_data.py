@@ -159,8 +159,8 @@ def test_labels_behind_a_box_are_those_found_square_by_square(rows: list, cover:
     own = labels(*((x, y, x + w, y + h) for x, y, w, h in rows))
     front = (cover[0], cover[1], cover[0] + cover[2], cover[1] + cover[3])
     found, outcomes = covered(own, torch.tensor(front, dtype=torch.float32), 0.31), slow_covered(own, front, 0.31)
-    assert found.labels.tolist() == [row for row, outcome in enumerate(outcomes) if outcome == "label"]
-    assert found.region_labels.tolist() == [row for row, outcome in enumerate(outcomes) if outcome == "region"]
+    assert found.labels.tolist() == [row for row, kind in enumerate(outcomes) if kind == "label"]
+    assert found.region_labels.tolist() == [row for row, kind in enumerate(outcomes) if kind == "region"]
 
 
 # ---------------------------------------------------------------- boxes
