@@ -27,8 +27,9 @@ from tag2box.paper_runs import PAPER_RUNS
 from tag2box.progress import TerminalProgress
 from tag2box.recipes import RECIPES
 from tag2box.reporting.formatting import plural
-from tag2box.reporting.records import GalleryPhoto, RunRecord
+from tag2box.reporting.records import RunRecord
 from tag2box.systems import SYSTEMS, System
+from tag2box.training.events import GalleryPhoto
 
 DOCS = Path(__file__).parent
 IMAGES, PAGES, LABELERS = DOCS / "images" / "systems", DOCS / "systems", DOCS / "results" / "labelers.json"
