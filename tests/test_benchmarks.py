@@ -228,8 +228,8 @@ def test_groups_follow_where_work_ran_forward_and_back() -> None:
 
 def test_the_exponent_of_a_growth() -> None:
     exponent = bench("many_photos").exponent
-    assert exponent([{"photos": n, "cpu": 3e-4 * n} for n in (10, 100, 1000)], "cpu") == 1
-    assert exponent([{"photos": n, "cpu": 3e-4 * n * n} for n in (10, 100)], "cpu") == 2
+    assert exponent([10, 100, 1000], [3e-4 * n for n in (10, 100, 1000)]) == 1
+    assert exponent([10, 100], [3e-4 * n * n for n in (10, 100)]) == 2
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ from tiny_world import call
 SURFACE = {
     "demo": ["--out", "--seed", "--small", "--keep-maps", "--no-keep-maps", "--set"],
     "train": ["--out", "data", "--photos", "--split", "--classes", "--data-format", "--proposals", "--boxes",
-              "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--track", "--set"],
+              "--warm-start", "--config", "--recipe", "--system", "--resume", "--tags", "--track", "--set", "--seeds",
+              "--workers", "--on", "--address"],
     "push": ["run", "repository", "--upload", "--out", "--public", "--licence", "--trust"],
     "track": ["run", "--to", "--where"],
     "student": ["--out", "labels", "--photos", "--config", "--resume", "--track", "--set"],

@@ -264,9 +264,10 @@ def unfinished_file(path: Path, starts: Sequence[int]) -> Iterator[UnfinishedFil
     with values.open("r+b") as file, journal.open("r+b") as log:
         yield UnfinishedFile(file, log, starts)
     io.sync(values)
+    journal.unlink()
+    io.sync(path.parent)
     values.replace(path)
     io.sync(path.parent)
-    journal.unlink()
 
 
 # ---------------------------------------------------------------- files of users

@@ -279,7 +279,7 @@ def test_fields_of_training_types_are_pinned():
     ]  # fmt: skip
     assert names[LabelerInput] == [
         "proposals", "tags", "probs", "embed", "exemplars", "vectors", "deltas", "second", "side_info",
-        "fraction",
+        "fraction", "subsets",
     ]  # fmt: skip
     assert names[Sample] == ["id", "image", "tags", "boxes", "unsure", "side_info"]
     # a number a class, or a proposal, or both: no room for boxes; "reviewed" marks proposals of `train --boxes`;

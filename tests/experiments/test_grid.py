@@ -187,6 +187,7 @@ def test_killed_at_any_moment_a_queue_resumes_to_the_same_figures(data: StudyDat
         runs = [GridRun(changed(f"plan.seed={seed}"), replace(data, home=home)) for seed in (0, 1)]
         return figures(finish_all(runs, home / "cells", progress=watch))
 
+    run(tmp_path / "first", Mortal())  # what a process computes once
     counting = Mortal()
     unbroken = run(tmp_path / "unbroken", counting)
     for moment in range(1, counting.steps + 1, max(1, counting.steps // 5)):
