@@ -232,8 +232,7 @@ class UnfinishedFile:
         for index, digest in _PART.iter_unpack(known[: len(known) // _PART.size * _PART.size]):
             if 0 <= index < len(self.starts) - 1:
                 self.file.seek(self.starts[index])
-                part = self.file.read(self.starts[index + 1] - self.starts[index])
-                if hashlib.sha256(part).digest() == digest:
+                if hashlib.sha256(self.file.read(self.starts[index + 1] - self.starts[index])).digest() == digest:
                     self.digests[index] = digest
         self.journal.truncate(self.journal.seek(0))
         self.journal.writelines(_PART.pack(*row) for row in self.digests.items())
@@ -259,8 +258,8 @@ def unfinished_file(path: Path, starts: Sequence[int]) -> Iterator[UnfinishedFil
     """
     io.make_folder(path.parent)
     values, journal = (path.with_name(f".{path.name}.{kind}") for kind in ("unfinished", "journal"))
-    for each in (values, journal):
-        each.touch()
+    values.touch()
+    journal.touch()
     with values.open("r+b") as file, journal.open("r+b") as log:
         yield UnfinishedFile(file, log, starts)
     io.sync(values)
