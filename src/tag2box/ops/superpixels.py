@@ -37,6 +37,14 @@ def straddling(labels: Int[np.ndarray, "H W"], boxes: Float[np.ndarray, "P 4"]) 
     return np.where(area > 0, kept, 0).astype(np.float32)
 
 
+def photo_straddling(
+    labels: Int[np.ndarray, "H W"], boxes: Float[np.ndarray, "P 4"], size: tuple[int, int]
+) -> Float32[np.ndarray, " P"]:
+    """The scores of boxes in pixels of a photo of this width and height, whose superpixels may be of a smaller copy."""
+    height, width = labels.shape
+    return straddling(labels, boxes * np.array([width / size[0], height / size[1]] * 2, np.float32))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Superpixels:
     """Graph segmentation. Used only by what requires bottom-up evidence: WSOD2, and a prior with ``straddling``."""

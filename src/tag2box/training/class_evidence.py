@@ -18,7 +18,7 @@ from tag2box import images
 from tag2box.annotations import BoxSource, Photo
 from tag2box.models.class_maps import CellMaps, ClassMaps, Prior, box_evidence
 from tag2box.ops.boxes import areas
-from tag2box.ops.superpixels import Superpixels, straddling
+from tag2box.ops.superpixels import Superpixels, photo_straddling
 from tag2box.types import PerProposalAndClass
 
 _LONG = 2  # largest long side of photos for class maps, relative to their short side
@@ -110,9 +110,7 @@ class StraddlingScores:
             pixels = photo.reduced(images.reduction(size, self.superpixels.working_size(size)))
         else:
             pixels = images.read_photo(photo.path, self.superpixels.working_size(size))
-        labels = self.superpixels(pixels, size)
-        scale = boxes.new_tensor([labels.shape[1] / photo.width, labels.shape[0] / photo.height] * 2)
-        return torch.from_numpy(straddling(labels, (boxes * scale).numpy()))
+        return torch.from_numpy(photo_straddling(self.superpixels(pixels, size), boxes.numpy(), size))
 
     @cached_property
     def _by_id(self) -> dict[str, Photo]:

@@ -22,7 +22,7 @@ from jaxtyping import Float32, Int, Int32
 from tag2box import errors, images, io, storage
 from tag2box.annotations import BoxSource, Photo, ReviewedBoxes
 from tag2box.models.class_maps import ClassMaps
-from tag2box.ops.superpixels import Superpixels, straddling
+from tag2box.ops.superpixels import Superpixels, photo_straddling
 from tag2box.parallel.pool import LocalPool
 from tag2box.progress import Progress, silent
 from tag2box.proposals.mapped_array import BLOCK, ArrayWriter, MappedArray, npy_header
@@ -389,9 +389,7 @@ def _score(superpixels: Superpixels, job: _Job) -> _Scores:
     found = _segment(superpixels, job)
     if found.values is None:
         return found
-    height, width = found.values.shape
-    shown = job.boxes * np.array([width / job.photo.width, height / job.photo.height] * 2, np.float32)
-    return _Scores(straddling(found.values, shown))
+    return _Scores(photo_straddling(found.values, job.boxes, (job.photo.width, job.photo.height)))
 
 
 def _lost(job: _Job, number: int) -> _Scores:
