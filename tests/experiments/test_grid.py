@@ -135,6 +135,16 @@ def test_a_finished_run_is_not_repeated(data: StudyData, tmp_path: Path) -> None
     assert tree(tmp_path) == before
 
 
+def test_a_run_whose_iterations_follow_from_epochs_is_resumed_and_read(data: StudyData, tmp_path: Path) -> None:
+    run = GridRun(changed("plan.epochs=0.5", "plan.least_iterations=5"), data)
+    asked = run.config.plan.iterations
+    with pytest.raises(Killed):
+        finish_run(run, tmp_path, progress=Mortal(dies_at=9))
+    first = finish_run(run, tmp_path)
+    assert first.figure(("cost", "iterations")) == 5 != asked
+    assert finish_run(run, tmp_path) == first
+
+
 def test_equal_runs_are_run_once(data: StudyData, tmp_path: Path) -> None:
     runs = [GridRun(replace(BASE, name=name), data) for name in ("a", "b")]
     assert len(finish_all(runs, tmp_path)) == 1

@@ -85,10 +85,11 @@ class StudyData:
     boxes: SplitStores | None = None
 
     def placed(self, config: recipes.Config) -> recipes.Config:
-        """Settings with the paths of this dataset and of the proposals and feature cache that its runs share."""
+        """Settings with the length for these photos, and the paths of what their runs share: proposals, features."""
         source = self.counted if config.criterion.requirements.counts else self.source
         data = replace(source, proposals=self.proposals(config, "train"))
-        return replace(config, data=data, feature_cache=self.home / "maps")
+        plan = config.plan.for_photos(len(self.tagged), config.loader.batch_size)
+        return replace(config, data=data, plan=plan, feature_cache=self.home / "maps")
 
     def test_set(self, config: recipes.Config) -> EvalSet:
         """The test photos and their truth."""
