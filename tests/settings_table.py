@@ -377,4 +377,6 @@ TABLE = [
     row("inference.predict.nms_iou", "0.9"),
     row("inference.predict.score_threshold", "0.4"),
     row("inference.predict.max_detections", "1"),
+    row("inference.predict.vote_iou", "0.3"),
+    row("inference.regression", "0"),
 ]

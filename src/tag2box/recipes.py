@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tag2box import errors, extend, images, paper_runs
 from tag2box.formats.listing import DataSource
-from tag2box.inference.predict import Inference
+from tag2box.inference.predict import Inference, Predict
 from tag2box.methods import oicr, wscl, wsddn
 from tag2box.methods.discovery import Discovery
 from tag2box.models import detector, lite0
@@ -176,7 +176,12 @@ def photos() -> Config:
             optimizer=optim.Adam(lr=1e-3),
             checkpoint_every=100,
         ),
-        inference=replace(frozen.inference, prior=Prior(evidence=2.0, area=0.9)),
+        inference=replace(
+            frozen.inference,
+            prior=Prior(evidence=1.5, area=0.4, straddling=1.5),
+            regression=0.5,
+            predict=Predict(vote_iou=0.5),
+        ),
     )
 
 
@@ -184,13 +189,19 @@ def inspection() -> Config:
     """For small or faint things, such as defects, on photos of which some show none.
 
     Like ``photos``, with candidate boxes of several sources (``combined``), down to 1.5 % of a side, more of which are
-    kept, and with class maps of single cells of the frozen network, which are finer.
+    kept, and with class maps of single cells of the frozen network, which are finer and weigh more.
     """
     config = photos()
     return replace(
         config,
         proposals=combined.Combined(),
         adaptation=replace(config.adaptation, part="cells", side=320, epochs=24, keep_boxes=300),
+        criterion=replace(config.criterion, prior=Prior(evidence=3.0, area=1.3, straddling=0.75)),
+        inference=replace(
+            config.inference,
+            prior=Prior(evidence=4.0, area=1.8, straddling=0.5),
+            predict=Predict(vote_iou=0.7),
+        ),
     )
 
 

@@ -5,10 +5,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from numpy import ndarray
 from torch import nn
 
 from tag2box import annotations, errors, run_inputs, runs, settings
@@ -18,12 +19,16 @@ from tag2box.inference import predict
 from tag2box.inference.fitting import SnapPhotos, TrimPhotos
 from tag2box.labels.quality import with_absent
 from tag2box.labels.rule import LabelRule, PhotoTags, candidates_of_tags
+from tag2box.methods.wsrpn import Rescore
 from tag2box.models.class_maps import ClassMaps
 from tag2box.models.detector import Detector
+from tag2box.ops.superpixels import SUPERPIXELS, Superpixels
+from tag2box.parallel import set_threads
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
+from tag2box.training import feature_cache
+from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
-from tag2box.training.feature_cache import weights_digest
 
 _COMPUTE_KEYS = ("compute.precision", "compute.engine", "precision")
 _EXCHANGED = 64  # photos whose detections are sent to the other ranks at once
@@ -151,7 +156,7 @@ def _detect(
 
 def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
     """What detections depend on, apart from the photo and its proposals."""
-    weights = weights_digest("detector", [trained.detector])
+    weights = feature_cache.weights_digest("detector", [trained.detector])
     config = hashlib.sha256(settings.dump(trained.config).encode()).hexdigest()
     return {"format": 1, "weights": weights, "settings": config, **runs.versions()}
 
@@ -159,9 +164,56 @@ def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
 # ---------------------------------------------------------------- in a pool of processes
 
 
-def detect_task(trained: runs.TrainedRun, select: predict.SelectWith | None = None) -> predict.DetectTask:
+@dataclass(frozen=True)
+class DetectTask:
+    """The work of a process: it builds the network once, from weights sent as arrays, then detects photo by photo."""
+
+    build: Callable[[], Detector]
+    weights: Mapping[str, ndarray]
+    inference: predict.Inference
+    rescore: Rescore
+    keep_boxes: int | None  # as of ``adaptation``
+    threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
+    is_gpu_used: bool = False  # if the process has one
+    superpixels: Superpixels = SUPERPIXELS
+    select: predict.SelectWith | None = None
+
+    def __call__(self, task: predict.PhotoTask) -> predict.PhotoResult:
+        """The detections of a photo: all, or those that are selected."""
+        detector, photos = self._detector, (task.photo,)
+        try:
+            boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
+            maps = feature_cache.RoiMaps(detector.backbone, photos, boxes)
+            found = predict.run_detector(
+                detector,
+                photos,
+                boxes,
+                maps=maps,
+                inference=self.inference,
+                superpixels=self.superpixels,
+                rescore=self.rescore,
+            )[task.photo.id]
+            found = found if self._selected is None else self._selected(task.photo, found)
+        except errors.UserError as error:
+            return predict.PhotoResult(problem=f"{error}")
+        return predict.PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
+
+    @cached_property
+    def _selected(self) -> predict.Select | None:
+        return None if self.select is None else self.select(self._detector)
+
+    @cached_property
+    def _detector(self) -> Detector:
+        set_threads(self.threads)
+        detector = self.build()
+        detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
+        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
+        return detector.to(device).eval()
+
+
+def detect_task(trained: runs.TrainedRun, select: predict.SelectWith | None = None) -> DetectTask:
     """The work of other processes: the detector of a run, with as many threads as here, on a GPU if they have one."""
-    return predict.DetectTask(
+    return DetectTask(
         partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
         {name: value.cpu().numpy() for name, value in trained.detector.state_dict().items()},
         trained.config.inference,

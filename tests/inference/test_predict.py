@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from conftest import golden_names, load_golden
 from strategies import random_boxes
-from tag2box.inference.predict import Predict, Scored, merge_passes, rescale, scored, unflip
-from tag2box.ops.boxes import clip, decode, encode, iou
+from tag2box.annotations import Detections
+from tag2box.inference.predict import Inference, Predict, Scored, merge_passes, rescale, scored, unflip
+from tag2box.ops.boxes import areas, clip, decode, encode, iou
 from tag2box.types import StageScores
 
 EDGE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the reference counts pixels inclusively
@@ -63,6 +64,46 @@ def test_detections_match_the_loop(count: int, classes: int, seed: int, threshol
     assert found.scores.tolist() == [score for score, _, _ in expected]
     assert found.labels.tolist() == [label for _, label, _ in expected]
     assert found.boxes.tolist() == [pytest.approx(box, abs=1e-4) for _, _, box in expected]
+
+
+def loop_vote(predict: Predict, seen: Scored, found: Detections, width: int, height: int) -> list[list[float]]:
+    """Each detection replaced by the weighted mean of the boxes of its class that overlap it enough."""
+    assert predict.vote_iou is not None
+    voted = []
+    for box, label in zip(found.boxes, found.labels.tolist(), strict=True):
+        total, sides = 0.0, [0.0] * 4
+        for row in range(len(seen.probs)):
+            own = clip(seen.boxes[row, 4 * label : 4 * label + 4][None], width, height)
+            weight, near = seen.probs[row, label].item(), overlap(box.tolist(), own[0].tolist())
+            if areas(own)[0] > 0 and weight > predict.score_threshold and near >= predict.vote_iou:
+                total += weight
+                sides = [side + weight * x for side, x in zip(sides, own[0].tolist(), strict=True)]
+        voted.append([side / total for side in sides])
+    return voted
+
+
+@given(st.integers(0, 12), st.integers(1, 3), st.integers(0, 999), st.sampled_from([0.0, 0.5]))
+def test_voted_boxes_match_the_loop(count: int, classes: int, seed: int, threshold: float) -> None:
+    seen = random_scored(count, classes, seed)
+    plain = Predict(score_threshold=threshold)
+    predict = replace(plain, vote_iou=0.35)
+    found, before = predict(seen, 90, 80), plain(seen, 90, 80)
+    assert torch.equal(found.scores, before.scores) and torch.equal(found.labels, before.labels)
+    assert found.boxes.tolist() == [pytest.approx(box, abs=1e-3) for box in loop_vote(predict, seen, before, 90, 80)]
+
+
+def test_a_box_that_nothing_overlaps_votes_for_itself_alone() -> None:
+    seen = Scored(torch.tensor([[0.5], [0.4]]), torch.tensor([[0.0, 0, 5, 5], [20, 20, 30, 30]]), torch.ones(2))
+    assert Predict(vote_iou=0.5)(seen, 40, 40).boxes.tolist() == seen.boxes.tolist()
+
+
+@pytest.mark.parametrize(("share", "right"), [(0.0, 10.0), (0.5, 15.0), (1.0, 20.0)])
+def test_boxes_go_part_of_the_way_of_their_regression(share: float, right: float) -> None:
+    seen = Scored(torch.ones(1, 2), torch.tensor([[0.0, 0, 20, 10, 0, 0, 20, 10]]), torch.ones(1))
+    moved = Inference(regression=share).moved(seen, torch.tensor([[0.0, 0, 10, 10]]))
+    assert moved.boxes.tolist() == [[0, 0, right, 10, 0, 0, right, 10]]
+    nothing = Scored(torch.ones(0, 2), torch.ones(0, 8), torch.ones(0))
+    assert Inference(regression=share).moved(nothing, torch.ones(0, 4)).boxes.shape == (0, 8)
 
 
 @pytest.mark.parametrize("classes", [1, 20])

@@ -182,6 +182,9 @@ def test_other_scales_and_flips_are_settings_of_detect(world: Path) -> None:
     assert any(not torch.equal(one[name].boxes, two[name].boxes) for name in one)
     with pytest.raises(UserError, match="a student has no proposals and no class maps"):
         detect(world / "run", [world / "photos"], overrides=["inference.prior.evidence=1"])
+    for override in ("inference.regression=0.5", "inference.predict.vote_iou=0.5"):
+        with pytest.raises(UserError, match="of detectors with proposals"):
+            detect(world / "run", [world / "photos"], overrides=[override])
 
 
 @pytest.mark.parametrize("rule", ["fixed", "auto"])

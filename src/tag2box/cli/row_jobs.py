@@ -15,7 +15,7 @@ from tag2box import errors, images, io, run_detect, runs, storage
 from tag2box.annotations import Detections, Photo
 from tag2box.cli import label_trust, options
 from tag2box.formats import addresses, export as exports, row_parts, rows
-from tag2box.inference.predict import DetectTask, PhotoTask
+from tag2box.inference.predict import PhotoTask
 from tag2box.labels.trust import Trust
 from tag2box.parallel import set_threads
 from tag2box.parallel.pool import LocalPool, Pool
@@ -93,7 +93,7 @@ class DetectRow:
 class FindByProposals:
     """The detector of a run of ``tag2box train``."""
 
-    task: DetectTask
+    task: run_detect.DetectTask
 
     @property
     def is_gpu_used(self) -> bool:

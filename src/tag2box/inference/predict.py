@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +19,9 @@ from tag2box.images import Side, View, boxes_in_view, view_size
 from tag2box.methods.wsrpn import KEEP_EVERYTHING, Rescore
 from tag2box.models.class_maps import NO_PRIOR, Prior
 from tag2box.models.detector import Detector
-from tag2box.ops.boxes import areas, class_nms, clip, decode
+from tag2box.ops.boxes import areas, class_nms, clip, decode, vote
 from tag2box.ops.losses import at_least_single, mil_scores
 from tag2box.ops.superpixels import SUPERPIXELS, Superpixels
-from tag2box.parallel import set_threads
 from tag2box.progress import Progress, silent
 from tag2box.training import batches, feature_cache, proposal_cache
 from tag2box.training.class_evidence import ClassEvidence, PreselectedBoxes, StraddlingScores, preselected
@@ -46,15 +44,24 @@ class Predict:
     score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_detections: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Per image, over all classes."""
+    vote_iou: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Box voting: a detection becomes the mean of the boxes of its class that overlap it by at least this IoU, weighted
+    by their scores; of detectors with proposals. Default: none."""
 
     def __call__(self, scored: Scored, width: int, height: int) -> Detections:
         """Detections of one image; boxes outside the image are dropped."""
         boxes = clip(scored.boxes.reshape(-1, 4), width, height)
         is_kept = (scored.probs.flatten() > self.score_threshold) & (areas(boxes) > 0)
         labels = torch.arange(scored.probs.shape[1], device=boxes.device).repeat(len(scored.probs))[is_kept]
-        boxes, scores = boxes[is_kept], scored.probs.flatten()[is_kept]
-        kept = class_nms(boxes, scores, labels, self.nms_iou)[: self.max_detections]
-        return Detections(boxes[kept], scores[kept], labels[kept])
+        return self.merge(Detections(boxes[is_kept], scored.probs.flatten()[is_kept], labels))
+
+    def merge(self, found: Detections) -> Detections:
+        """Class-wise NMS, then box voting; the best first."""
+        kept = class_nms(found.boxes, found.scores, found.labels, self.nms_iou)[: self.max_detections]
+        if self.vote_iou is None:
+            return found[kept]
+        boxes = vote(found.boxes, found.scores, found.labels, kept, self.vote_iou)
+        return Detections(boxes, found.scores[kept], found.labels[kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +127,21 @@ class Inference:
     """Also run the horizontal flip of every scale."""
     prior: Prior = NO_PRIOR
     """Prior on boxes: scores become weighted geometric means of probability, evidence and area share."""
+    regression: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the way from its proposal to where box regression moves it that a box goes; 0 leaves it there."""
     predict: Predict = Predict()
 
     def views(self) -> tuple[View, ...]:
         """The views of a photo that are averaged."""
         flips = (False, True) if self.mirror else (False,)
         return tuple(View(scale, flip, self.long_max) for scale in self.scales for flip in flips)
+
+    def moved(self, passed: Scored, proposals: Float[torch.Tensor, "P 4"]) -> Scored:
+        """Boxes ``regression`` of the way from the proposals to where the heads move them."""
+        if self.regression == 1.0:
+            return passed
+        start = proposals.to(passed.boxes).repeat(1, passed.probs.shape[1])
+        return replace(passed, boxes=start.lerp(passed.boxes, self.regression))
 
 
 def run_detector(  # noqa: PLR0913
@@ -176,7 +192,8 @@ def run_detector(  # noqa: PLR0913
                     raise passes
                 on_photo(photo, passes)
             else:
-                weighted = with_prior(merge_passes(_passes(detector, photo, store, views, passes)), photo)
+                merged = merge_passes(_passes(detector, photo, store, views, passes))
+                weighted = with_prior(inference.moved(merged, store.boxes(photo.id)), photo)
                 if on_scores is not None:
                     on_scores(photo, weighted)
                 kept = _rescored(weighted, store.boxes(photo.id), rescore)
@@ -340,53 +357,6 @@ class PhotoResult:
             return errors.UserError(self.problem)
         # Copies: arrays received from another process may be read-only memory.
         return Detections(*(torch.from_numpy(x.copy()) for x in (self.boxes, self.scores, self.labels)))
-
-
-@dataclass(frozen=True)
-class DetectTask:
-    """The work of a process: it builds the network once, from weights sent as arrays, then detects photo by photo."""
-
-    build: Callable[[], Detector]
-    weights: Mapping[str, ndarray]
-    inference: Inference
-    rescore: Rescore
-    keep_boxes: int | None  # as of ``adaptation``
-    threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
-    is_gpu_used: bool = False  # if the process has one
-    superpixels: Superpixels = SUPERPIXELS
-    select: SelectWith | None = None
-
-    def __call__(self, task: PhotoTask) -> PhotoResult:
-        """The detections of a photo: all, or those that are selected."""
-        detector, photos = self._detector, (task.photo,)
-        try:
-            boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
-            maps = feature_cache.RoiMaps(detector.backbone, photos, boxes)
-            found = run_detector(
-                detector,
-                photos,
-                boxes,
-                maps=maps,
-                inference=self.inference,
-                superpixels=self.superpixels,
-                rescore=self.rescore,
-            )[task.photo.id]
-            found = found if self._selected is None else self._selected(task.photo, found)
-        except errors.UserError as error:
-            return PhotoResult(problem=f"{error}")
-        return PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
-
-    @cached_property
-    def _selected(self) -> Select | None:
-        return None if self.select is None else self.select(self._detector)
-
-    @cached_property
-    def _detector(self) -> Detector:
-        set_threads(self.threads)
-        detector = self.build()
-        detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
-        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
-        return detector.to(device).eval()
 
 
 def lost_photo(task: PhotoTask, number: int) -> PhotoResult:

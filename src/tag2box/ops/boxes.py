@@ -166,6 +166,32 @@ def class_nms(
     return rows[scores[rows].argsort(descending=True, stable=True)]
 
 
+def vote(
+    boxes: Float[Tensor, "A 4"],
+    scores: Float[Tensor, " A"],
+    labels: Int[Tensor, " A"],
+    kept: Int[Tensor, " kept"],
+    iou_threshold: float,
+) -> Float[Tensor, "kept 4"]:
+    """Box voting: the mean of all boxes of its class that overlap a kept one enough, weighted by their scores.
+
+    Spyros Gidaris and Nikos Komodakis: Object detection via a multi-region & semantic segmentation-aware CNN model,
+    ICCV 2015, eq. 4. https://arxiv.org/abs/1505.01749
+
+    Args:
+        kept: rows that NMS kept; each votes for itself.
+        iou_threshold: boxes of at least this IoU vote.
+
+    >>> boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 8, 10]])
+    >>> vote(boxes, torch.tensor([0.75, 0.25]), torch.tensor([1, 1]), torch.tensor([0]), 0.5).tolist()
+    [[0.0, 0.0, 9.5, 10.0]]
+    """
+    is_voter = (labels[kept][:, None] == labels) & (iou(boxes[kept], boxes) >= iou_threshold)
+    weights = torch.where(is_voter, scores, 0).to(boxes)  # (kept, A)
+    total = weights.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, weights @ boxes / total.clamp(min=torch.finfo(boxes.dtype).tiny), boxes[kept])
+
+
 def _class_nms_compiled(
     boxes: Float[Tensor, "A 4"], scores: Float[Tensor, " A"], labels: Int[Tensor, " A"], iou_threshold: float
 ) -> Int[Tensor, " kept"]:

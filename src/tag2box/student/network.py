@@ -28,7 +28,7 @@ from tag2box.inference.predict import Inference, OnPhoto, Select
 from tag2box.models.backbone import Backbone
 from tag2box.models.class_maps import NO_PRIOR
 from tag2box.models.runtime import autocast, depthwise_conv
-from tag2box.ops.boxes import areas, class_nms, clip
+from tag2box.ops.boxes import areas, clip
 from tag2box.ops.losses import at_least_single
 from tag2box.progress import Progress, silent
 from tag2box.training import batches
@@ -234,6 +234,10 @@ class StudentDetector:
             raise errors.UserError(
                 "inference.prior: a student has no proposals and no class maps; leave its settings at 0"
             )
+        if self.inference.regression != 1 or self.inference.predict.vote_iou is not None:
+            raise errors.UserError(
+                "inference.regression, inference.predict.vote_iou: of detectors with proposals; a student has neither"
+            )
 
     def predict(self, photos: Sequence[Photo | UInt8[Tensor, "3 H W"]]) -> list[Detections]:
         """Detections of any score in photos, files or decoded ones, in their own pixels."""
@@ -298,9 +302,7 @@ class StudentDetector:
         boxes, scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         boxes = clip(boxes, size[1], size[0])
         is_kept = (scores > how.score_threshold) & (areas(boxes) > 0)
-        boxes, scores, labels = boxes[is_kept], scores[is_kept], labels[is_kept]
-        kept = class_nms(boxes, scores, labels, how.nms_iou)[: how.max_detections]
-        return Detections(boxes[kept], scores[kept], labels[kept]).to(torch.device("cpu"))
+        return how.merge(Detections(boxes, scores, labels)[is_kept]).to(torch.device("cpu"))
 
     @torch.no_grad()
     def _candidates(
