@@ -76,6 +76,9 @@ LEVERS = {
     "context": ("heads.context.on=none",),
     "area": ("criterion.prior.area=0", "inference.prior.area=0"),
     "class maps": ("criterion.prior.evidence=0", "inference.prior.evidence=0"),
+    "straddling": ("criterion.prior.straddling=0", "inference.prior.straddling=0"),
+    "box voting": ("inference.predict.vote_iou=1",),
+    "partial regression": ("inference.regression=1",),
     "preselection": ("adaptation.keep_boxes=1000000",),
 }
 """What switches a part of the recipe ``photos`` off."""

@@ -25,7 +25,7 @@ def test_the_grid_covers_every_question_and_the_telling_rows_come_first() -> Non
     rows = study.rows_of(study.STUDIES, base, tiers=range(5))
     assert [row.tier for row in rows] == sorted(row.tier for row in rows)
     by_study = {name: [row for row in rows if row.study == name] for name in study.STUDIES}
-    assert [len(own) for own in by_study.values()] == [7, 4 + 2 * 3 + 2 * 3 * 3 * 4 + 2 * 4, len(SYSTEMS), 13, 5 + 4]
+    assert [len(own) for own in by_study.values()] == [7, 4 + 2 * 3 + 2 * 3 * 3 * 4 + 2 * 4, len(SYSTEMS), 19, 5 + 4]
     configs = [row.config(base, 0) for row in by_study["wscl"] if not row.name.startswith("discovery")]
     weights = {c.criterion.contrast.weight for c in configs if c.criterion.contrast.enabled}
     assert max(weights) / min(weights) == pytest.approx(1000)  # three decades
