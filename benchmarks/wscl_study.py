@@ -48,7 +48,7 @@ from tag2box.data.scenes import Scenes
 from tag2box.errors import UserError
 from tag2box.experiments import grid, reproduction, study_data
 from tag2box.experiments.commands import study_source
-from tag2box.experiments.experiment import CORLOC, LABELS, MAP, Experiment, StudyColumn, StudyVariant
+from tag2box.experiments.experiment import CORLOC, LABELS, MAP, MAP_11, Experiment, StudyColumn, StudyVariant
 from tag2box.formats.datasets import class_names
 from tag2box.formats.listing import DataSource
 from tag2box.io import write_json
@@ -70,7 +70,20 @@ PARTS = {
     "whole": ("backbone.train_tail=true", "backbone.train_trunk=true"),
 }
 OICR_PLUS = ("criterion.labeler.kind=oicr", "criterion.contrast.enabled=false")
-COLUMNS = (MAP, CORLOC, *LABELS, StudyColumn("ms a step", ("cost", "step_seconds"), 1000.0))
+TRIVIAL = tuple(
+    StudyColumn(f"{figure}, {row}", (split, "baselines", row, *path))
+    for figure, split, path in (("mAP50", "test", ("voc12", "mAP")), ("CorLoc", "train", ("corloc", "mean")))
+    for row in ("centred box, same class scores", "component of the class map")
+)
+COLUMNS = (
+    MAP,
+    MAP_11,
+    StudyColumn("COCO AP", ("test", "coco", "AP")),
+    CORLOC,
+    *LABELS,
+    *TRIVIAL,
+    StudyColumn("ms a step", ("cost", "step_seconds"), 1000.0),
+)
 LEVERS = {
     "adaptation": ("adaptation.epochs=0",),
     "context": ("heads.context.on=none",),
