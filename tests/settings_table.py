@@ -261,6 +261,7 @@ TABLE = [
     row(f"{LABELER}.nms_iou", "0.9", kind="discovery"),
     row(f"{LABELER}.foreground_iou", "0.2", kind="discovery"),
     row(f"{LABELER}.begin", "0.9", kind="discovery"),
+    row(f"{LABELER}.score_share", "1", f"{LABELER}.nms_iou=1", kind="discovery"),
     row(f"{LABELER}.inside", "0", f"{LABELER}.nms_iou=1", kind="discovery"),
     row(f"{LABELER}.kind", "pcl", kind="pcl"),
     row(f"{LABELER}.groups", "9", *PCL, kind="pcl", seen=labels_of_inputs),

@@ -72,13 +72,14 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
                 tau = labeler.score_threshold
             else:
                 tau = sum(inputs.exemplars.probs[stage][i].item() for i in of_class) / len(of_class)
-            candidates = []
+            candidates, least = [], (labeler.score_share * inputs.probs[stage][top, c]).item()
             for row in span:
                 score = inputs.probs[stage][row, c].item()
                 close = (z[row] @ z[top]).item() if labeler.criterion == "similarity" else score
                 rule = labeler.rule if labeler.criterion == "similarity" else "paper"
                 to_others = [(z[row] @ z[tops[other]]).item() for other in tops if other != c]
-                if row != top and loop_candidate(rule, close, tau, [min(x, 1.0) for x in to_others]):
+                near = loop_candidate(rule, close, tau, [min(x, 1.0) for x in to_others])
+                if row != top and near and score >= least:
                     candidates.append((-score, row))
             kept = [top]
             for _, row in sorted(candidates):
@@ -92,11 +93,15 @@ def loop_find(labeler: Discovery, inputs: LabelerInput, stage: int) -> tuple[lis
 @pytest.mark.parametrize("rule", CANDIDATE_RULES)
 @pytest.mark.parametrize("criterion", CRITERIA)
 @settings(max_examples=40)
-@given(inputs=labeler_inputs(), nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+@given(
+    inputs=labeler_inputs(),
+    nms_iou=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    score_share=st.sampled_from([0.0, 0.5, 1.0]),
+)
 def test_pseudo_boxes_and_thresholds_match_the_loop(
-    criterion: Criterion, rule: Rule, inputs: LabelerInput, nms_iou: float
+    criterion: Criterion, rule: Rule, inputs: LabelerInput, nms_iou: float, score_share: float
 ) -> None:
-    labeler = Discovery(criterion=criterion, rule=rule, nms_iou=nms_iou)
+    labeler = Discovery(criterion=criterion, rule=rule, nms_iou=nms_iou, score_share=score_share)
     labeling = labeler(inputs)
     for stage, (labels, tau) in enumerate(zip(labeling.stages, labeling.thresholds, strict=True)):
         found, taus = loop_find(labeler, inputs, stage)
@@ -145,6 +150,16 @@ def test_no_pseudo_box_of_a_class_is_a_part_of_another(inputs: LabelerInput, ins
     assert (containment(boxes, boxes).fill_diagonal_(0)[same] <= inside).all()
     everything, _ = Discovery(nms_iou=1.0).find(inputs, 0)
     assert pairs_of(argmax_pseudo_boxes(inputs, 0)) <= pairs_of(pseudo_boxes) <= pairs_of(everything)
+
+
+@given(labeler_inputs())
+def test_a_share_of_the_whole_score_leaves_the_top_proposals_and_their_equals(inputs: LabelerInput) -> None:
+    pseudo_boxes, _ = Discovery(nms_iou=1.0, score_share=1.0).find(inputs, 0)
+    tops = argmax_pseudo_boxes(inputs, 0)
+    images, probs = inputs.proposals.image_ids(), inputs.probs[0]
+    of_top = {(int(images[r]), int(c)): float(probs[r, c]) for r, c in zip(tops.rows, tops.cls, strict=True)}
+    for row, c in pairs_of(pseudo_boxes):
+        assert probs[row, c] >= of_top[int(images[row]), c]
 
 
 def pairs_of(pseudo_boxes: PseudoBoxes) -> set[tuple[int, int]]:

@@ -150,6 +150,11 @@ class Discovery:
     It is a part of the object, or the object with its surroundings. 1 drops none (the paper). NMS does not catch this
     case: the IoU of a wheel with its car is low.
     """
+    score_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A candidate needs at least this share of the teacher score of its top proposal, with the criterion's prior.
+
+    0 takes any (the paper). What is similar to an object is often a part of it, to which the teacher gives little.
+    """
     foreground_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A proposal takes the class of its nearest pseudo box above this IoU; others are background."""
     begin: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -191,9 +196,9 @@ class Discovery:
             tau = self._threshold(inputs, stage, top, exemplars[c])
             rule = self.rule if self.criterion == "similarity" else "paper"
             to_others = inputs.embed[inside] @ inputs.embed[[] if rule == "paper" else others].T
-            candidate = CANDIDATE_RULES[rule](closeness, tau, to_others)
-            boxes = inputs.proposals.boxes[inside]
-            rows = keep_apart(boxes, probs[inside, c], candidate, top - inside.start, self.nms_iou)
+            boxes, scores = inputs.proposals.boxes[inside], probs[inside, c]
+            candidate = CANDIDATE_RULES[rule](closeness, tau, to_others) & (scores >= self.score_share * probs[top, c])
+            rows = keep_apart(boxes, scores, candidate, top - inside.start, self.nms_iou)
             rows = (rows[drop_parts(boxes[rows], self.inside)] if self.inside < 1 else rows) + inside.start
             pseudo_boxes.append(torch.stack([rows, torch.full_like(rows, c)], dim=1))
             thresholds.append(tau.reshape(1))
