@@ -1,9 +1,10 @@
 """Named systems: OD-WSCL and the systems it is compared with, each as a function that changes a config.
 
 A system sets its own parts: MIL strategy, labeler, loss weights, and box regression and DropBlock as its authors used
-them. Backbone, proposals, schedule, batch, evaluator and the weight of stage 1 stay those of the config, so that
-systems on one config are compared on equal terms. Two systems are about one of these: WSRPN makes its own proposals,
-and CASD shapes RoI maps, so that it trains the last block of lite0, which is frozen otherwise.
+them; OICR+ and OD-WSCL have those of the config. Backbone, proposals, schedule, batch, evaluator and the weight of
+stage 1 stay those of the config, so that systems on one config are compared on equal terms. Two systems are about one
+of these: WSRPN makes its own proposals, and CASD shapes RoI maps, so that it has four views of a photo, and trains the
+last block of lite0, which is frozen otherwise.
 """
 
 import difflib
@@ -65,7 +66,7 @@ class System:
 
 
 def to_oicr_plus(config: recipes.Config) -> recipes.Config:
-    """OICR with box regression and DropBlock, the baseline of the paper's table 3a."""
+    """OICR with the config's box regression and DropBlock, the baseline of the paper's table 3a."""
     return recipes.table_3a(config, discovery=False, contrast=False)
 
 
