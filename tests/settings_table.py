@@ -121,6 +121,7 @@ TABLE = [
     row("proposals.short_side", "40", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.max_boxes", "3", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.min_side", "30", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
+    row("proposals.min_share", "0.5", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),
     row("proposals.network", "vgg16", *WSRPN, kind="wsrpn", seen=model_wanted),
     row("proposals.weights", "mine", *WSRPN, "proposals.network=vgg16", kind="wsrpn", seen=model_wanted),
     row("proposals.layers", "1", *WSRPN, kind="wsrpn", seen=boxes_of_a_photo),

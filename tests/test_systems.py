@@ -142,7 +142,9 @@ def test_wsrpn_keeps_the_budget_of_the_proposals_it_replaces() -> None:
     scenes = RECIPES["scenes"]()
     made = SYSTEMS["wsrpn"](scenes).proposals
     assert isinstance(made, Wsrpn)
-    assert (made.short_side, made.max_boxes, made.min_side) == (144, 200, 16)
+    assert (made.short_side, made.max_boxes, made.min_side, made.min_share) == (144, 200, 16, 0)
+    small = SYSTEMS["wsrpn"](RECIPES["inspection"]()).proposals
+    assert isinstance(small, Wsrpn) and (small.max_boxes, small.min_side, small.min_share) == (1500, 0, 0.015)
     assert SYSTEMS["wsrpn"](replace(scenes, proposals=Imported())).proposals == Wsrpn()
 
 
@@ -174,24 +176,66 @@ def test_casd_has_four_views_and_layers_that_learn_on_every_backbone(recipe: str
     check_attention(made)
 
 
-MIST_WIDTH = "reduced: mask net of 64 channels, not 512"
+NARROW, NO_CELLS = "mask net of 64 channels, not 512", "RoI maps of one cell, so that DropBlock drops whole proposals"
+FROZEN = "convolutions that are all frozen"
+REDUCED = {
+    **{("mist", recipe): f"reduced: {NARROW}" for recipe in ("scenes", "photos-frozen")},
+    **{("mist", recipe): f"reduced: {NARROW}; {NO_CELLS}" for recipe in ("photos", "inspection")},
+    **{
+        (name, recipe): "reduced: no DropBlock"
+        for name in ("oicr-plus", "od-wscl")
+        for recipe in ("photos", "inspection")
+    },
+    ("wsrpn", "photos"): f"reduced: windows from before the adaptation; {FROZEN}",
+    ("wsrpn", "inspection"): f"reduced: {FROZEN}",
+}
+"""What systems lack on recipes; on all others they are whole."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("recipe", ["scenes", "photos", "photos-frozen", "voc07-ss-vgg16", "voc07-ss-r50-ws"])
-def test_systems_are_whole_but_for_the_width_of_a_mask_net_in_light_recipes(name: str, recipe: str) -> None:
+@pytest.mark.parametrize(
+    "recipe", ["scenes", "photos", "inspection", "photos-frozen", "voc07-ss-vgg16", "voc07-ss-r50-ws"]
+)
+def test_systems_are_whole_but_for_what_light_recipes_leave_out(name: str, recipe: str) -> None:
     system = SYSTEMS[name]
-    is_narrow = name == "mist" and not recipe.startswith("voc07")
-    assert system.state(system(RECIPES[recipe]())) == (MIST_WIDTH if is_narrow else "whole")
+    assert system.state(system(RECIPES[recipe]())) == REDUCED.get((name, recipe), "whole")
 
 
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
+        ("wsddn", "criterion.spatial.weight=0", "no spatial regularizer"),
+        ("oicr", "criterion.labeler.kind=mist", "labels of another labeler"),
+        ("pcl", "criterion.refine.over=proposals", "a loss over proposals, not over clusters"),
+        ("pcl", "criterion.labeler.kind=oicr", "labels of another labeler"),
+        ("c-wsl", "criterion.labeler.kind=oicr", "labels of another labeler"),
+        ("c-wsl", "heads.regress=false", "no box regression"),
+        ("oim", "criterion.refine.reweight=false", "no reweighted loss"),
+        ("oim", "criterion.labeler.kind=oicr", "labels of another labeler"),
+        ("slv", "criterion.labeler.kind=oicr", "labels of another labeler"),
+        ("slv", "criterion.refine.last_teacher=previous", "votes of one stage, not of the mean of all"),
+        ("slv", "heads.regress=false", "no box regression"),
+        ("oicr-plus", "heads.regress=false", "no box regression"),
+        ("oicr-plus", "drop_block.drop=0", "no DropBlock"),
+        ("oicr-plus", "backbone.pooled=true", NO_CELLS),
+        ("oicr-plus", "criterion.labeler.kind=pcl", "labels of another labeler"),
+        ("od-wscl", "criterion.contrast.enabled=false", "no contrastive loss"),
+        ("od-wscl", "criterion.labeler.kind=oicr", "no object discovery by similarity"),
+        ("od-wscl", "criterion.labeler.criterion=score_fixed", "no object discovery by similarity"),
+        ("od-wscl", "drop_block.drop=0", "no DropBlock"),
+        ("od-wscl", "heads.regress=false", "no box regression"),
         ("mist", "drop_block.hidden=128", "mask net of 128 channels, not 512"),
         ("mist", "drop_block.kind=plain", "no Concrete DropBlock"),
+        ("mist", "drop_block.drop=0", f"no Concrete DropBlock; {NARROW}"),
+        ("mist", "criterion.labeler.kind=oicr", f"labels of another labeler; {NARROW}"),
+        ("mist", "heads.regress=false", f"no box regression; {NARROW}"),
+        ("mist", ("drop_block.hidden=512", "backbone.pooled=true"), NO_CELLS),
         ("casd", "loader.views_per_image=2", "2 views, not 4"),
+        ("casd", "criterion.attention.input_weight=0", "no attention between views"),
         ("casd", "criterion.attention.layer_weight=0", "no attention between layers"),
+        ("casd", "heads.early_layers=0", "no early layers"),
+        ("casd", "heads.regress=false", "no box regression"),
+        ("casd", "drop_block.drop=0", "no inverted attention"),
         ("casd", "drop_block.kind=plain", "no inverted attention"),
         ("casd", ("backbone.train_tail=false", "backbone.train_neck=false"), "attention on frozen layers"),
         ("casd", ("backbone.kind=vgg16", "backbone.train_trunk=false"), "attention on frozen layers"),
@@ -199,12 +243,16 @@ def test_systems_are_whole_but_for_the_width_of_a_mask_net_in_light_recipes(name
         ("c-mil", "criterion.mil.subset_score=merged", "subsets scored by merged logits"),
         ("c-mil", "criterion.labeler.positives=top", "positives around the top box alone"),
         ("c-midn", "criterion.mil.guide=mil", "class masks without a segmentation branch"),
+        ("c-midn", "heads.mil_heads=1", "one MIL head, not two"),
         ("wsod2", "criterion.labeler.evidence_of=proposal", "evidence of proposals, not of regressed boxes"),
         ("wsod2", "criterion.labeler.belief=one", "weights that end at 1, not at the score"),
         ("wsod2", "heads.regress=false", "evidence of proposals, not of regressed boxes"),
-        ("wsrpn", "proposals.network=vgg16", "windows that are not from the trained backbone"),
-        ("wsrpn", "proposals.kind=edge_boxes", "windows that are not from the trained backbone"),
+        ("wsrpn", "proposals.network=vgg16", "windows of another network than the backbone"),
+        ("wsrpn", "proposals.kind=edge_boxes", "windows of another network than the backbone"),
+        ("wsrpn", "adaptation.epochs=2", "windows from before the adaptation"),
         ("wsrpn", "heads.region=false", "no region classifier of its own"),
+        ("wsrpn", "criterion.rescore.keep=1", "windows that are not filtered"),
+        ("wsrpn", "backbone.train_neck=false", FROZEN),
     ],
 )
 def test_a_setting_that_takes_a_part_away_makes_a_system_reduced(

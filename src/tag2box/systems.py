@@ -1,15 +1,16 @@
 """Named systems: OD-WSCL and the systems it is compared with, each as a function that changes a config.
 
 A system sets its own parts: MIL strategy, labeler, loss weights, and box regression and DropBlock as its authors used
-them. Backbone, proposals, schedule, batch, evaluator and the weight of stage 1 stay those of the config, so that
-systems on one config are compared on equal terms. Two systems are about one of these: WSRPN makes its own proposals,
-and CASD shapes RoI maps, so that it trains the last block of lite0, which is frozen otherwise.
+them; OICR+ and OD-WSCL have those of the config. Backbone, proposals, schedule, batch, evaluator and the weight of
+stage 1 stay those of the config, so that systems on one config are compared on equal terms. Two systems are about one
+of these: WSRPN makes its own proposals, and CASD shapes RoI maps, so that it has four views of a photo, and trains the
+last block of lite0, which is frozen otherwise.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from tag2box import errors, paper_runs, recipes
@@ -22,18 +23,15 @@ from tag2box.proposals.importers.proposal_files import Imported
 from tag2box.settings.schema import toml
 
 Change = Callable[[recipes.Config], recipes.Config]
+Part = tuple[Callable[[recipes.Config], bool], str]
+"""Whether a config has a part of a system, and the words if it has not, in which ``{0}`` is the config."""
 MASK_NET = 512
 """Published width of the mask net of Concrete DropBlock (MIST), in channels."""
 
 
-def nothing(config: recipes.Config) -> str:
-    """Nothing is lacking."""
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A named system: its change of a config, what a config lacks of it, and its figures in the OD-WSCL paper."""
+    """A named system: its change of a config, the parts it consists of, and its figures in the OD-WSCL paper."""
 
     name: str
     title: str
@@ -41,15 +39,18 @@ class System:
     idea: str
     """Its contribution, in a few words."""
     change: Change
-    figures: Mapping[str, paper_runs.PaperFigures] = field(default_factory=dict)
-    """The paper's figures with VGG16, by the names of ``PAPER_DATASETS``."""
-    lacks: Callable[[recipes.Config], str] = nothing
-    """What a config of the system lacks of its paper, in a few words; empty if nothing."""
+    parts: tuple[Part, ...] = ()
+    """What a config can lack of its paper."""
+
+    @property
+    def figures(self) -> Mapping[str, paper_runs.PaperFigures]:
+        """The paper's figures with VGG16, by the names of ``PAPER_DATASETS``."""
+        return paper_runs.SYSTEM_FIGURES.get(self.name, {})
 
     def state(self, config: recipes.Config) -> str:
-        """``whole``, or ``reduced`` with the reason, of a config of the system."""
-        lacking = self.lacks(config)
-        return f"reduced: {lacking}" if lacking else "whole"
+        """``whole``, or ``reduced`` with the reasons, of a config of the system."""
+        lacking = [words.format(config) for has_part, words in self.parts if not has_part(config)]
+        return f"reduced: {'; '.join(lacking)}" if lacking else "whole"
 
     def reported(self, dataset: str) -> float | None:
         """Its mAP50 on a dataset (AP50 on COCO), in per cent; None if the paper has none."""
@@ -65,7 +66,7 @@ class System:
 
 
 def to_oicr_plus(config: recipes.Config) -> recipes.Config:
-    """OICR with box regression and DropBlock, the baseline of the paper's table 3a."""
+    """OICR with the config's box regression and DropBlock, the baseline of the paper's table 3a."""
     return recipes.table_3a(config, discovery=False, contrast=False)
 
 
@@ -178,7 +179,10 @@ def to_wsrpn(config: recipes.Config) -> recipes.Config:
     network = backbone.title if backbone.title in NETWORKS else "lite0"
     windows = Wsrpn(network=network, weights=weights)  # type: ignore[arg-type]
     if not isinstance(own, Imported):  # imported proposals have no such settings
-        windows = replace(windows, short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side)
+        share = getattr(own, "min_share", 0.0)
+        windows = replace(
+            windows, short_side=own.short_side, max_boxes=own.max_boxes, min_side=own.min_side, min_share=share
+        )
     return replace(rescored, proposals=windows)
 
 
@@ -211,145 +215,151 @@ def _with_refine(config: recipes.Config, **changes: str | bool) -> recipes.Confi
     return replace(config, criterion=replace(config.criterion, refine=refine))
 
 
-# ---------------------------------------------------------------- what a config lacks of a system
+# ---------------------------------------------------------------- all systems
 
 
-def mist_lacks(config: recipes.Config) -> str:
-    """The width of the mask net, or the mask net."""
-    own = config.drop_block
-    if not isinstance(own, ConcreteDropBlock):
-        return "no Concrete DropBlock"
-    return f"mask net of {own.hidden} channels, not {MASK_NET}" if own.hidden < MASK_NET else ""
+def _is(part: object, **settings: object) -> bool:
+    """Whether a part of a config, which may be a plug-in of any kind, has these settings."""
+    return all(getattr(part, name, None) == value for name, value in settings.items())
 
 
-def casd_lacks(config: recipes.Config) -> str:
-    """Views, layers, anything that attention trains, or inverted attention."""
-    views, layers = config.loader.views_per_image, config.backbone.layers + config.heads.early_layers
-    lacking = [f"{views} views, not 4"] if views < 4 else []
-    lacking += [] if config.criterion.attention.layer_weight and layers > 1 else ["no attention between layers"]
-    lacking += [] if config.backbone.trains_responses else ["attention on frozen layers"]
-    lacking += [] if isinstance(config.drop_block, InvertedAttention) else ["no inverted attention"]
-    return "; ".join(lacking)
+def _drops(config: recipes.Config, *kinds: type) -> bool:
+    return isinstance(config.drop_block, kinds) and not _is(config.drop_block, drop=0)
 
 
-def c_mil_lacks(config: recipes.Config) -> str:
-    """The hinge loss, the paper's scores of subsets, or positives around their boxes."""
-    mil, labeler = config.criterion.mil, config.criterion.labeler
-    lacking = [] if getattr(mil, "loss", "") == "hinge" else ["cross-entropy, not the hinge loss"]
-    lacking += [] if getattr(mil, "subset_score", "") == "mean" else ["subsets scored by merged logits"]
-    lacking += [] if getattr(labeler, "positives", "") == "subset" else ["positives around the top box alone"]
-    return "; ".join(lacking)
+def _labels(kind: str) -> Part:
+    return lambda c: _is(c.criterion.labeler, kind=kind), "labels of another labeler"
 
 
-def c_midn_lacks(config: recipes.Config) -> str:
-    """The segmentation branch."""
-    guides = {getattr(part, "guide", "") for part in (config.criterion.mil, config.criterion.labeler)}
-    return "" if guides == {"segmentation"} else "class masks without a segmentation branch"
-
-
-def wsod2_lacks(config: recipes.Config) -> str:
-    """The loop through box regression, or the detector's score in the weights."""
-    labeler = config.criterion.labeler
-    is_looped = config.heads.regress and getattr(labeler, "evidence_of", "") == "regressed"
-    lacking = [] if is_looped else ["evidence of proposals, not of regressed boxes"]
-    lacking += [] if getattr(labeler, "belief", "") == "score" else ["weights that end at 1, not at the score"]
-    return "; ".join(lacking)
-
-
-def wsrpn_lacks(config: recipes.Config) -> str:
-    """Windows from the trained backbone, or the region classifier."""
-    if not isinstance(config.proposals, Wsrpn) or config.proposals.network != config.backbone.title:
-        return "windows that are not from the trained backbone"
-    return "" if config.heads.region else "no region classifier of its own"
-
-
-# ---------------------------------------------------------------- figures of the paper (tables 1 and 2)
-
-
-def _reported(
-    voc07: float, voc12: float | None = None, coco14: paper_runs.PaperFigures | None = None
-) -> dict[str, paper_runs.PaperFigures]:
-    voc = {"voc07": voc07, "voc12": voc12}
-    found = {
-        name: paper_runs.PaperFigures(source="table 2", mAP50=value) for name, value in voc.items() if value is not None
-    }
-    return found | ({} if coco14 is None else {"coco14": coco14})
-
-
-def _coco(ap: float, ap50: float) -> paper_runs.PaperFigures:
-    return paper_runs.PaperFigures(source="table 1", AP=ap, AP50=ap50)
-
-
-_MIST_COCO = paper_runs.PaperFigures(
-    source="table 1", AP=11.4, AP50=24.3, AP75=9.4, APs=3.6, APm=12.2, APl=17.6,
-    AR1=13.5, AR10=22.6, AR100=23.9, ARs=8.5, ARm=25.4, ARl=38.3,
-)  # fmt: skip
-_OD_WSCL = {run.partition("-")[0]: run for run in ("voc07-ss-vgg16", "voc12-ss-vgg16", "coco14-mcg-vgg16")}
+_BOXES: Part = (lambda c: c.heads.regress, "no box regression")
+_DROP_BLOCK: Part = (lambda c: _drops(c, DropBlock, ConcreteDropBlock), "no DropBlock")
+_CELLS: Part = (
+    lambda c: not (_is(c.backbone, pooled=True) and _drops(c, DropBlock, ConcreteDropBlock)),
+    "RoI maps of one cell, so that DropBlock drops whole proposals",
+)
 
 _ALL = (
     System(
-        name="wsddn", title="WSDDN", year=2016, change=to_wsddn, figures=_reported(34.8),
+        name="wsddn", title="WSDDN", year=2016, change=to_wsddn,
         idea="softmax over classes times softmax over proposals, summed and trained with tags",
+        parts=((lambda c: c.criterion.spatial.weight > 0, "no spatial regularizer"),),
     ),
     System(
-        name="oicr", title="OICR", year=2017, change=to_oicr, figures=_reported(41.2, 37.9),
+        name="oicr", title="OICR", year=2017, change=to_oicr,
         idea="three stages, each trained with the top proposal of the stage before",
+        parts=(_labels("oicr"),),
     ),
     System(
-        name="pcl", title="PCL", year=2018, change=to_pcl, figures=_reported(43.5, 40.6, _coco(8.5, 19.4)),
+        name="pcl", title="PCL", year=2018, change=to_pcl,
         idea="centres of clusters of top proposals, and one loss per cluster",
+        parts=(
+            _labels("pcl"),
+            (lambda c: c.criterion.refine.over == "clusters", "a loss over proposals, not over clusters"),
+        ),
     ),
     System(
-        name="c-wsl", title="C-WSL", year=2018, change=to_c_wsl, figures=_reported(46.8, 43.0),
+        name="c-wsl", title="C-WSL", year=2018, change=to_c_wsl,
         idea="as many pseudo boxes as annotated counts; needs counts",
+        parts=(_labels("c_wsl"), _BOXES),
     ),
     System(
-        name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn, lacks=wsrpn_lacks,
-        figures=_reported(47.9, 43.4),
+        name="wsrpn", title="WSRPN", year=2018, change=to_wsrpn,
         idea="OICR on windows from early layers that a region classifier keeps",
+        parts=(
+            (lambda c: _is(c.proposals, network=c.backbone.title), "windows of another network than the backbone"),
+            (lambda c: not c.adaptation.epochs or c.adaptation.part == "cells", "windows from before the adaptation"),
+            (lambda c: c.heads.region, "no region classifier of its own"),
+            (lambda c: c.criterion.rescore.keep < 1, "windows that are not filtered"),
+            (lambda c: c.backbone.trains_responses, "convolutions that are all frozen"),
+        ),
     ),
     System(
-        name="c-mil", title="C-MIL", year=2019, change=to_c_mil, lacks=c_mil_lacks,
-        figures=_reported(50.5, 46.7),
+        name="c-mil", title="C-MIL", year=2019, change=to_c_mil,
         idea="bags of proposals that are split step by step during training",
+        parts=(
+            (lambda c: _is(c.criterion.mil, loss="hinge"), "cross-entropy, not the hinge loss"),
+            (lambda c: _is(c.criterion.mil, subset_score="mean"), "subsets scored by merged logits"),
+            (lambda c: _is(c.criterion.labeler, positives="subset"), "positives around the top box alone"),
+        ),
     ),
     System(
-        name="c-midn", title="C-MIDN", year=2019, change=to_c_midn, lacks=c_midn_lacks,
-        figures=_reported(52.6, 50.2, _coco(9.6, 21.4)),
+        name="c-midn", title="C-MIDN", year=2019, change=to_c_midn,
         idea="a second MIL head on what the first one did not select",
+        parts=(
+            (lambda c: c.heads.mil_heads == 2, "one MIL head, not two"),
+            (
+                lambda c: all(_is(part, guide="segmentation") for part in (c.criterion.mil, c.criterion.labeler)),
+                "class masks without a segmentation branch",
+            ),
+        ),
     ),
     System(
-        name="wsod2", title="WSOD2", year=2019, change=to_wsod2, lacks=wsod2_lacks,
-        figures=_reported(53.6, 47.2, _coco(10.8, 22.7)),
+        name="wsod2", title="WSOD2", year=2019, change=to_wsod2,
         idea="proposals that follow superpixel edges weigh more, at first",
+        parts=(
+            (
+                lambda c: c.heads.regress and _is(c.criterion.labeler, evidence_of="regressed"),
+                "evidence of proposals, not of regressed boxes",
+            ),
+            (lambda c: _is(c.criterion.labeler, belief="score"), "weights that end at 1, not at the score"),
+        ),
     ),
     System(
-        name="oim", title="OIM", year=2020, change=to_oim, figures=_reported(50.1, 45.3),
+        name="oim", title="OIM", year=2020, change=to_oim,
         idea="proposals similar to the top one in the same photo are objects too",
+        parts=(_labels("oim"), (lambda c: c.criterion.refine.reweight, "no reweighted loss")),
     ),
     System(
-        name="slv", title="SLV", year=2020, change=to_slv, figures=_reported(53.5, 49.2),
+        name="slv", title="SLV", year=2020, change=to_slv,
         idea="pseudo boxes from the spatial votes of all good proposals",
+        parts=(
+            _labels("slv"),
+            _BOXES,
+            (lambda c: c.criterion.refine.last_teacher == "mean", "votes of one stage, not of the mean of all"),
+        ),
     ),
     System(
-        name="mist", title="MIST", year=2020, change=to_mist, lacks=mist_lacks,
-        figures=_reported(54.9, 52.1, _MIST_COCO),
+        name="mist", title="MIST", year=2020, change=to_mist,
         idea="every top proposal that hardly overlaps a better one is an object",
+        parts=(
+            _labels("mist"),
+            _BOXES,
+            (lambda c: _drops(c, ConcreteDropBlock), "no Concrete DropBlock"),
+            (
+                lambda c: getattr(c.drop_block, "hidden", MASK_NET) >= MASK_NET,
+                f"mask net of {{0.drop_block.hidden}} channels, not {MASK_NET}",
+            ),
+            _CELLS,
+        ),
     ),
     System(
-        name="casd", title="CASD", year=2020, change=to_casd, lacks=casd_lacks,
-        figures=_reported(56.8, 53.6, _coco(12.8, 26.4)),
+        name="casd", title="CASD", year=2020, change=to_casd,
         idea="attention distilled between four views of a photo and between layers",
+        parts=(
+            _BOXES,
+            (lambda c: c.loader.views_per_image >= 4, "{0.loader.views_per_image} views, not 4"),
+            (lambda c: c.criterion.attention.input_weight > 0, "no attention between views"),
+            (lambda c: c.criterion.attention.layer_weight > 0, "no attention between layers"),
+            (lambda c: c.heads.early_layers > 0, "no early layers"),
+            (lambda c: c.backbone.trains_responses, "attention on frozen layers"),
+            (lambda c: _drops(c, InvertedAttention), "no inverted attention"),
+        ),
     ),
     System(
         name="oicr-plus", title="OICR+", year=2022, change=to_oicr_plus,
-        figures={"voc07": paper_runs.PaperFigures(source="table 3", mAP50=52.3)},
         idea="OICR with box regression and DropBlock: the baseline of OD-WSCL",
+        parts=(_labels("oicr"), _BOXES, _DROP_BLOCK, _CELLS),
     ),
     System(
         name="od-wscl", title="OD-WSCL", year=2022, change=to_od_wscl,
-        figures={dataset: paper_runs.PAPER_RUNS[run].figures for dataset, run in _OD_WSCL.items()},
         idea="objects similar to the top ones of all photos, in an embedding learned for it",
+        parts=(
+            (lambda c: _is(c.criterion.labeler, criterion="similarity"), "no object discovery by similarity"),
+            (lambda c: c.criterion.contrast.enabled, "no contrastive loss"),
+            _BOXES,
+            _DROP_BLOCK,
+            _CELLS,
+        ),
     ),
 )  # fmt: skip
 SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}

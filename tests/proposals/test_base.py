@@ -148,7 +148,7 @@ def test_every_method_has_a_default_for_ones_own_photos() -> None:
         SelectiveSearch(),
         SelectiveSearch(short_side=99, mode="quality", seed=3, max_boxes=None),
         EdgeBoxes(alpha=0.5, min_side=0),
-        Wsrpn(layers=1),
+        Wsrpn(layers=1, min_share=0.02),
         Combined(sources=("blobs", "windows"), min_share=0.05),
         Combined(short_sides=(96, 400)),
         EdgeBoxes(min_share=0.02),

@@ -106,16 +106,36 @@ def test_the_same_photo_gives_the_same_boxes() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"layers": 1}, {"smoothing": 0.5}, {"alpha": 0.9}, {"beta": 0.3}, {"min_side": 40}, {"max_boxes": 3}]
+    "change",
+    [
+        {"layers": 1},
+        {"smoothing": 0.5},
+        {"alpha": 0.9},
+        {"beta": 0.3},
+        {"min_side": 40},
+        {"max_boxes": 3},
+        {"min_share": 0.4},
+    ],
 )
 def test_every_setting_matters(change: dict[str, float]) -> None:
     image = card()
     assert SMALL(image).boxes.tolist() != replace(SMALL, **change)(image).boxes.tolist()
 
 
+def test_a_photo_far_larger_than_its_searched_copy_has_boxes() -> None:
+    """The smallest side is then less than a pixel of the copy, with which OpenCV's search found nothing."""
+    assert len(SMALL(card(), size=(2560, 1920))) > 20
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
+def test_boxes_below_a_share_of_the_short_side_are_dropped(share: float) -> None:
+    sides = (found := replace(SMALL, min_side=0, min_share=share)(card(128, 96)).boxes)[:, 2:] - found[:, :2]
+    assert len(found) and sides.min() >= share * 96
+
+
 def test_the_store_records_it_and_new_photos_are_searched_alike() -> None:
     SMALL.ready()
     assert method_from_source(SMALL.source()) == SMALL and default_method("wsrpn") == Wsrpn()
-    assert "network" not in SMALL.source()  # a store of before there was a choice is one of lite0
+    assert not {"network", "min_share"} & SMALL.source().keys()  # a store of before there was a choice is one of lite0
     other = replace(SMALL, network="vgg16", weights="vgg16")
     assert method_from_source(other.source()) == other

@@ -32,7 +32,7 @@ class Wsrpn(base.ProposalMethod):
     """
 
     kind: Literal["wsrpn"] = "wsrpn"
-    unrecorded: ClassVar[Mapping[str, object]] = {"network": "lite0", "weights": None}
+    unrecorded: ClassVar[Mapping[str, object]] = {"network": "lite0", "weights": None, "min_share": 0.0}
     short_side: Annotated[int, Field(ge=32, le=20_000)] | None = 200
     """Short side to which photos are resized for the search; None searches at full size and takes far longer."""
     network: Literal["lite0", "vgg16", "r50-ws", "r101-ws"] = "lite0"
@@ -47,6 +47,12 @@ class Wsrpn(base.ProposalMethod):
     """IoU of neighboring windows in the search: higher is denser and slower."""
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.75
     """NMS threshold of the search."""
+    min_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Boxes with a side below this share of the photo's short side are dropped, in addition to ``min_side``."""
+
+    def smallest_side(self, size: tuple[int, int]) -> float:
+        """The larger of ``min_side`` and ``min_share`` of the photo's short side."""
+        return max(self.min_side, self.min_share * min(size))
 
     def ready(self) -> None:
         """Raise a UserError unless the weights are installed."""

@@ -19,6 +19,7 @@ from tag2box.proposals.base import FoundBoxes, ProposalMethod
 _STRONG_PERCENTILE = 99.0  # of the gradient magnitude: mapped to an edge strength of 1
 _MIN_STRENGTH = 1.0  # gradient of 1/32 Lab unit per pixel: anything less is rounding, as in a photo of one color
 _OPENCV_MAX_BOXES = 10_000  # OpenCV's own default, used without a cap
+_OPENCV_MIN_AREA = 4.0  # pixels of a window; with smaller ones its search may end without a single box
 _LOAD_TIMEOUT = 300  # seconds for loading a structured forest
 
 
@@ -83,7 +84,10 @@ def boxes_from_edges(
 ) -> FoundBoxes:
     """OpenCV's sliding-window search and NMS over thin edges in [0, 1] with normals in [0, pi]."""
     search = cv2.ximgproc.createEdgeBoxes(
-        alpha=alpha, beta=beta, maxBoxes=max_boxes or _OPENCV_MAX_BOXES, minBoxArea=max(min_side**2, 1.0)
+        alpha=alpha,
+        beta=beta,
+        maxBoxes=max_boxes or _OPENCV_MAX_BOXES,
+        minBoxArea=max(min_side**2, _OPENCV_MIN_AREA),
     )
     boxes, scores = search.getBoundingBoxes(edges, normals)
     found = np.asarray(boxes, np.float64).reshape(-1, 4)  # (x, y, w, h)
