@@ -148,6 +148,10 @@ def provenance(script: str, words: Sequence[str] | None = None) -> dict[str, str
         words: the command line; default: that of this process.
     """
     given = sys.argv[1:] if words is None else words
-    shown = [Path(word).name if Path(word).is_absolute() else word for word in given]
-    command = shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
+    command = shlex.join(["python", f"benchmarks/{Path(script).name}", *map(_portable, given)])
     return {"command": command, "commit": commit_of(HERE)}
+
+
+def _portable(word: str) -> str:
+    head, sign, value = word.rpartition("=")
+    return f"{head}{sign}{Path(value).name}" if Path(value).is_absolute() else word

@@ -179,14 +179,15 @@ class DetectTask:
 
     def __call__(self, task: predict.PhotoTask) -> predict.PhotoResult:
         """The detections of a photo: all, or those that are selected."""
+        network = self.network  # outside: if it cannot be built, no photo is at fault
         try:
-            found = self.detect(task)
+            found = self.detect(network, task)
             found = found if self._selected is None else self._selected(task.photo, found)
         except errors.UserError as error:
             return predict.PhotoResult(problem=f"{error}")
         return predict.PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
 
-    def detect(self, task: predict.PhotoTask) -> Detections:
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
         """All detections of a photo."""
         raise NotImplementedError
 
@@ -212,16 +213,16 @@ class DetectorTask(DetectTask):
     keep_boxes: int | None  # as of ``adaptation``
     superpixels: Superpixels = SUPERPIXELS
 
-    def detect(self, task: predict.PhotoTask) -> Detections:
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
         """All detections of a photo."""
-        detector, photos = self.network, (task.photo,)
-        assert isinstance(detector, Detector)
-        boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
+        assert isinstance(network, Detector)
+        photos = (task.photo,)
+        boxes = preselected(network.class_maps, photos, task, self.keep_boxes)
         found = predict.run_detector(
-            detector,
+            network,
             photos,
             boxes,
-            maps=feature_cache.RoiMaps(detector.backbone, photos, boxes),
+            maps=feature_cache.RoiMaps(network.backbone, photos, boxes),
             inference=self.inference,
             superpixels=self.superpixels,
             rescore=self.rescore,
@@ -236,9 +237,9 @@ class StudentTask(DetectTask):
     classes: tuple[str, ...]
     precision: str
 
-    def detect(self, task: predict.PhotoTask) -> Detections:
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
         """All detections of a photo."""
-        return StudentDetector(self.network, self.classes, self.inference, self.precision).predict([task.photo])[0]
+        return StudentDetector(network, self.classes, self.inference, self.precision).predict([task.photo])[0]
 
 
 def detect_task(trained: runs.AnyRun, select: predict.SelectWith | None = None) -> DetectTask:
