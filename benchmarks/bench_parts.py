@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -126,14 +127,31 @@ def run_part(part: Part, settings: Settings, scratch: Path) -> dict[str, Any]:
 
 
 def commit_of(folder: Path) -> str:
-    """The checked-out commit, with a note if files differ from it."""
+    """The checked-out commit, with a note if code differs from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        commit, changed = git("rev-parse", "--short=10", "HEAD"), git("status", "--porcelain")
+        commit = git("rev-parse", "--short=10", "HEAD")
+        changed = git("status", "--porcelain", "--", ":/src", ":/benchmarks")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + (" and uncommitted changes" if changed else "")
+
+
+def provenance(script: str, words: Sequence[str] | None = None) -> dict[str, str]:
+    """The command and the commit of a script's figures; of absolute paths, which others lack, the last part.
+
+    Args:
+        words: the command line; default: that of this process.
+    """
+    given = sys.argv[1:] if words is None else words
+    command = shlex.join(["python", f"benchmarks/{Path(script).name}", *map(_portable, given)])
+    return {"command": command, "commit": commit_of(HERE)}
+
+
+def _portable(word: str) -> str:
+    head, sign, value = word.rpartition("=")
+    return f"{head}{sign}{Path(value).name}" if Path(value).is_absolute() else word

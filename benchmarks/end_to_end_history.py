@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_parts import provenance
 from kernels_against_history import COMMIT
 from measuring import machine, spread_of
 from tag2box.formats.datasets import read_photos
@@ -181,7 +182,8 @@ def measure(
     folder.mkdir(parents=True, exist_ok=True)
 
     def store() -> None:
-        found.update(machine=machine(), commit=COMMIT, summary=summary(finished(found["runs"])))
+        found.update(**provenance(__file__), machine=machine(), earlier=COMMIT)
+        found["summary"] = summary(finished(found["runs"]))
         write_json(args.out, found)
 
     written = {"propose": "proposals", "train": "run", "detect": "*found.json*"}

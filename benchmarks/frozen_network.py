@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bench_parts import provenance
 from measuring import Row, arguments, machine, set_threads, spread_of
 from tag2box.io import write_json
 from tag2box.models.backbone import Backbone, set_runtime
@@ -140,7 +141,7 @@ def main() -> None:
     torch.manual_seed(0)
     works = [*frozen_works(small=args.small), *trained_works(small=args.small)]
     rows = [row for work in works for row in run(work, args.repeats)]
-    write_json(args.out, {"machine": machine(), "rounds": args.repeats, "rows": rows})
+    write_json(args.out, {**provenance(__file__), "machine": machine(), "rounds": args.repeats, "rows": rows})
 
 
 if __name__ == "__main__":

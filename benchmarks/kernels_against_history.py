@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import criterion
+from bench_parts import provenance
 from bench_tables import fill_speed
 from kernels import class_boxes, photo_boxes
 from measuring import Row, arguments, machine, set_threads, spread_of
@@ -187,7 +188,8 @@ def main() -> None:
         if not history(Path(folder)):
             sys.exit(f"commit {COMMIT} is not in the git history of this checkout: nothing to compare with")
         rows = [run(case, args.repeats) for case in cases(50 if args.small else 1)]
-    write_json(args.out, {"machine": machine(), "commit": COMMIT, "rounds": args.repeats, "rows": rows})
+    about = {**provenance(__file__), "earlier": COMMIT}
+    write_json(args.out, {**about, "machine": machine(), "rounds": args.repeats, "rows": rows})
     if args.out.resolve() == DOCS / "results" / "kernels-history.json":
         fill_speed(DOCS)
 

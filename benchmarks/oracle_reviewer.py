@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from bench_parts import provenance
 from tag2box import io, recipes, runs, settings
 from tag2box.annotations import Photo
 from tag2box.cli import evaluate, train
@@ -279,12 +280,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/oracle"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
     args = parser.parse_args(argv)
-    oracle = open_oracle(args, TerminalProgress())
+    oracle, how = open_oracle(args, TerminalProgress()), provenance(__file__, argv)
     found = []
     for seed in args.seeds:
         for row in rows_of(args.shares, args.orders):
             found.append(oracle.figures(seed, row))
-            about = {"data": args.data.name, "recipe": args.recipe, "set": args.overrides}
+            about = {**how, "data": args.data.name, "recipe": args.recipe, "set": args.overrides}
             io.write_json(args.out / "oracle.json", {**about, "versions": runs.versions(), "rows": found})
     print(markdown(found))
 

@@ -20,6 +20,7 @@ import cv2
 import numpy as np
 import torch
 
+from bench_parts import provenance
 from tag2box.annotations import Photo
 from tag2box.formats.datasets import read_photos, read_truth
 from tag2box.formats.listing import DataSource
@@ -88,7 +89,8 @@ def main() -> None:
     cv2.setNumThreads(1)
     figures = read_json(args.out, "figures") if args.out and args.out.exists() else {}
     for path in args.data:
-        figures[path.name] = measure_dataset(path, args.split, args.photos, args.methods)
+        measured = measure_dataset(path, args.split, args.photos, args.methods)
+        figures[path.name] = {**provenance(__file__), **measured}  # datasets in the file may be of other commands
         print(path.name, figures[path.name], flush=True)
         if args.out:
             write_json(args.out, figures)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench_parts import provenance
 from measuring import Row, machine, spread_of
 from tag2box import runs
 from tag2box.annotations import Detections, Photo
@@ -200,6 +201,7 @@ def main() -> None:
     photos = found[::step][: args.photos]
     rest = find_photos([args.calibrate]) if args.calibrate else tuple(p for p in found if p not in photos) or photos
     result: Row = {
+        **provenance(__file__),
         "machine": machine(),
         "teacher": str(args.teacher or "recipe photos, random heads"),
         "student": str(args.student or "random heads"),

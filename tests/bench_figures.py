@@ -47,7 +47,7 @@ MACHINE: dict[str, Any] = {
 SPREAD = {"min": 1.5, "median": 2.0, "max": 2.5}
 # Made up: the script needs the git history of the package.
 HISTORY: dict[str, Any] = {
-    "machine": MACHINE, "commit": "600c397", "rounds": 3,
+    "command": "python x.py", "commit": "abc", "earlier": "600c397", "machine": MACHINE, "rounds": 3,
     "rows": [
         {"name": "NMS", "target": 1.6, "difference": {"old": 0.0}, "exact": True, "times_as_fast": SPREAD,
          "seconds": {"old": SPREAD, "new": {"min": 1.0, "median": 1.0, "max": 1.0}}},

@@ -119,6 +119,12 @@ def test_every_part_of_the_benchmark_has_its_files() -> None:
     )
 
 
+def test_figures_have_their_command_and_commit_and_no_paths_of_this_machine(tmp_path: Path) -> None:
+    found = bench("bench_parts").provenance(__file__, ["voc", f"{tmp_path}/VOC 2007", f"--out={tmp_path}/x.json"])
+    assert found["command"] == "python benchmarks/test_bench_pages.py voc 'VOC 2007' --out=x.json"
+    assert found["commit"]
+
+
 # ---------------------------------------------------------------- tables and plots
 
 
@@ -337,7 +343,9 @@ def test_whole_runs_are_compared_and_resumed(tmp_path: Path, monkeypatch: pytest
     ]
     assert ["compute.precision=bf16" in words for _, words in calls][:6] == [False, False, False, False, True, False]
     assert "photos" in calls[1][1] and "photos-frozen" in calls[4][1]
-    found = json.loads(out.read_text())["summary"]
+    written = json.loads(out.read_text())
+    found = written["summary"]
+    assert written["earlier"] == module.COMMIT != written["commit"] and written["command"].endswith("--seeds 0 1")
     assert found["seeds"] == [0, 1] and found["times_as_fast_cpu"]["all"]["median"] == 3.0
     assert found["map50_today"] == {"mean": 40.0, "deviation": 0.0, "values": [40.0, 40.0]}
     assert module.summary([]) == {} and not any(out.with_suffix(".work").iterdir())

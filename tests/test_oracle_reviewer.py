@@ -53,7 +53,9 @@ def test_a_study_reviews_trains_and_measures_once(
     overrides = [word for one in SETTINGS for word in ("--set", one)]
     argv = [f"{voc_folder(tmp_path)}", "--recipe", "od-wscl", "--out", f"{out}", "--shares", "50", *overrides]
     oracle.main(argv)
-    found = json.loads((out / "oracle.json").read_text())["rows"]
+    written = json.loads((out / "oracle.json").read_text())
+    found = written["rows"]
+    assert written["command"].startswith("python benchmarks/oracle_reviewer.py") and written["commit"]
     photos = len((tmp_path / "VOC" / "ImageSets" / "Main" / "train.txt").read_text().split())
     assert [row["row"] for row in found] == ["tags", "tags, longer", "random 50 %", "queue 50 %", "all boxes"]
     assert [row["photos"] for row in found] == [0, 0, round(photos / 2), round(photos / 2), photos]

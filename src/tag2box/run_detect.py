@@ -26,6 +26,8 @@ from tag2box.ops.superpixels import SUPERPIXELS, Superpixels
 from tag2box.parallel import set_threads
 from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
+from tag2box.student.network import StudentDetector
+from tag2box.student.student_training import build_student
 from tag2box.training import feature_cache
 from tag2box.training.class_evidence import preselected
 from tag2box.training.dist import SINGLE_PROCESS, DistContext
@@ -144,12 +146,12 @@ def _detect(
     dist: DistContext,
     progress: Progress,
 ) -> None:
-    if pool is not None and isinstance(trained, runs.TrainedRun):
+    if pool is not None:
         detect_in_pool(pool, trained, photos, store, progress=progress, on_photo=on_photo, select=select)
         return
     chosen = None if select is None else select(trained.detector)
     if isinstance(trained, runs.StudentRun):
-        trained.detect(photos, on_photo, chosen, pool=pool, dist=dist, progress=progress)
+        trained.detect(photos, on_photo, chosen, dist=dist, progress=progress)
     else:
         trained.detect(photos, store, progress=progress, dist=dist, on_photo=on_photo, select=chosen)
 
@@ -164,71 +166,112 @@ def detector_identity(trained: runs.AnyRun) -> dict[str, object]:
 # ---------------------------------------------------------------- in a pool of processes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DetectTask:
     """The work of a process: it builds the network once, from weights sent as arrays, then detects photo by photo."""
 
-    build: Callable[[], Detector]
+    build: Callable[[], nn.Module]
     weights: Mapping[str, ndarray]
     inference: predict.Inference
-    rescore: Rescore
-    keep_boxes: int | None  # as of ``adaptation``
     threads: int  # of each process: the order of sums, and so the last bits of scores, depend on it
     is_gpu_used: bool = False  # if the process has one
-    superpixels: Superpixels = SUPERPIXELS
     select: predict.SelectWith | None = None
 
     def __call__(self, task: predict.PhotoTask) -> predict.PhotoResult:
         """The detections of a photo: all, or those that are selected."""
-        detector, photos = self._detector, (task.photo,)
+        network = self.network  # outside: if it cannot be built, no photo is at fault
         try:
-            boxes = preselected(detector.class_maps, photos, task, self.keep_boxes)
-            maps = feature_cache.RoiMaps(detector.backbone, photos, boxes)
-            found = predict.run_detector(
-                detector,
-                photos,
-                boxes,
-                maps=maps,
-                inference=self.inference,
-                superpixels=self.superpixels,
-                rescore=self.rescore,
-            )[task.photo.id]
+            found = self.detect(network, task)
             found = found if self._selected is None else self._selected(task.photo, found)
         except errors.UserError as error:
             return predict.PhotoResult(problem=f"{error}")
         return predict.PhotoResult(found.boxes.numpy(), found.scores.numpy(), found.labels.numpy())
 
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
+        """All detections of a photo."""
+        raise NotImplementedError
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The network, built at the first photo."""
+        set_threads(self.threads)
+        network = self.build()
+        network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
+        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
+        return network.to(device).eval()
+
     @cached_property
     def _selected(self) -> predict.Select | None:
-        return None if self.select is None else self.select(self._detector)
-
-    @cached_property
-    def _detector(self) -> Detector:
-        set_threads(self.threads)
-        detector = self.build()
-        detector.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in self.weights.items()})
-        device = torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu")
-        return detector.to(device).eval()
+        return None if self.select is None else self.select(self.network)
 
 
-def detect_task(trained: runs.TrainedRun, select: predict.SelectWith | None = None) -> DetectTask:
-    """The work of other processes: the detector of a run, with as many threads as here, on a GPU if they have one."""
-    return DetectTask(
-        partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
-        {name: value.cpu().numpy() for name, value in trained.detector.state_dict().items()},
-        trained.config.inference,
-        trained.config.criterion.rescore,
-        trained.config.adaptation.keep_boxes,
-        torch.get_num_threads(),
+@dataclass(frozen=True, kw_only=True)
+class DetectorTask(DetectTask):
+    """Detection with the detector of a run of ``tag2box train``."""
+
+    rescore: Rescore
+    keep_boxes: int | None  # as of ``adaptation``
+    superpixels: Superpixels = SUPERPIXELS
+
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
+        """All detections of a photo."""
+        assert isinstance(network, Detector)
+        photos = (task.photo,)
+        boxes = preselected(network.class_maps, photos, task, self.keep_boxes)
+        found = predict.run_detector(
+            network,
+            photos,
+            boxes,
+            maps=feature_cache.RoiMaps(network.backbone, photos, boxes),
+            inference=self.inference,
+            superpixels=self.superpixels,
+            rescore=self.rescore,
+        )
+        return found[task.photo.id]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentTask(DetectTask):
+    """Detection with the network of a student run, which needs no proposals."""
+
+    classes: tuple[str, ...]
+    precision: str
+
+    def detect(self, network: nn.Module, task: predict.PhotoTask) -> Detections:
+        """All detections of a photo."""
+        return StudentDetector(network, self.classes, self.inference, self.precision).predict([task.photo])[0]
+
+
+def detect_task(trained: runs.AnyRun, select: predict.SelectWith | None = None) -> DetectTask:
+    """The work of other processes: the network of a run, with as many threads as here, on a GPU if they have one."""
+    weights = {name: value.cpu().numpy() for name, value in trained.detector.state_dict().items()}
+    if isinstance(trained, runs.StudentRun):
+        return StudentTask(
+            build=partial(build_student, trained.config, len(trained.classes), pretrained=False),
+            weights=weights,
+            inference=trained.config.inference,
+            threads=torch.get_num_threads(),
+            is_gpu_used=trained.config.device != "cpu",
+            select=select,
+            classes=trained.classes,
+            precision=trained.config.precision,
+        )
+    return DetectorTask(
+        build=partial(runs.build_detector, trained.config, len(trained.classes), pretrained=False),
+        weights=weights,
+        inference=trained.config.inference,
+        threads=torch.get_num_threads(),
         is_gpu_used=trained.config.compute.device != "cpu",
-        superpixels=trained.config.superpixels,
         select=select,
+        rescore=trained.config.criterion.rescore,
+        keep_boxes=trained.config.adaptation.keep_boxes,
+        superpixels=trained.config.superpixels,
     )
 
 
 def detect_in_pool(
     pool: Pool,
-    trained: runs.TrainedRun,
+    trained: runs.AnyRun,
     photos: Sequence[Photo],
     store: annotations.BoxSource,
     *,

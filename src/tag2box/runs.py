@@ -23,7 +23,6 @@ from tag2box.labels.label_set import is_label_set
 from tag2box.models.backbone import set_runtime
 from tag2box.models.detector import Detector
 from tag2box.models.rng import initial_seed
-from tag2box.parallel.pool import Pool
 from tag2box.progress import Progress, silent
 from tag2box.student.network import StudentDetector
 from tag2box.student.student_training import StudentConfig, build_student
@@ -102,13 +101,10 @@ class StudentRun:
         on_photo: OnPhoto | None = None,
         select: Select | None = None,
         *,
-        pool: Pool | None = None,
         dist: DistContext = SINGLE_PROCESS,
         progress: Progress = silent,
     ) -> dict[str, annotations.Detections]:
-        """Detections by photo id."""
-        if pool is not None:
-            raise errors.UserError("--on ray: a student run detects here, or under torchrun; leave it out")
+        """Detections by photo id, in this process."""
         return self._student().detect(photos, progress=progress, dist=dist, on_photo=on_photo, select=select)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tag2box.annotations import Detections, Photo
 from tag2box.cli.detect import detect
@@ -17,7 +18,7 @@ from tag2box.cli.inputs import find_photos
 from tag2box.cli.train import train
 from tag2box.errors import UserError
 from tag2box.inference.fitting import Trim, TrimPhotos
-from tag2box.inference.predict import PhotoResult
+from tag2box.inference.predict import PhotoResult, PhotoTask
 from tag2box.labels.rule import LabelRule, PhotoTags
 from tag2box.parallel.pool import LocalPool
 from tag2box.proposals.store import ProposalStore
@@ -88,6 +89,18 @@ def test_a_photo_that_went_away_is_a_line(trained: TrainedRun, photos: tuple[Pho
     photos[2].path.unlink()
     with pytest.raises(UserError, match=r"photo2\.jpg: no such photo"):
         detect_in_pool(LocalPool(1), trained, photos, store)
+
+
+def test_a_network_that_cannot_be_built_is_no_fault_of_a_photo(
+    trained: TrainedRun, photos: tuple[Photo, ...], tmp_path: Path
+) -> None:
+    def refused() -> nn.Module:
+        raise UserError("no weights here")
+
+    store = tiny_store(tmp_path, photos)
+    task = PhotoTask(photos[0], store.boxes("photo0").numpy(), store.scores("photo0").numpy())
+    with pytest.raises(UserError, match="no weights here"):
+        replace(detect_task(trained), build=refused)(task)
 
 
 @pytest.mark.parametrize(("number", "says"), [(9, "was ended by signal 9"), (0, "died at every attempt")])

@@ -29,6 +29,7 @@ from tag2box.images import read_photo
 from tag2box.inference.predict import PhotoTask
 from tag2box.proposals.build import build_proposals
 from tag2box.proposals.selective_search import SelectiveSearch
+from tag2box.run_detect import detect_task
 from tiny_student import SMALL, tiny_labels
 from tiny_world import call, small_config, small_data, small_network
 
@@ -96,7 +97,7 @@ def test_rows_of_a_student_have_the_boxes_of_detect_in_its_precision(tmp_path: P
     photos = find_photos([tmp_path / "photos"])
     task = PhotoTask(photos[0], *(each.numpy() for each in row_jobs._nothing()))
     (low,), (high,) = half.predict(photos[:1]), single.predict(photos[:1])
-    assert torch.equal(row_jobs.FindByStudent(half, 1)(task).scores, low.scores)
+    assert torch.equal(detect_task(half)(task).outcome().scores, low.scores)
     assert not torch.equal(low.scores, high.scores)
 
 

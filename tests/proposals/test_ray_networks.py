@@ -12,11 +12,14 @@ import pytest
 import ray_works
 from corners import paint
 
+from tag2box.cli.detect import detect
+from tag2box.cli.student import train_student
 from tag2box.images import View
 from tag2box.parallel.ray_data import RayPool
 from tag2box.run_inputs import NetworkPool
 from tag2box.training.feature_cache import FeatureCache, RoiMaps
 from tiny import tiny_detector, tiny_photos, tiny_store
+from tiny_student import SMALL, tiny_labels
 
 ray = pytest.importorskip("ray")
 STORE = 100 * 2**20
@@ -63,3 +66,11 @@ def test_a_feature_cache_filled_there_is_equal_to_the_byte(tmp_path: Path) -> No
     here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.f16")} for name in
                    ("here", "there"))  # fmt: skip
     assert len(here) == 1 and here == there
+
+
+def test_a_student_detects_there_as_here(tmp_path: Path) -> None:
+    train_student(tiny_labels(tmp_path), tmp_path / "run", overrides=(*SMALL, "plan.iterations=1"))
+    for name, pool in (("here", None), ("there", RayPool(chunk=1))):
+        detect(tmp_path / "run", [tmp_path / "photos"], tmp_path / f"{name}.json", min_score=0, pool=pool)
+    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
+    assert len((tmp_path / "here.json").read_bytes()) > 1000

@@ -25,6 +25,8 @@ from tag2box.images import read_photo
 from tag2box.labels.journal import Journal
 from tag2box.labels.label_set import LabelSet
 from tag2box.labels.reviews import Action, BoxState
+from tag2box.parallel.pool import LocalPool
+from tag2box.run_detect import detect_in_pool, detect_task
 from tag2box.student.student_training import StudentConfig
 from tag2box.training.events import read_events
 from tiny_student import SMALL, tiny_labels
@@ -192,6 +194,39 @@ def test_label_puts_a_box_on_every_tag(world: Path, tmp_path: Path, rule: str) -
     made = label(world / "run", DataSource(path=world / "labels"), tmp_path / "labels", rule=rule)  # type: ignore[arg-type]
     assert made.content.photos and all(not photo.unboxed_tags for photo in made.content.photos)
     assert {box.name for photo in made.content.photos for box in photo.boxes} <= set(made.classes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_of_a_pool_are_equal_to_the_byte(world: Path, tmp_path: Path, workers: int) -> None:
+    tagged = DataSource(path=world / "labels")
+    for name, pool in (("here", None), ("there", LocalPool(workers))):
+        detect(world / "run", [world / "photos"], tmp_path / f"{name}.json", min_score=0, pool=pool)
+        label(world / "run", tagged, tmp_path / name, pool=pool)
+    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
+    assert (tmp_path / "here" / "labels.json").read_bytes() == (tmp_path / "there" / "labels.json").read_bytes()
+    assert json.loads((tmp_path / "here.json").read_text())["annotations"]
+
+
+def test_a_pool_detects_in_the_precision_of_the_run_and_without_a_gpu_if_it_says_so(world: Path) -> None:
+    trained, photos = runs.open_run(world / "run"), find_photos([world / "photos"])
+    assert isinstance(trained, runs.StudentRun)
+    half = replace(trained, config=replace(trained.config, precision="bf16", device="cpu"))
+    found = detect_in_pool(LocalPool(1), half, photos, runs.NoProposals())
+    assert [*found] == [photo.id for photo in photos]
+    for low, own, high in zip(half.predict(photos), found.values(), trained.predict(photos), strict=True):
+        assert torch.equal(own.scores, low.scores) and not torch.equal(own.scores, high.scores)
+    assert detect_task(trained).is_gpu_used and not detect_task(half).is_gpu_used
+
+
+def test_a_photo_that_a_pool_cannot_read_is_skipped_or_a_line(world: Path, tmp_path: Path) -> None:
+    whole = (world / "photos" / "photo0.jpg").read_bytes()
+    (tmp_path / "half.jpg").write_bytes(whole[: len(whole) * 3 // 4])  # its header can be read
+    places, skipped = [world / "photos", tmp_path / "half.jpg"], list[str]()
+    assert len(find_photos(places)) == 5
+    found = detect(world / "run", places, pool=LocalPool(1), skipped=skipped, min_score=0)
+    assert len(found) == 4 and len(skipped) == 1 and "half.jpg" in skipped[0]
+    with pytest.raises(UserError, match=r"half\.jpg"):
+        detect(world / "run", places, pool=LocalPool(1))
 
 
 def test_report_shows_a_student_beside_truth(

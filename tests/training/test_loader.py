@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -188,20 +190,23 @@ def test_mistakes_of_ours_are_not_taken_for_the_users(way: str) -> None:
 
 
 def test_processes_are_ahead_and_each_computes_on_one_thread() -> None:
+    """Of torch and of OpenCV, whose threads of this process, which a forked one lacks, have started."""
     made: dict[int, float] = {}
+    cv2.setNumThreads(3)
+    cv2.GaussianBlur(np.zeros((2000, 2000), np.uint8), (9, 9), 2)
     with worker_batches(_report, range(6), 2) as batches:
         for iteration, batch in enumerate(batches):
             assert batch.images is not None
-            threads, pid = batch.images[0, 0, 0, :2].tolist()
+            threads, of_opencv, pid = batch.images[0, 0, 0, :3].tolist()
             made[iteration] = pid
-            assert threads == 1 and pid != os.getpid()
-    assert len(set(made.values())) == 2
+            assert threads == of_opencv == 1 and pid != os.getpid()
+    assert len(set(made.values())) == 2 and cv2.getNumThreads() == 3
 
 
 def _report(iteration: int) -> Batch:
     batch = tiny_batch(iteration)
     assert batch.images is not None
-    batch.images[0, 0, 0, 0], batch.images[0, 0, 0, 1] = torch.get_num_threads(), os.getpid()
+    batch.images[0, 0, 0, :3] = torch.tensor([torch.get_num_threads(), cv2.getNumThreads(), os.getpid()])
     return batch
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 import typer
 
 from tag2box import errors, images, io, run_detect, runs, storage
-from tag2box.annotations import Detections, Photo
+from tag2box.annotations import Photo
 from tag2box.cli import label_trust, options
 from tag2box.formats import addresses, export as exports, row_parts, rows
 from tag2box.inference.predict import PhotoTask
 from tag2box.labels.trust import Trust
-from tag2box.parallel import set_threads
 from tag2box.parallel.pool import LocalPool, Pool
 from tag2box.progress import Progress, TerminalProgress, silent
 from tag2box.proposals import build
@@ -50,7 +48,7 @@ class ProposeRow:
 class DetectRow:
     """The detections of a photo: its proposals are those of a store, or searched here; a student needs none."""
 
-    find: "FindByProposals | FindByStudent"
+    find: run_detect.DetectTask
     classes: tuple[str, ...]
     method: ProposalMethod | None = None
     store: ProposalStore | None = None
@@ -65,7 +63,9 @@ class DetectRow:
     def __call__(self, photo: addresses.FetchedPhoto) -> dict[str, object]:
         """Columns of a row."""
         opened = _photo(photo)
-        found = self.find(self._task(opened, photo))
+        found = self.find(self._task(opened, photo)).outcome()
+        if isinstance(found, errors.UserError):
+            raise found
         _, selected = label_trust.selected({opened.id: found}, self.classes, self.trust, self.min_score)
         kept = selected[opened.id]
         labels = kept.labels.tolist()
@@ -87,44 +87,6 @@ class DetectRow:
         if found.boxes is None or found.scores is None:
             raise errors.UserError(found.problem)
         return PhotoTask(opened, found.boxes, found.scores)
-
-
-@dataclass(frozen=True)
-class FindByProposals:
-    """The detector of a run of ``tag2box train``."""
-
-    task: run_detect.DetectTask
-
-    @property
-    def is_gpu_used(self) -> bool:
-        """Whether it runs on a GPU, if the process has one."""
-        return self.task.is_gpu_used
-
-    def __call__(self, photo: PhotoTask) -> Detections:
-        """All detections of a photo."""
-        found = self.task(photo).outcome()
-        if isinstance(found, errors.UserError):
-            raise found
-        return found
-
-
-@dataclass(frozen=True)
-class FindByStudent:
-    """The network of a student run."""
-
-    run: runs.StudentRun
-    threads: int
-    is_gpu_used: bool = False  # if the process has one
-
-    def __call__(self, photo: PhotoTask) -> Detections:
-        """All detections of a photo."""
-        return self._ready.predict([photo.photo])[0]
-
-    @cached_property
-    def _ready(self) -> runs.StudentRun:
-        set_threads(self.threads)
-        self.run.detector.to(torch.device("cuda" if self.is_gpu_used and torch.cuda.is_available() else "cpu"))
-        return self.run
 
 
 def _nothing() -> tuple[Any, Any]:
@@ -193,13 +155,9 @@ def detect_rows(
     }
     threads, store = torch.get_num_threads(), None if proposals is None else ProposalStore.open(proposals.absolute())
     known = None if trust is None else label_trust.read_trust(trust, identity)
-    if isinstance(trained, runs.StudentRun):
-        trained.detector.cpu()  # as other processes receive it
-        by_student = FindByStudent(trained, threads, trained.config.device != "cpu")
-        work = DetectRow(by_student, trained.classes, trust=known, min_score=min_score)
-    else:
-        find, method = FindByProposals(run_detect.detect_task(trained)), trained.config.proposals
-        work = DetectRow(find, trained.classes, method, store, known, min_score)
+    work = DetectRow(run_detect.detect_task(trained), trained.classes, trust=known, min_score=min_score)
+    if isinstance(trained, runs.TrainedRun):
+        work = replace(work, method=trained.config.proposals, store=store)
     if work.store is None and work.method is not None:
         work.method.ready()
     return _compute(photos, out, about, work, pool or LocalPool(1), threads, progress)

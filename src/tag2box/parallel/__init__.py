@@ -1,6 +1,8 @@
 """Process pools: the cores of this machine, or a Ray cluster; and the thread policy of every process."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """OpenMP's threads sleep while they wait for work: spinning, the default, takes the cores from other processes.
@@ -26,3 +28,20 @@ def set_threads(count: int) -> None:
 
     torch.set_num_threads(count)
     cv2.setNumThreads(count)
+
+
+@contextmanager
+def without_opencv_threads() -> Iterator[None]:
+    """A block in which OpenCV has no threads, so that processes may be forked; they compute on one.
+
+    A forked process lacks the threads of its parent, and may wait for their locks for ever: also where it sets their
+    number, which therefore has to happen in the parent.
+    """
+    import cv2
+
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tag2box.errors import UserError
+from tag2box.parallel import set_threads, without_opencv_threads
 from tag2box.types import Batch
 
 MakeBatch = Callable[[int], Batch]
@@ -50,7 +51,8 @@ def _processes(make: MakeBatch, iterations: range, workers: int) -> Iterator[Ite
         multiprocessing_context="fork" if sys.platform == "linux" else None,
         generator=torch.Generator(),  # keeps the global RNG untouched
     )
-    made = iter(loader)
+    with without_opencv_threads():  # a forked process might wait for them for ever
+        made = iter(loader)
     delivered = _delivered(made)
     try:
         yield delivered
@@ -120,7 +122,11 @@ def _delivered(made: Iterator[Batch | _Failed]) -> Generator[Batch, None, None]:
 
 
 def _start_worker(number: int) -> None:
-    """Leave signals to the training process: Ctrl-C, and SIGTERM of a batch system, reach all processes at once."""
+    """Compute on one thread, and leave signals to the training process.
+
+    Ctrl-C, and SIGTERM of a batch system, reach all processes at once.
+    """
+    set_threads(1)  # the processes share the cores already; DataLoader sets torch's threads alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
