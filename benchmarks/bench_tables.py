@@ -78,7 +78,7 @@ def history_lines(found: Figures) -> list[str]:
     )
     head = (
         "",
-        found.get("earlier", found["commit"]),  # older files name the earlier commit so
+        found["earlier" if "earlier" in found else "commit"],  # older files name the earlier commit so
         "today",
         "plain torch",
         "times as fast: median (min to max)",
