@@ -9,6 +9,7 @@ import pytest
 from tag2box import settings
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
+from tag2box.methods.oicr import Oicr
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config, table_3a
 from tag2box.training.loop import Plan
@@ -61,10 +62,17 @@ def test_od_wscl_is_the_last_row_and_oicr_plus_the_first():
     assert isinstance(RECIPES["scenes"]().proposals, SelectiveSearch)
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"oicr-plus"}))
+@pytest.mark.parametrize("name", ["oicr-plus", "photos", "inspection"])
+def test_recipes_of_users_have_the_labels_of_oicr_plus(name):
+    config = RECIPES[name]()
+    assert config.criterion.labeler == Oicr() and not config.criterion.contrast.enabled
+    assert config.name == "OICR+"
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"oicr-plus", "photos", "inspection"}))
 def test_recipes_of_the_paper_discover_by_its_rule(name):
     labeler = RECIPES[name]().criterion.labeler
-    ours = {"photos", "inspection", "photos-frozen", "scenes"}
+    ours = {"photos-frozen", "scenes"}
     assert labeler == Discovery(rule="exclusive" if name in ours else "paper")
     assert table_3a(RECIPES[name](), discovery=True, contrast=True).criterion.labeler == labeler
 

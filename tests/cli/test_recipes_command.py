@@ -19,7 +19,7 @@ ROWS = {row.name: row for row in list_recipes()}
 @pytest.mark.parametrize(
     ("name", "cells"),
     [
-        ("photos", ("photos", "lite0", "SS", "8", "0.001", "500", "0.03", "-", "-", "-")),
+        ("photos", ("photos", "lite0", "SS", "8", "0.001", "500", "off", "-", "-", "-")),
         ("photos-frozen", ("photos-frozen", "lite0", "SS", "8", "0.0003", "400", "0.03", "-", "-", "-")),
         ("oicr-plus", ("oicr-plus", "lite0", "SS", "8", "0.01", "30,000", "off", "-", "-", "-")),
         (
