@@ -155,7 +155,13 @@ def test_a_queue_is_run_in_parts_and_written(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     study.main([*argv, "--list"], world=WORLD)
     assert "about unknown" not in capsys.readouterr().out
-    study.main([*argv, "--tiers", "1", "--most", "1"], world=WORLD)
+    study.main([*argv, "--tiers", "1", "--most", "1", "--intervals"], world=WORLD)
+    sure = {row["row"]: row for row in json.loads(out.read_text())["intervals"]}
+    assert all(row["seeds"] == [0] and row["against"] == next(iter(sure)) for row in sure.values())
+    for place, row in enumerate(sure.values()):
+        low, high = row["CorLoc"]["interval"]
+        assert 0 <= low <= row["CorLoc"]["value"] <= high <= 1
+        assert ("difference" in row["CorLoc"]) == (place > 0)
     shared = [row for row in json.loads(out.read_text())["rows"] if row["row"].startswith("omega")]
     assert len(shared) == 1 and shared[0]["contrast_share"]["0"] >= 0
     own = {"mAP50", "mAP50, 11 points", "COCO AP", "CorLoc", "labels' precision", "labels' recall", "ms a step"}
