@@ -203,8 +203,8 @@ def main() -> None:
     result: Row = {
         **provenance(__file__),
         "machine": machine(),
-        "teacher": str(args.teacher or "recipe photos, random heads"),
-        "student": str(args.student or "random heads"),
+        "teacher": args.teacher.name if args.teacher else "recipe photos, random heads",
+        "student": args.student.name if args.student else "random heads",
         "photos": len(photos),
         "teacher_photos": args.teacher_photos,
         "repeats": args.repeats,

@@ -197,21 +197,21 @@ def loaded_pixels(photo: Photo, long_side: int) -> UInt8[Tensor, "3 h w"]:
 class Snap:
     """Choice between a box and the boxes of masks at it.
 
-    One set of constants, chosen on training photos of three datasets: everyday classes, leaf diseases and defects of
-    tiles. CorLoc hardly depends on them.
+    One set of constants, chosen on training photos of four datasets: everyday classes, fruit, leaf diseases and defects
+    of tiles.
     """
 
     quality: Annotated[float, Field(ge=0, le=10)] = 2.0
     """q, the exponent of a mask's quality."""
-    contrast: Annotated[float, Field(ge=0, le=10)] = 0.5
+    contrast: Annotated[float, Field(ge=0, le=10)] = 1.0
     """c, the exponent of the contrast of the class map between the inside and the outside of a mask."""
-    recall: Annotated[float, Field(ge=0, le=10)] = 0.5
+    recall: Annotated[float, Field(ge=0, le=10)] = 1.0
     """r, the exponent of the share of the class map that a mask covers."""
     evidence: Annotated[float, Field(ge=0, le=10)] = 0.5
     """e, the exponent of the class map's evidence for the box of a mask."""
     box_quality: Annotated[float, Field(gt=0, le=1)] = 0.65
     """Factor on the quality of masks that a box prompted."""
-    own_quality: Annotated[float, Field(ge=0, le=1)] = 0.3
+    own_quality: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The quality of the box itself, which has no mask: the higher, the more boxes stay."""
     peaks: Annotated[int, Field(ge=1, le=100)] = 3
     """Peaks of the photo's class map that prompt masks for the best box of a class."""
