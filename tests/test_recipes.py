@@ -9,7 +9,6 @@ import pytest
 from tag2box import settings
 from tag2box.methods.discovery import Discovery
 from tag2box.methods.oicr import Oicr
-from tag2box.methods.oicr import Oicr
 from tag2box.proposals.selective_search import SelectiveSearch
 from tag2box.recipes import RECIPES, Config, table_3a
 from tag2box.training.loop import Plan
