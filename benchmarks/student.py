@@ -11,9 +11,9 @@ background; weights by score; ignore regions; per-class thresholds and open tags
 true boxes, the ceiling. Further rows, named by ``--rows``, are the default with one change each: fainter boxes as
 ignore regions, if the label set has them (``tag2box label --set rule.doubtful=0.05 --set rule.floor=0.01``), thresholds
 per photo on all boxes of a tag (WeakSAM's), a tenth of the labels of a batch dropped by their loss, pasted boxes, no
-mosaics, and a second round of full length. Only the last has more iterations. A row and seed is a run folder and a JSON
-file in ``--work``: what is interrupted resumes, what is there is not computed again. Without ``--test-split``, every
-fourth training photo is held out and tested on: for decisions that must not see test photos.
+mosaics, a second round of full length, which alone has more iterations, and FCOS's assignment of cells. A row and seed
+is a run folder and a JSON file in ``--work``: what is interrupted resumes, what is there is not computed again. Without
+``--test-split``, every fourth training photo is held out and tested on: for decisions that must not see test photos.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ ROWS = LADDER | {
     "pasted boxes": Row(DEFAULT, overrides=("augmentation.copy_paste=0.5",)),
     "no mosaics": Row(DEFAULT, overrides=("augmentation.mosaic=0",)),
     "two full rounds": Row(DEFAULT, rounds=2, shared=False),
+    "centre cells": Row(DEFAULT, overrides=("plan.assignment=centre",)),
 }
 
 

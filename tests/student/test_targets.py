@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from hypothesis import given, strategies as st
 from tag2box.labels.labelled import LabelBox, LabelledPhoto
 from tag2box.student.student_data import Noise, PhotoLabels, label_weight, least_scores, prepare_labels, top_scores
 from tag2box.student.targets import (
+    CellTargets,
     assign_cells,
+    assign_centres,
     drop_limit,
     giou,
     inside,
@@ -217,10 +221,50 @@ def test_cells_belong_to_the_label_that_they_fit_best(boxes: list[list[float]], 
     assert found.fit.tolist() == pytest.approx(targets, abs=1e-5)
 
 
-def test_a_region_has_no_weight_for_its_class_but_for_all_others() -> None:
+LEVELS = torch.tensor(
+    [[x + s / 2, y + s / 2, s] for s in (8, 16, 32) for y in range(0, 128, s) for x in range(0, 128, s)]
+)
+
+
+def slow_centres(boxes: list[list[float]]) -> list[int]:
+    """Owner of each cell of three levels by FCOS's rule, cell by cell; -1: none."""
+    owners = []
+    for x, y, stride in LEVELS.tolist():
+        own, size = -1, math.inf
+        for number, (left, top, right, bottom) in enumerate(boxes):
+            sides = [x - left, y - top, right - x, bottom - y]
+            beside = max(abs(x - (left + right) / 2), abs(y - (top + bottom) / 2))
+            least, most = {8: (0, 64), 16: (64, 128), 32: (128, math.inf)}[int(stride)]
+            is_mine = min(sides) > 0 and beside <= 1.5 * stride and least < max(sides) <= most
+            if is_mine and (right - left) * (bottom - top) < size:
+                own, size = number, (right - left) * (bottom - top)
+        owners.append(own)
+    return owners
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 100)] * 2, *[st.integers(1, 140)] * 2), max_size=4))
+def test_cells_near_a_centre_belong_to_the_smallest_label_on_the_level_of_its_size(
+    rows: list[tuple[int, int, int, int]],
+) -> None:
+    boxes = [[float(x), float(y), float(x + w), float(y + h)] for x, y, w, h in rows]
+    own = made(boxes, [number % 3 for number in range(len(boxes))], [0.5] * len(boxes))
+    predicted = torch.cat([LEVELS[:, :2] - 20, LEVELS[:, :2] + 20], dim=1)
+    found = assign_centres(torch.zeros(len(LEVELS), 3), predicted, LEVELS, own)
+    owners = slow_centres(boxes)
+    assert found.owners.tolist() == owners
+    assert found.fit.tolist() == [0.5 * (owner >= 0) for owner in owners]
+    for cell, owner in enumerate(owners):
+        expected = [0.0] * 3
+        if owner >= 0:
+            expected[owner % 3] = slow_iou(predicted[cell].tolist(), boxes[owner])
+        assert found.classes[cell].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("assign", [partial(assign_cells, top=3), assign_centres])
+def test_a_region_has_no_weight_for_its_class_but_for_all_others(assign: Callable[..., CellTargets]) -> None:
     region = torch.tensor([[0.0, 0.0, 16.0, 16.0]])
     own = replace(made([], []), regions=region, region_labels=torch.tensor([1]))
-    found = assign_cells(torch.rand(16, 3), torch.rand(16, 4), CELLS, own, top=3)
+    found = assign(torch.rand(16, 3), torch.rand(16, 4), CELLS, own)
     within = inside(CELLS, own.regions)[:, 0]
     assert int(within.sum()) == 4
     assert (found.weights[:, 1] == (~within).float()).all()

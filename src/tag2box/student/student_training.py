@@ -76,7 +76,9 @@ class StudentPlan:
     box_weight: Annotated[float, Field(ge=0, le=1000)] = 2.0
     """Weight of the box loss relative to the classification loss."""
     top: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Cells per label."""
+    """Cells per label, if they are ``aligned``."""
+    assignment: Literal["aligned", "centre"] = "aligned"
+    """Cells of a label: those that already say it best (TOOD), or those near its centre, by its size (FCOS)."""
     log_every: Annotated[int, Field(ge=1, le=10**9)] = 10
     """Iterations between two logged steps."""
     checkpoint_every: Annotated[int, Field(ge=1, le=10**9)] = 100
@@ -373,7 +375,7 @@ def batch_loss(
         drop: share of the labels of all ranks that become regions: those with the largest loss.
     """
     assert isinstance(network, StudentModule)
-    device, outputs = network.backbone.device, None
+    plan, device, outputs = config.plan, network.backbone.device, None
     labels = [picture.labels.to(device) for picture in pictures]
     if pictures:
         with autocast(device, config.precision):
@@ -381,7 +383,7 @@ def batch_loss(
         outputs = decode_levels(levels, network.strides)
     if drop:
         labels = without_worst(labels, outputs, drop, dist)
-    return None if outputs is None else student_loss(*outputs, labels, top=config.plan.top)
+    return None if outputs is None else student_loss(*outputs, labels, top=plan.top, assignment=plan.assignment)
 
 
 def _batches(config: StudentConfig, content: LabelledPhotos, network: nn.Module) -> StudentBatches:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -39,7 +40,7 @@ class CellTargets:
     classes: Float[Tensor, "A C"]  # 0: background; above: how well the cell's box should fit
     weights: Float[Tensor, "A C"]  # of the classification loss; 0: none
     owners: Int[Tensor, " A"]  # the label that the cell's box should be; -1: none
-    fit: Float[Tensor, " A"]  # the target of the owner's class, times the owner's weight; 0 without an owner
+    fit: Float[Tensor, " A"]  # weight of the box loss; 0 without an owner
 
 
 def inside(cells: Float[Tensor, "A 3"], boxes: Float[Tensor, "G 4"]) -> Bool[Tensor, "A G"]:
@@ -66,31 +67,77 @@ def assign_cells(
     In the box of a label, all cells have the label's weight for its class, so that a doubtful label says neither
     "object" nor "background" loudly; in a region, its class has no weight, unless the cell belongs to a label.
     """
-    count = len(probs)
-    targets, weights = torch.zeros_like(probs), torch.ones_like(probs)
-    within = inside(cells, labels.regions)
-    for region, label in enumerate(labels.region_labels.tolist()):
-        weights[within[:, region], label] = 0
-    owners = torch.full((count,), -1, dtype=torch.long, device=probs.device)
-    fit = probs.new_zeros(count)
+    targets = _background(probs, cells, labels)
     if len(labels) == 0:
-        return CellTargets(targets, weights, owners, fit)
+        return targets
     overlaps, chosen, metric = _candidates(probs, boxes, cells, labels, top, power)
     best, owner = torch.where(chosen, overlaps + 1e-9, overlaps.new_tensor(-1.0)).max(dim=1)
     owned = best >= 0
-    owners = torch.where(owned, owner, owners)
     mine = owned[:, None] & (owner[:, None] == torch.arange(len(labels), device=probs.device))
     scaled = _scaled(torch.where(mine, metric, metric.new_zeros(())), torch.where(mine, overlaps, 0.0))
     spread = inside(cells, labels.boxes)
     for number, label in enumerate(labels.labels.tolist()):
-        cover = spread[:, number] & (weights[:, label] > 0)
-        weights[cover, label] = torch.minimum(weights[cover, label], labels.weights[number])
+        cover = spread[:, number] & (targets.weights[:, label] > 0)
+        targets.weights[cover, label] = torch.minimum(targets.weights[cover, label], labels.weights[number])
     rows = owned.nonzero().flatten()
-    own = owners[rows]
-    targets[rows, labels.labels[own]] = scaled[rows, own]
-    weights[rows, labels.labels[own]] = labels.weights[own]
-    fit[rows] = scaled[rows, own] * labels.weights[own]
-    return CellTargets(targets, weights, owners, fit)
+    quality = scaled[rows, owner[rows]]
+    return _owned(targets, labels, rows, owner[rows], quality, quality * labels.weights[owner[rows]])
+
+
+def assign_centres(
+    probs: Float[Tensor, "A C"],
+    boxes: Float[Tensor, "A 4"],
+    cells: Float[Tensor, "A 3"],
+    labels: PhotoLabels,
+    *,
+    radius: float = 1.5,
+) -> CellTargets:
+    """Assignment by place alone (FCOS, Tian et al., ICCV 2019): cells near the centre of a label, on one level.
+
+    A cell inside a label, at most ``radius`` strides beside its centre, belongs to it if the farthest side is more than
+    4 and at most 8 strides away; the first level also has the nearer ones, the last level the farther ones. A cell of
+    several labels belongs to the smallest. The class target is the IoU of the cell's box (GFL).
+    """
+    targets = _background(probs, cells, labels)
+    if len(labels) == 0:
+        return targets
+    stride = cells[:, 2, None]
+    centres = (labels.boxes[:, :2] + labels.boxes[:, 2:]) / 2
+    near = (cells[:, None, :2] - centres).abs().amax(dim=2) <= radius * stride
+    sides = torch.cat([cells[:, None, :2] - labels.boxes[:, :2], labels.boxes[:, 2:] - cells[:, None, :2]], dim=2)
+    far = sides.amax(dim=2)
+    fits = ((far > 4 * stride) | (stride == stride.min())) & ((far <= 8 * stride) | (stride == stride.max()))
+    size = torch.where(near & fits & inside(cells, labels.boxes), areas(labels.boxes), torch.inf)
+    smallest, owner = size.min(dim=1)
+    rows = smallest.isfinite().nonzero().flatten()
+    quality = row_iou(boxes[rows], labels.boxes[owner[rows]])
+    return _owned(targets, labels, rows, owner[rows], quality, labels.weights[owner[rows]])
+
+
+def _background(probs: Float[Tensor, "A C"], cells: Float[Tensor, "A 3"], labels: PhotoLabels) -> CellTargets:
+    """All cells background, without weight for the class of a region in it."""
+    weights = torch.ones_like(probs)
+    within = inside(cells, labels.regions)
+    for region, label in enumerate(labels.region_labels.tolist()):
+        weights[within[:, region], label] = 0
+    owners = torch.full((len(probs),), -1, dtype=torch.long, device=probs.device)
+    return CellTargets(torch.zeros_like(probs), weights, owners, probs.new_zeros(len(probs)))
+
+
+def _owned(
+    targets: CellTargets,
+    labels: PhotoLabels,
+    rows: Int[Tensor, " R"],
+    own: Int[Tensor, " R"],
+    quality: Float[Tensor, " R"],
+    fit: Float[Tensor, " R"],
+) -> CellTargets:
+    """The targets, of which these rows belong to these labels."""
+    targets.owners[rows] = own
+    targets.classes[rows, labels.labels[own]] = quality
+    targets.weights[rows, labels.labels[own]] = labels.weights[own]
+    targets.fit[rows] = fit
+    return targets
 
 
 def _candidates(
@@ -147,7 +194,7 @@ class StudentLoss:
 
     classes: Float[Tensor, ""]
     boxes: Float[Tensor, ""]
-    fit: Float[Tensor, ""]  # sum of the weighted class targets
+    fit: Float[Tensor, ""]  # sum of the weights of the box loss
 
     def total(self, fit: float, box_weight: float) -> Float[Tensor, ""]:
         """The loss of the whole batch, whose ``fit`` may include that of other ranks."""
@@ -161,11 +208,12 @@ def student_loss(
     labels: Sequence[PhotoLabels],
     *,
     top: int = 10,
+    assignment: Literal["aligned", "centre"] = "aligned",
 ) -> StudentLoss:
     """Classification and box losses of a batch, as sums."""
+    assign = partial(assign_cells, top=top) if assignment == "aligned" else assign_centres
     with torch.no_grad():
-        probs = logits.sigmoid()
-        found = [assign_cells(p, b, cells, own, top=top) for p, b, own in zip(probs, boxes, labels, strict=True)]
+        found = [assign(p, b, cells, own) for p, b, own in zip(logits.sigmoid(), boxes, labels, strict=True)]
     classes = quality_focal(
         logits, torch.stack([one.classes for one in found]), torch.stack([one.weights for one in found])
     )
