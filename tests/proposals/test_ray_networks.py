@@ -13,6 +13,7 @@ import ray_works
 from corners import paint
 
 from tag2box.cli.detect import detect
+from tag2box.cli.label import label
 from tag2box.cli.student import train_student
 from tag2box.images import View
 from tag2box.parallel.ray_data import RayPool
@@ -74,3 +75,14 @@ def test_a_student_detects_there_as_here(tmp_path: Path) -> None:
         detect(tmp_path / "run", [tmp_path / "photos"], tmp_path / f"{name}.json", min_score=0, pool=pool)
     assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
     assert len((tmp_path / "here.json").read_bytes()) > 1000
+
+
+def test_a_student_labels_there_as_here(tmp_path: Path) -> None:
+    labels = tiny_labels(tmp_path)
+    train_student(labels, tmp_path / "run", overrides=(*SMALL, "plan.iterations=1"))
+    here, there = (
+        label(tmp_path / "run", labels, tmp_path / name, pool=pool).content
+        for name, pool in (("here", None), ("there", RayPool(chunk=1)))
+    )
+    assert here.photos == there.photos
+    assert sum(len(photo.boxes) for photo in here.photos) > 0
