@@ -33,8 +33,8 @@ CHANGES = {
     "augmentation.plain_end": "1", "augmentation.least_visible": "1", "rounds.count": "2", "rounds.agreement": "0",
     "rounds.rule.floor": "0", "plan.iterations": "4", "plan.batch_size": "3", "plan.seed": "1", "plan.lr": "0.01",
     "plan.backbone_lr": "3", "plan.weight_decay": "3", "plan.warmup": "0", "plan.average": "0.1",
-    "plan.box_weight": "9", "plan.top": "2", "plan.log_every": "3", "plan.checkpoint_every": "3",
-    "plan.keep_checkpoints": "1", "precision": "bf16",
+    "plan.box_weight": "9", "plan.top": "2", "plan.assignment": "centre", "plan.log_every": "3",
+    "plan.checkpoint_every": "3", "plan.keep_checkpoints": "1", "precision": "bf16",
 }  # fmt: skip
 ELSEWHERE = {
     "kind", "labels", "photos", "start", "device", "network.kind", "backbone.", "inference.", "rounds.rule.",

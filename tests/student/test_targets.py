@@ -228,18 +228,20 @@ LEVELS = torch.tensor(
 
 def slow_centres(boxes: list[list[float]]) -> list[int]:
     """Owner of each cell of three levels by FCOS's rule, cell by cell; -1: none."""
-    owners = []
-    for x, y, stride in LEVELS.tolist():
-        own, size = -1, math.inf
-        for number, (left, top, right, bottom) in enumerate(boxes):
+    own: list[tuple[float, int]] = [(math.inf, -1)] * len(LEVELS)  # size and number
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        mine, others = [], []
+        for cell, (x, y, stride) in enumerate(LEVELS.tolist()):
             sides = [x - left, y - top, right - x, bottom - y]
             beside = max(abs(x - (left + right) / 2), abs(y - (top + bottom) / 2))
-            least, most = {8: (0, 64), 16: (64, 128), 32: (128, math.inf)}[int(stride)]
-            is_mine = min(sides) > 0 and beside <= 1.5 * stride and least < max(sides) <= most
-            if is_mine and (right - left) * (bottom - top) < size:
-                own, size = number, (right - left) * (bottom - top)
-        owners.append(own)
-    return owners
+            least, most = {8: (-math.inf, 64), 16: (64, 128), 32: (128, math.inf)}[int(stride)]
+            if least < max(sides) <= most:
+                others.append((beside, cell))
+                if min(sides) > 0 and beside <= 1.5 * stride:
+                    mine.append(cell)
+        for cell in mine or [min(others)[1]]:
+            own[cell] = min(own[cell], ((right - left) * (bottom - top), number))
+    return [number for _, number in own]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 100)] * 2, *[st.integers(1, 140)] * 2), max_size=4))

@@ -96,19 +96,23 @@ def assign_centres(
 
     A cell inside a label, at most ``radius`` strides beside its centre, belongs to it if the farthest side is more than
     4 and at most 8 strides away; the first level also has the nearer ones, the last level the farther ones. A cell of
-    several labels belongs to the smallest. The class target is the IoU of the cell's box (GFL).
+    several labels belongs to the smallest. A label that holds no such cell has the nearest one of its level. The class
+    target is the IoU of the cell's box (GFL).
     """
     targets = _background(probs, cells, labels)
     if len(labels) == 0:
         return targets
     stride = cells[:, 2, None]
     centres = (labels.boxes[:, :2] + labels.boxes[:, 2:]) / 2
-    near = (cells[:, None, :2] - centres).abs().amax(dim=2) <= radius * stride
+    beside = (cells[:, None, :2] - centres).abs().amax(dim=2)
     sides = torch.cat([cells[:, None, :2] - labels.boxes[:, :2], labels.boxes[:, 2:] - cells[:, None, :2]], dim=2)
     far = sides.amax(dim=2)
     fits = ((far > 4 * stride) | (stride == stride.min())) & ((far <= 8 * stride) | (stride == stride.max()))
-    size = torch.where(near & fits & inside(cells, labels.boxes), areas(labels.boxes), torch.inf)
-    smallest, owner = size.min(dim=1)
+    is_own = (beside <= radius * stride) & fits & inside(cells, labels.boxes)
+    lonely = ~is_own.any(dim=0)
+    nearest = torch.where(fits, beside, torch.inf).argmin(dim=0)
+    is_own[nearest[lonely], lonely.nonzero().flatten()] = True
+    smallest, owner = torch.where(is_own, areas(labels.boxes), torch.inf).min(dim=1)
     rows = smallest.isfinite().nonzero().flatten()
     quality = row_iou(boxes[rows], labels.boxes[owner[rows]])
     return _owned(targets, labels, rows, owner[rows], quality, labels.weights[owner[rows]])
