@@ -97,7 +97,7 @@ def assign_centres(
     A cell inside a label, at most ``radius`` strides beside its centre, belongs to it if the farthest side is more than
     4 and at most 8 strides away; the first level also has the nearer ones, the last level the farther ones. A cell of
     several labels belongs to the smallest. A label that holds no such cell has the nearest one of its level. The class
-    target is the IoU of the cell's box (GFL).
+    target is the IoU of the cell's box (GFL). The other cells of a doubtful label are background with full weight.
     """
     targets = _background(probs, cells, labels)
     if len(labels) == 0:
